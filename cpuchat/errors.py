@@ -139,6 +139,13 @@ class ChatsChanged(ChatsError):
     code = "chats_changed"
 
 
+class ChatNotFound(CpuchatError):
+    """No chat has an id that begins as given, or several have."""
+
+    code = "chat_not_found"
+    exit_code = 3
+
+
 class DraftMismatch(CpuchatError):
     """The draft model does not fit the target; the message names the first difference."""
 

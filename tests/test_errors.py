@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-SHARED = {3: {"ModelNotFound", "NotOnHub"}, 4: {"ModelDamaged", "ModelUnsupported"}}
+SHARED = {3: {"ChatNotFound", "ModelNotFound", "NotOnHub"}, 4: {"ModelDamaged", "ModelUnsupported"}}
 """Codes that mean the same thing to a script, whichever of the two happened."""
 
 # In a process of its own: importing every module would change what other tests start from.

@@ -120,15 +120,19 @@ def new_chat_id() -> str:
     return secrets.token_hex(8)
 
 
+def is_chat_id(value: object) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
 def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return `row` of the table `chats` with invalid values replaced; equal to it when it was valid."""
-    created = _time(row["created"], row["updated"])
+    created = valid_time(row["created"], row["updated"])
     version, leaf = row["version"], row["leaf"]
     return {
-        "id": row["id"] if isinstance(row["id"], str) and _ID.fullmatch(row["id"]) else new_chat_id(),
+        "id": row["id"] if is_chat_id(row["id"]) else new_chat_id(),
         "title": _text(row["title"]),
         "created": created,
-        "updated": _time(row["updated"], created),
+        "updated": valid_time(row["updated"], created),
         "model": _text(row["model"]),
         "system_prompt": _text(row["system_prompt"]),
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
@@ -156,7 +160,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
         "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
         "timings": row["timings"] if is_unicode(row["timings"]) else None,
         "settings": row["settings"] if is_unicode(row["settings"]) else None,
-        "created": _time(row["created"], 0.0),
+        "created": valid_time(row["created"], 0.0),
     }
 
 
@@ -220,7 +224,8 @@ def _text(value: object) -> str:
             return str(value)
 
 
-def _time(value: object, otherwise: object) -> float:
+def valid_time(value: object, otherwise: object) -> float:
+    """Return the first of both that is seconds since the epoch within the calendar, else 0."""
     for candidate in (value, otherwise):
         if isinstance(candidate, int | float) and 0 <= candidate <= _LATEST:
             return float(candidate)

@@ -8,6 +8,7 @@ thread, one at a time. What is deleted or replaced is overwritten in the file, t
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -63,9 +64,27 @@ class ChatStore(Database):
             sides=storable(sides),
         )
         with self.transaction():
-            values = msgspec.structs.astuple(chat)
-            self._db.execute(f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * len(values))})", values)
+            self._insert_chat(chat)
         return chat
+
+    def add_copy(self, chat: Chat, messages: Iterable[StoredMessage]) -> None:
+        """Store a chat of another file, of which there must be none with this id, with the messages of all branches.
+
+        The messages get new ids; until then `parent` and `leaf` refer to those that they have. A message whose parent
+        does not come before it follows the last one that does.
+        """
+        added, last = {0: 0}, 0
+        with self.transaction():
+            self._insert_chat(msgspec.structs.replace(chat, leaf=None))
+            for message in messages:
+                parent = added.get(message.parent, last)
+                last = added[message.id] = self._insert_message(msgspec.structs.replace(message, parent=parent))
+            if chat.leaf is not None:
+                self.set_leaf(chat.id, added.get(chat.leaf, last))
+
+    def _insert_chat(self, chat: Chat) -> None:
+        values = [column(value) for value in msgspec.structs.astuple(chat)]
+        self._db.execute(f"INSERT INTO chats ({_CHAT}) VALUES ({', '.join('?' * len(values))})", values)
 
     def chats(self) -> list[Chat]:
         """Return all chats, last changed first."""
@@ -171,6 +190,11 @@ class ChatStore(Database):
         """Return the messages of all branches, oldest first."""
         return self._select(message_of, f"SELECT {_MESSAGE} FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
 
+    def message_counts(self) -> dict[str, int]:
+        """Return the number of messages on all branches, by chat id."""
+        with self._guarded():
+            return dict(self._db.execute("SELECT chat_id, count(*) FROM messages GROUP BY chat_id"))
+
     def set_leaf(self, chat_id: str, leaf: int) -> None:
         """Open the branch that ends with this message. Nothing happens when the chat is gone."""
         with self.transaction():
@@ -220,11 +244,15 @@ class ChatStore(Database):
                 settings=settings,
                 created=now,
             )
-            values = [column(getattr(added, name)) for name in MESSAGE_COLUMNS[1:]]
-            marks = ", ".join("?" * len(values))
-            row = self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values)
+            id = self._insert_message(added)
             self._db.execute("UPDATE chats SET leaf = NULL WHERE id = ?", (chat_id,))
-        return msgspec.structs.replace(added, id=row.lastrowid)
+        return msgspec.structs.replace(added, id=id)
+
+    def _insert_message(self, message: StoredMessage) -> int:
+        """Insert under a new id, and return that."""
+        values = [column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]]
+        marks = ", ".join("?" * len(values))
+        return self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values).lastrowid or 0
 
     def update_message(self, message_id: int, **changes: object) -> int | None:
         """Update the columns of a growing answer that are given and not None.

@@ -44,6 +44,10 @@ class Tree:
             self._children[parent].append(id)
         self.leaf = id
 
+    def parent(self, id: int) -> int:
+        """Return the message that this one follows; 0 at the beginning of the chat."""
+        return self._parents[id]
+
     def path(self, id: int) -> list[int]:
         """Return the messages from the first one to this."""
         path: list[int] = []

@@ -28,6 +28,7 @@ _COMMANDS = {
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
     "servers": ("cpuchat.cli.servers", "servers", "List inference servers and their models; store API keys."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
+    "chats": ("cpuchat.cli.chats.group", "chats", "List, search, show, export, import and delete chats."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),

@@ -118,6 +118,7 @@ KEYS: tuple[Key, ...] = (
         "In the transcript: undo the last delete", CHATS, palette=False),
     Key("chat", "chat.fork", "", "fork", "fork", "Fork this chat from the last or the selected message", CHATS),
     Key("chat", "chat.undo_delete", "", "undo_delete", "undo delete", "Undo the last delete", CHATS),
+    Key("chat", "chat.export", "", "export_chat", "export", "Export this chat to Markdown or JSON", CHATS),
     Key("chat", "chat.rename", "", "rename_chat", "rename", "Rename this chat", CHATS),
     Key("chat", "chat.delete", "", "delete_chat", "delete", "Delete this chat", CHATS),
     Key("chats", "chats.rename", "r", "rename", "rename", "In the chat list: rename", CHATS, footer=True,

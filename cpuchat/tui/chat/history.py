@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from textual import on, work
 from textual.content import Content
@@ -13,6 +16,8 @@ from cpuchat.chats.records import Chat
 from cpuchat.chats.search import Matcher
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
+from cpuchat.files import write_atomically
+from cpuchat.paths import expanded, shown
 from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
@@ -108,6 +113,32 @@ class HistoryScreen(Screen[None]):
 
     def action_rename_chat(self) -> None:
         self._with_open_chat(self._rename)
+
+    def action_export_chat(self) -> None:
+        self._with_open_chat(self._export)
+
+    @work
+    async def _export(self, chat_id: str) -> None:
+        """Ask for a file and write the chat to it."""
+        from cpuchat.chats.transfer.importing import export_chat
+        from cpuchat.present.chats import document
+
+        history = self.conversation.history
+        with self._telling():
+            chat = await history.stored_chat(chat_id)
+            name = re.sub(r"[^\w.-]+", "-", chat.title).strip("-.") or "chat"
+            title = "Export to Markdown (.md) or JSON (.json)"
+            wanted = await self.app.push_screen_wait(AskTextScreen(title, shown(Path.cwd() / f"{name}.md"), 4096))
+            if not wanted:
+                return
+            file = expanded(wanted)
+            try:
+                exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
+                await asyncio.to_thread(write_atomically, file, document([exported], file))
+            except OSError as error:
+                self.tell(f"Cannot write {file}: {error.strerror}. Choose another file.", "error")
+            else:
+                self.tell(f"Exported to {shown(file)}.")
 
     def action_delete_chat(self) -> None:
         self._with_open_chat(self._delete)

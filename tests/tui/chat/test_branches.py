@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.search import Matcher
@@ -15,7 +17,7 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsError
 from cpuchat.protocol import Role
 from cpuchat.tui.chat.chat_list import Chats, excerpt_row
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
@@ -284,6 +286,20 @@ async def test_a_dialog_over_a_long_chat_that_is_rendered_again_is_freed() -> No
         await app.pilot.pause()
         gc.collect()
         assert dialog() is None
+
+
+async def test_the_open_chat_is_exported(tmp_path: Path) -> None:
+    async with running(ScriptedBackend([answer("One.")])) as app:
+        await app.ready()
+        await app.send("First")
+        for name, start in (("chat.md", "# First\n"), ("chat.json", "{\n")):
+            file = tmp_path / name
+            app.chat.action_export_chat()
+            await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+            app.app.screen.query_one(Input).value = str(file)
+            await app.press("enter")
+            await app.until(file.exists)
+            assert file.read_text().startswith(start) and "One." in file.read_text()
 
 
 @pytest.mark.parametrize("content", ["the long needle", "x\x1b[1m the\u202e long\n needle", "needle"])

@@ -1,0 +1,1 @@
+"""Chats as files: export and import without loss, and imports from other programs."""

@@ -1,0 +1,108 @@
+"""Makes the branches of a chat from the nodes of another program's tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cpuchat.chats.history import title_of
+from cpuchat.chats.transfer.portable import PortableChat, PortableMessage
+
+
+@dataclass
+class Node:
+    """A node. `parent` is the key of the one before, None or a missing one for a root.
+
+    `message` None: what follows it follows the message before it, as after the result of a tool.
+    """
+
+    parent: str | None
+    message: PortableMessage | None
+    created: float = 0.0
+
+
+@dataclass
+class _Turn:
+    """What was said by one side without a break, on one branch. `id` None: not needed yet."""
+
+    before: _Turn | None = None
+    message: PortableMessage | None = None
+    id: int | None = None
+
+
+@dataclass
+class _Branches:
+    messages: list[PortableMessage] = field(default_factory=list)
+
+    def add(self, turn: _Turn) -> int:
+        """Return the number of the turn's message, which follows that of the turn before."""
+        if turn.id is None:
+            assert turn.message is not None and turn.before is not None and turn.before.id is not None
+            turn.id = len(self.messages) + 1
+            self.messages.append(msgspec.structs.replace(turn.message, id=turn.id, parent=turn.before.id))
+        return turn.id
+
+    def follow(self, turn: _Turn, message: PortableMessage) -> _Turn:
+        """Return the turn that `message` is in: an answer in several parts is one message."""
+        if turn.message is not None and turn.message.role == message.role == "assistant":
+            return _Turn(turn.before, _joined(turn.message, message))
+        self.add(turn)
+        return _Turn(turn, message)
+
+
+def branches(nodes: Mapping[str, Node], current: str | None) -> tuple[list[PortableMessage], int | None]:
+    """Return the messages of a tree, numbered, and the end of the branch with the node `current`, if it is one.
+
+    Siblings are in the order of their times.
+    """
+    children: dict[str | None, list[str]] = {}
+    for key, node in nodes.items():
+        children.setdefault(node.parent if node.parent in nodes else None, []).append(key)
+    for keys in children.values():
+        keys.sort(key=lambda key: nodes[key].created)
+    found = _Branches()
+    ends: dict[str, _Turn] = {}
+    left = [(key, _Turn(id=0)) for key in reversed(children.get(None, []))]
+    while left:  # a circle is not reached from a root
+        key, turn = left.pop()
+        message = nodes[key].message
+        ends[key] = turn = turn if message is None else found.follow(turn, message)
+        below = children.get(key, [])
+        if not below:
+            found.add(turn)
+        left += [(child, turn) for child in reversed(below)]
+    leaf = ends[current].id if current in ends else None
+    return found.messages, leaf or None
+
+
+def imported_chat(
+    messages: list[PortableMessage], leaf: int | None, *, title: str | None, created: float, updated: float,
+    model: str = "", system_prompt: str = "",
+) -> PortableChat:  # fmt: skip
+    """Return the chat; its title is that of its first question unless given."""
+    question = next((message.content for message in messages if message.role == "user"), "")
+    return PortableChat(
+        title=(title or "").strip() or title_of(question),
+        created=created or updated,
+        updated=updated or created,
+        model=model or next((message.model for message in reversed(messages) if message.model), ""),
+        system_prompt=system_prompt,
+        leaf=leaf,
+        messages=messages,
+    )
+
+
+def paragraphs(parts: Iterable[str]) -> str:
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip())
+
+
+def _joined(first: PortableMessage, then: PortableMessage) -> PortableMessage:
+    return msgspec.structs.replace(
+        then,
+        content=paragraphs((first.content, then.content)),
+        reasoning=paragraphs((first.reasoning, then.reasoning)),
+        model=then.model or first.model,
+        created=first.created,
+    )

@@ -1,0 +1,1 @@
+"""`cpuchat chats`: list, search, show, export, import and delete chats."""

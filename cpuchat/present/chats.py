@@ -1,0 +1,71 @@
+"""Formats stored chats: rows of a list, and a chat as Markdown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpuchat.chats.records import Chat
+from cpuchat.chats.transfer.importing import Imported
+from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
+from cpuchat.present.answers import summary
+from cpuchat.telemetry.units import plural
+from cpuchat.text import clean, clean_line
+
+SHORT_ID = 8
+"""Characters of a chat's id that are shown."""
+HEADINGS = ("ID", "UPDATED", "MESSAGES", "MODEL", "TITLE")
+
+
+def when(seconds: float) -> str:
+    """Format a time since the epoch as local time: `2026-11-23 02:36`."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def row(chat: Chat, n_messages: int) -> tuple[str, ...]:
+    """Return the cells of a chat under `HEADINGS`."""
+    model = "comparison" if chat.sides else chat.model
+    return chat.id[:SHORT_ID], when(chat.updated), f"{n_messages:,}", model, chat.title or "New chat"
+
+
+def document(chats: Sequence[PortableChat], file: Path) -> bytes:
+    """Return what to write to `file`: Markdown if its name ends in .md, else the JSON of an export."""
+    if file.suffix.lower() in (".md", ".markdown"):
+        return "\n".join(map(markdown, chats)).encode()
+    return encoded(chats)
+
+
+def markdown(chat: PortableChat) -> str:
+    """Return the open branch of a chat as a document; figures under the answers, reasoning as a quote before them."""
+    messages = chat.branch
+    facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
+    parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]
+    if chat.system_prompt.strip():
+        parts += ["## System prompt", clean(chat.system_prompt).strip("\n")]
+    tree = chat.tree
+    for message in messages:
+        parts += _message(message, tree.siblings(message.id))
+    return "\n\n".join(parts) + "\n"
+
+
+def _message(message: PortableMessage, siblings: list[int]) -> list[str]:
+    speaker = {"user": "You", "system": "System"}.get(message.role) or clean_line(message.model) or "Answer"
+    place = f" ({siblings.index(message.id) + 1} of {len(siblings)})" if len(siblings) > 1 else ""
+    reasoning = clean(message.reasoning).strip()
+    note = summary(message.timings, message.stop_reason or "", message.settings and message.settings.sampling)
+    parts = [
+        f"## {speaker}{place}",
+        "\n".join(f"> {line}".rstrip() for line in reasoning.splitlines()),
+        clean(message.content).strip("\n"),
+        f"*{clean_line(note)}*" if note else "",
+    ]
+    return [part for part in parts if part]
+
+
+def imported(done: Imported, source: str) -> str:
+    """Format `12 chats added from ChatGPT, 3 already here, 1 without messages.`"""
+    parts = [f"{plural(len(done.added), 'chat')} added from {source}"]
+    parts += [f"{done.known:,} already here"] if done.known else []
+    parts += [f"{done.empty:,} without messages"] if done.empty else []
+    return ", ".join(parts) + "."

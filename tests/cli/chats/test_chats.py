@@ -1,0 +1,168 @@
+"""Tests `cpuchat chats`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from cpuchat import paths
+from cpuchat.chats.records import Chat
+from cpuchat.chats.store import ChatStore
+from cpuchat.timings import Timings
+from tests.cli.program import COMMAND, HANG_GUARD, run
+
+SAMPLES = Path(__file__).parents[2] / "chats" / "transfer"
+
+
+@contextlib.contextmanager
+def stored() -> Iterator[ChatStore]:
+    with contextlib.closing(ChatStore(paths.chats_db())) as store:
+        yield store
+
+
+@pytest.fixture
+def chats() -> list[Chat]:
+    """Two chats, last changed first, the second with a branch beside the open one."""
+    with stored() as store:
+        first = store.create_chat("Qwen", "Be brief.", title="Band\x1b[1mwidth")
+        question = store.add_message(first.id, "user", "Why is decoding slow?")
+        store.add_message(first.id, "assistant", "Hm?", stop_reason="cancelled")
+        store.add_message(
+            first.id, "assistant", "Because of the pangolin.", after=question.id, reasoning="Hm.\nBytes.", model="Qwen",
+            stop_reason="end", timings=Timings(predicted_n=3, predicted_ms=100.0, ttft_ms=210.0),
+        )  # fmt: skip
+        second = store.create_chat("m", title="Second")
+        store.add_message(second.id, "user", "x")
+        return [store.chat(second.id), store.chat(first.id)]
+
+
+def left() -> list[str]:
+    with stored() as store:
+        return [chat.title for chat in store.chats()]
+
+
+def test_list(chats: list[Chat]) -> None:
+    done = run("chats", "list")
+    heading, *rows = done.stdout.splitlines()
+    assert heading.split() == ["ID", "UPDATED", "MESSAGES", "MODEL", "TITLE"]
+    assert [row.split()[0] for row in rows] == [chat.id[:8] for chat in chats]
+    assert "\x1b" not in done.stdout and "  3  Qwen" in rows[1]
+    listed = json.loads(run("chats", "list", "--json").stdout)
+    assert [(one["id"], one["title"], one["messages"]) for one in listed] == [
+        (chat.id, chat.title, count) for chat, count in zip(chats, (1, 3), strict=True)
+    ]
+
+
+def test_without_chats_that_is_said() -> None:
+    for command, said in ((("list",), "No chats yet"), (("search", "x"), "No chats match")):
+        done = run("chats", *command)
+        assert (done.returncode, done.stdout) == (0, "") and said in done.stderr
+        assert json.loads(run("chats", *command, "--json").stdout) == []
+
+
+def test_search(chats: list[Chat]) -> None:
+    done = run("chats", "search", "because", "pango")
+    assert done.stdout.splitlines()[0].startswith(chats[1].id[:8])
+    assert done.stdout.splitlines()[1].strip() == "Because of the pangolin."
+    (hit,) = json.loads(run("chats", "search", "pangolin", "--json").stdout)
+    ((start, end),) = hit["matches"][0]["marks"]
+    assert (hit["id"], hit["matches"][0]["text"][start:end]) == (chats[1].id, "pangolin")
+
+
+def test_show(chats: list[Chat]) -> None:
+    done = run("chats", "show", chats[1].id[:6])
+    title, facts, *rest = done.stdout.split("\n\n")
+    assert title.startswith("# Band") and "\x1b" not in done.stdout
+    assert facts.startswith("*Qwen · ") and facts.endswith(" · 2 messages*")
+    assert rest == [
+        "## System prompt", "Be brief.", "## You", "Why is decoding slow?", "## Qwen (2 of 2)", "> Hm.\n> Bytes.",
+        "Because of the pangolin.", "*3 tokens · 20.0 tok/s · first token 0.21 s*\n",
+    ]  # fmt: skip
+    document = json.loads(run("chats", "show", chats[1].id, "--json").stdout)
+    assert [one["content"] for one in document["chats"][0]["messages"]] == [
+        "Why is decoding slow?", "Hm?", "Because of the pangolin.",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["show", "export", "delete"])
+def test_an_unknown_or_ambiguous_id(chats: list[Chat], command: str) -> None:
+    yes = ["--yes"] if command == "delete" else []
+    done = run("chats", command, "nowhere", *yes)
+    assert done.returncode == 3 and "No chat has an id that begins with 'nowhere'" in done.stderr
+    with stored() as store:
+        for chat in chats:
+            store._db.execute("PRAGMA foreign_keys = OFF")
+            for table, key in (("chats", "id"), ("messages", "chat_id")):
+                store._db.execute(f"UPDATE {table} SET {key} = 'aa' || {key} WHERE {key} = ?", (chat.id,))
+    done = run("chats", command, "aa", *yes)
+    assert done.returncode == 3 and "2 chats have ids that begin with 'aa'" in done.stderr
+    assert len(left()) == 2
+
+
+def test_everything_is_exported_and_comes_back(chats: list[Chat], tmp_path: Path) -> None:
+    file = tmp_path / "out" / "chats.json"
+    done = run("chats", "export", "-o", str(file))
+    assert done.stdout == f"Exported 2 chats to {file}.\n" and file.stat().st_mode & 0o777 == 0o600
+    assert json.loads(run("chats", "export").stdout) == json.loads(file.read_text())
+    done = run("chats", "delete", "--yes", *(chat.id for chat in chats))
+    assert (done.stdout, left()) == ("Deleted 2 chats.\n", [])
+    done = run("chats", "import", str(file))
+    assert (done.returncode, done.stdout) == (0, "2 chats added from cpuchat.\n")
+    assert json.loads(run("chats", "export").stdout) == json.loads(file.read_text())
+    assert run("chats", "import", str(file)).stdout == "0 chats added from cpuchat, 2 already here.\n"
+
+
+def test_markdown_files(chats: list[Chat], tmp_path: Path) -> None:
+    file = tmp_path / "chat.md"
+    run("chats", "export", chats[1].id, "-o", str(file))
+    assert file.read_text() == run("chats", "show", chats[1].id).stdout
+    run("chats", "export", "-o", str(file))
+    assert file.read_text().splitlines()[0] == "# Second" and "\n# Band" in file.read_text()
+    done = run("chats", "export", "-o", "/dev/null/x.md")
+    assert done.returncode == 1 and "Cannot write" in done.stderr
+
+
+def test_other_programs(tmp_path: Path) -> None:
+    files = [str(SAMPLES / name) for name in ("chatgpt.json", "lm_studio.conversation.json", "llama_server.jsonl")]
+    done = run("chats", "import", *files)
+    assert done.stdout.splitlines() == [
+        "1 chat added from ChatGPT, 1 without messages.",
+        "1 chat added from LM Studio.",
+        "1 chat added from llama-server.",
+    ]
+    assert done.returncode == 1 and "Not imported: chat 3 of chatgpt.json" in done.stderr
+    assert sorted(left()) == ["Memory bandwidth", "Rivers", "Unnamed Chat"]
+    again = json.loads(run("chats", "import", "--json", *files).stdout)
+    assert (again["added"], again["known"], again["empty"], len(again["problems"])) == ([], 3, 1, 1)
+    done = run("chats", "import", files[1], str(Path(__file__)))
+    assert done.returncode == 2 and "Not an export of chats" in done.stderr
+    assert run("chats", "import", str(tmp_path / "nowhere.json")).returncode == 2
+
+
+def test_delete_needs_a_word_and_takes_the_saved_cache_along(chats: list[Chat]) -> None:
+    for more in ((), ("--json",)):
+        done = run("chats", "delete", chats[0].id, *more)
+        assert done.returncode == 2 and "Refusing to delete without --yes." in done.stdout + done.stderr
+    paths.kv_dir().mkdir(parents=True)
+    saved = [paths.kv_dir() / f"{paths.kv_stem(chat.id)}-abc" for chat in chats]
+    for file in saved:
+        file.touch()
+    done = run("chats", "delete", chats[0].id[:9], "--yes", "--json")
+    assert json.loads(done.stdout) == {"deleted": [chats[0].id]}
+    assert [file.exists() for file in saved] == [False, True] and left() == [chats[1].title]
+
+
+@pytest.mark.parametrize(("key", "status", "n_left"), [("y", 0, 1), ("n", 130, 2)])
+def test_on_a_terminal_delete_shows_what_goes_and_asks(chats: list[Chat], key: str, status: int, n_left: int) -> None:
+    child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], "chats", "delete", chats[0].id[:9]], timeout=HANG_GUARD)
+    child.expect("Second")
+    child.expect_exact("Delete 1 chat?")
+    child.sendline(key)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == status and len(left()) == n_left
