@@ -55,10 +55,14 @@ async def _rates(file: Path, prompt: str, grammar: str, tokens: int, rounds: int
             for name, sampling in SAMPLINGS.items():
                 sides = ["grammar", "free"] if number % 2 else ["free", "grammar"]
                 for side in sides:
-                    constraint = {"grammar": grammar} if side == "grammar" else {"ignore_eos": True}
-                    done = await ask(
-                        backend, Generate(prompt=prompt, sampling=sampling, max_tokens=tokens, **constraint)
+                    request = Generate(
+                        prompt=prompt,
+                        sampling=sampling,
+                        max_tokens=tokens,
+                        grammar=grammar if side == "grammar" else "",
+                        ignore_eos=side == "free",
                     )
+                    done = await ask(backend, request)
                     if done.timings.predicted_n < tokens or done.timings.predicted_per_second is None:
                         raise MeasureError(f"{file.name} ended after {done.timings.predicted_n} tokens")
                     if number >= 0:
