@@ -49,6 +49,21 @@ def source(text: str) -> Source:
     return ServerModel.of(text) if is_url(text) else Path(text)
 
 
+def last_on_server(last: str) -> ServerModel | None:
+    """Return the model used last (`model.last` of the settings) if it is on a server."""
+    try:
+        return ServerModel.of(last) if is_url(last) else None
+    except UsageError:  # edited by hand
+        return None
+
+
+def last_here(last: str) -> str:
+    """Return `last` for what only a model on this machine can do. Raises UsageError when it is on a server."""
+    if is_url(last):
+        raise UsageError("The model used last is on a server.", "Name one on this machine, such as `demo`.")
+    return last
+
+
 def normalized(url: str) -> str:
     """Return a server's address in one form: scheme and host in lower case, without `/v1` and what comes after it.
 

@@ -17,7 +17,7 @@ from cpuchat import paths, toml
 from cpuchat.errors import SettingsError, UsageError
 from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
-from cpuchat.servers import ServerModel, is_url, normalized
+from cpuchat.servers import normalized
 from cpuchat.timings import DrafterName
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -73,20 +73,6 @@ class ModelSection(Section):
     def __post_init__(self) -> None:
         if "\0" in "".join((self.last, *self.folders)):
             raise ValueError("a path contains a NUL character")
-
-    @property
-    def last_served(self) -> ServerModel | None:
-        """Return the model used last, if it is on a server."""
-        try:
-            return ServerModel.of(self.last) if is_url(self.last) else None
-        except UsageError:  # edited by hand
-            return None
-
-    def last_here(self) -> str:
-        """Return `last` for what only a model on this machine can do. Raises UsageError when it is on a server."""
-        if is_url(self.last):
-            raise UsageError("The model used last is on a server.", "Name one on this machine, such as `demo`.")
-        return self.last
 
 
 class ServersSection(Section):

@@ -23,6 +23,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.tuned import tuned_settings
 from cpuchat.protocol import CacheType, FlashAttention
+from cpuchat.servers import last_here
 from cpuchat.settings import WANTED, Cores, Drafters, MemoryPolicy, Section, Settings, explained
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=4096)]
@@ -221,7 +222,7 @@ def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
 
 
 def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
-    models = matrix.models or [chosen.model.last_here() or "demo"]
+    models = matrix.models or [last_here(chosen.model.last) or "demo"]
     files = dict.fromkeys(
         _file(library, spec, quantization)
         for spec in models

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.cli.options import DEMO
 from cpuchat.errors import ChatsError, ModelNotFound, UsageError
-from cpuchat.servers import Source
+from cpuchat.servers import Source, last_on_server
 from cpuchat.text import clean
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _initial(library: Library, wanted: str | None, chosen: Settings) -> Source:
     if wanted:
         return library.resolve(wanted)
     last = chosen.model.last
-    if (served := chosen.model.last_served) is not None:
+    if (served := last_on_server(last)) is not None:
         return served
     if last:
         try:

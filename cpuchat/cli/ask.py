@@ -21,8 +21,8 @@ from cpuchat.cli.options import (
     model_path,
     overridden,
     require_draft_in_use,
-    require_no_worker_options,
     server_model,
+    server_model_or_last,
     server_option,
     setting,
     speculation_options,
@@ -138,9 +138,7 @@ def ask(
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)
-    on_server = served or (chosen.model.last_served if model is None else None)
-    if on_server is not None:
-        require_no_worker_options(values)
+    on_server = server_model_or_last(server, model, values, chosen)
     backend = answering_backend(chosen, on_server, key_ring(chosen, served))
     try:
         from cpuchat.cli.session import Session

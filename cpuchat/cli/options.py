@@ -118,6 +118,18 @@ def server_model(server: str | None, model: str | None, values: Mapping[str, Any
     return chosen
 
 
+def server_model_or_last(
+    server: str | None, model: str | None, values: Mapping[str, Any], chosen: Settings
+) -> ServerModel | None:
+    """Return the same, or without `--model` the model used last if it is on a server. Raises UsageError as above."""
+    from cpuchat.servers import last_on_server
+
+    found = server_model(server, model, values)
+    if found is None and model is None and (found := last_on_server(chosen.model.last)) is not None:
+        require_no_worker_options(values)
+    return found
+
+
 def require_no_worker_options(values: Mapping[str, Any]) -> None:
     """Check that no option is given that only a model on this machine has. Raises UsageError if one is."""
     for name, value in values.items():
@@ -261,8 +273,9 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
         UsageError: none is given, and the one used last is on a server.
     """
     from cpuchat.models.library.library import Library
+    from cpuchat.servers import last_here
 
-    return Library(chosen.model.folders).resolve(spec or chosen.model.last_here() or DEMO)
+    return Library(chosen.model.folders).resolve(spec or last_here(chosen.model.last) or DEMO)
 
 
 def answering_backend(chosen: Settings, served: ServerModel | None, keys: KeyRing) -> SwitchingBackend:

@@ -201,13 +201,14 @@ class RemoteBackend:
                     failed = event
                 else:
                     yield event
+            self._lost = exchange.reconnected
         self._answer_id = ""
         for event in tally.deltas(time.monotonic()):
             yield event
         if self._killed:
             failed = msgspec.structs.replace(_CLOSED, request_id=request_id)
         if failed is not None and not (self._cancelled.is_set() and not self._killed):
-            self._lost = failed.code == "server_unreachable"
+            self._lost = self._lost or failed.code == "server_unreachable"
             yield failed
             return
         needs_load = adapter.counts_beside and not self._cancelled.is_set()

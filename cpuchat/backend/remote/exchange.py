@@ -43,6 +43,8 @@ class Exchange:
     def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
         self.items: asyncio.Queue[Item] = asyncio.Queue(_MOST_WAITING)
         self._adapter, self._request, self._name, self._seed = adapter, request, name, seed
+        self.reconnected = False
+        """Whether the server was away: it may have been started anew, with another model."""
         self._answered = False  # something has come
         self._finished = False  # the server has said so
         self._max_tokens = request.max_tokens
@@ -98,12 +100,14 @@ class Exchange:
                         continue
                 if is_loading(looks, error):  # it was started anew
                     looks += 1
+                    self.reconnected = True
                     await self.items.put(Reconnecting(request_id=self._request.request_id))
                     await next_look()
                     continue
                 if not may_retry(attempt, error):
                     raise
                 attempt += 1
+                self.reconnected = self.reconnected or not isinstance(error, Status)
                 attempts = len(connection.BACK_OFF)
                 await self.items.put(
                     Reconnecting(request_id=self._request.request_id, attempt=attempt, attempts=attempts)

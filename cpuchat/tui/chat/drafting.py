@@ -25,7 +25,9 @@ def drafting(frame: Frame) -> list[Line]:
     if not now.wanted:
         return [[frame.text("label", f"{'drafting':<{LABEL}}"), frame.text("missing", "off (F9 or F2)")]]
     if frame.figures.server is not None and now.acceptance is None:
-        return explained(frame, f"acceptance n/a: {now.reason or 'nothing drafted'}", 4)
+        why = now.reason or ("nothing drafted" if frame.settled and now.answered else "")
+        if why or frame.settled:
+            return explained(frame, f"acceptance n/a: {why}", 4) if why else []
     if now.reason and now.acceptance is None:
         return _sentence(frame, now.reason, ROWS)
     if frame.figures.server is not None:

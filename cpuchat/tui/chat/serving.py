@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.drafting import explained
 from cpuchat.tui.chat.frame import LABEL, Frame, Line, fit
+
+if TYPE_CHECKING:
+    from cpuchat.telemetry.server import ServerFigures
 
 _HINTED = {
     "prefill_tok_s": "prefill", "queue_s": "queue", "running": "requests", "own_acceptance": "own acceptance"
@@ -39,13 +44,7 @@ def _missing(frame: Frame, label: str, field: str) -> Line:
     return [frame.text("label", f"{label:<{LABEL}}"), frame.text("missing", text)]
 
 
-def serving(frame: Frame) -> list[Line]:
-    """Draw the requests that the server is at and those that wait, the share of its KV cache in use (all of them
-    server-wide), and how to switch on what it does not report. Nothing for a model on this machine.
-    """
-    server = frame.figures.server
-    if server is None:
-        return []
+def _load(frame: Frame, server: ServerFigures) -> list[Line]:
     rows: list[Line] = []
     if server.running is not None:
         rows.append(frame.row("running", "", f"{server.running:,}", ""))
@@ -53,6 +52,17 @@ def serving(frame: Frame) -> list[Line]:
         rows.append(frame.row("queued", "", f"{server.waiting:,}", ""))
     if server.kv_used is not None:
         rows.append(frame.row("KV in use", "", f"{100 * server.kv_used:.0f}", "%"))
+    return rows
+
+
+def serving(frame: Frame) -> list[Line]:
+    """Draw, while it answers, the requests that the server is at and those that wait and the share of its KV cache in
+    use (all of them server-wide), and how to switch on what it does not report. Nothing for a model on this machine.
+    """
+    server = frame.figures.server
+    if server is None:
+        return []
+    rows = [] if frame.settled else _load(frame, server)
     hints: dict[str, list[str]] = {}
     for figure, reason in server.unreported:
         if figure == "own_acceptance" and frame.figures.drafting.source != "server-wide":

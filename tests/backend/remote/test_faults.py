@@ -93,6 +93,8 @@ async def test_a_lost_connection_is_tried_again_before_the_first_word() -> None:
         assert got.text == "Hello there."
         assert [(event.attempt, event.attempts) for event in got.of(Reconnecting)] == [(1, 3), (2, 3)]
         assert len(server.chats()) == 3
+        again = await collect(backend.generate(chat("Hello")))
+        assert again.of(ModelLoaded), "it may have been started anew, with another model"
 
 
 async def test_a_server_that_stays_away_is_given_up() -> None:
