@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from cpuchat.errors import UsageError
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/[\w/]*)?")
 _LOOPBACK = re.compile(r"::1|127(\.\d{1,3}){3}")
 
 
@@ -92,7 +93,8 @@ def normalized(url: str) -> str:
 
 
 def _invalid(url: str) -> UsageError:
-    return UsageError(f"{url!r} is not the address of a server.", "Write it as http://127.0.0.1:8080.")
+    example = f"http://{url}" if _HOST_AND_PORT.fullmatch(url) else "http://127.0.0.1:8080"
+    return UsageError(f"{url!r} is not the address of a server.", f"Write it as {example}.")
 
 
 def host(server: str) -> str:

@@ -129,7 +129,7 @@ class Exchange:
     async def _trim(self, needed: int, n_ctx: int) -> None:
         """Leave out the oldest messages. Raises ContextFull when there is none to leave out."""
         messages = self._request.messages
-        found = without_oldest(messages, needed, n_ctx)
+        found = without_oldest(messages, needed, n_ctx) if self._request.trim else None
         if found is None:
             raise ContextFull(
                 f"The last message needs {_at_least(needed, n_ctx)} tokens, but the server's context has {n_ctx:,}.",

@@ -69,8 +69,8 @@ class ModelsScreen(ReadingScreen):
         with Horizontal(id="panes"):
             with Vertical(id="list") as pane:
                 pane.border_title = "Models"
-                yield FilterBox(placeholder="search, or paste the path of a GGUF file", id="filter",
-                                compact=True)  # fmt: skip
+                wanted = "search, or paste the path of a GGUF file or the address of a server"
+                yield FilterBox(placeholder=wanted, id="filter", compact=True)
                 yield ModelList(id="rows")
             with Vertical(id="about"):
                 yield Labelled(id="details")

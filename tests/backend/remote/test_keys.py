@@ -95,6 +95,12 @@ def test_other_addresses_are_refused(wrong: str) -> None:
         normalized(wrong)
 
 
+def test_an_address_without_a_scheme_is_shown_with_one() -> None:
+    with pytest.raises(UsageError) as raised:
+        normalized("model.example:8080")
+    assert "http://model.example:8080" in raised.value.hint
+
+
 def test_an_address_names_a_model() -> None:
     model = ServerModel.of("http://host:1/v1#org/name:Q4")
     assert (model.server, model.name, model.stem) == ("http://host:1", "org/name:Q4", "name:Q4")

@@ -305,6 +305,12 @@ async def test_what_keeps_a_figure_from_being_believed_is_said(state: str, words
         assert word in text
 
 
+def test_a_server_has_no_figures_before_its_first_answer() -> None:
+    frame = Frame(meter_after(ModelLoaded(model=SERVED)).figures(), None, 28, True, defaultdict(Style))
+    text = "\n".join("".join(part.text for part in row) for row in TelemetryPanel().compose_rows(frame, 40))
+    assert "acceptance" not in text and "running" not in text
+
+
 EXTREME = msgspec.structs.replace(
     DRAFTING,
     draft_n=470,
