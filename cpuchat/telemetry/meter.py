@@ -21,6 +21,7 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Queued,
     ServerLoad,
     Speculation,
     SpeculationUpdate,
@@ -50,6 +51,7 @@ class Figures:
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
     decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting`, `roofline` and
     `server` have their own `why_missing`. `approximate`: tokens are counted by the parts that a server sends.
+    `ahead` requests are answered by a server before this one, 0 once it is its turn.
     """
 
     phase: Phase
@@ -71,6 +73,7 @@ class Figures:
     roofline: Roofline = field(default_factory=Roofline)
     server: ServerFigures | None = None
     approximate: bool = False
+    ahead: int = 0
 
     def why_missing(self, name: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.
@@ -96,6 +99,8 @@ class Figures:
         if name == "prefill_tok_s":
             if self.prefill_total and self.prefill_cached >= self.prefill_total - 1:
                 return "prompt fully cached"
+            if self.ahead:
+                return "queued"
             return "in progress" if self.phase == "prefill" else "nothing evaluated"
         if self.phase == "prefill":
             return "no token yet"
@@ -123,6 +128,7 @@ class Meter:
         self._request_id = request_id
         self._prefill: PrefillProgress | None = None
         self._prefill_start: tuple[float, int] | None = None
+        self._ahead = 0
         self._prefill_rate: float | None = None
         self._ttft_s: float | None = None
         self._decode_rate: float | None = None
@@ -185,6 +191,9 @@ class Meter:
                 self._finish(event)
             case ContextTrimmed():
                 self._n_ctx = event.n_ctx
+            case Queued():
+                self._ahead = event.ahead
+                self._prefill_start = (now, 0)  # waiting is no prefill
             case ServerLoad():
                 self._server.load(event)
             case LoadProgress():
@@ -218,6 +227,7 @@ class Meter:
 
     def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
         self._prefill = event
+        self._ahead = 0
         self._n_past = event.processed
         start = self._prefill_start
         if start is None or start[1] < event.cache_n:
@@ -228,6 +238,7 @@ class Meter:
 
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"
+        self._ahead = 0
         if self._first is None:
             self._first = (event.at_ms, event.predicted_n)
             self._ttft_s = event.at_ms / 1e3
@@ -334,6 +345,7 @@ class Meter:
             failed=self._failed,
             server=self._server.figures(),
             approximate=self._server.approximate,
+            ahead=self._ahead if self._phase == "prefill" else 0,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
             roofline=self._roofline.roofline(
                 live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth

@@ -121,7 +121,7 @@ def test_eight_clients_of_which_some_are_cut(endless_model: Path, tmp_path: Path
 
         def client(number: int) -> None:
             dice = random.Random(number)
-            for _ in range(3):
+            for _ in range(2):
                 body = chat(f"I am client {number}. " * dice.randrange(1, 6), max_tokens=12, stream=True)
                 cut_after = dice.choice((None, 0, 1, 3))
                 with httpx.stream("POST", running.url + CHAT, json=body, timeout=120, trust_env=False) as response:

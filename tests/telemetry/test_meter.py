@@ -16,6 +16,7 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     PrefillProgress,
+    Queued,
     TextDelta,
 )
 from cpuchat.telemetry.meter import Meter
@@ -183,6 +184,20 @@ def test_a_load_in_front_of_an_answer_is_no_prefill():
     assert meter.figures().phase == "prefill"
     meter.observe(PrefillProgress(request_id=1, processed=40, total=40, cache_n=0), 102.0)
     assert meter.figures().prefill_tok_s == pytest.approx(20)
+
+
+def test_waiting_at_a_server_is_no_prefill():
+    meter = Meter()
+    meter.observe(ModelLoaded(model=INFO), 0.0)
+    meter.request_started(0.0)
+    for second in (1.0, 10.0):
+        meter.observe(Queued(request_id=1, ahead=2), second)
+    waiting = meter.figures(10.0)
+    assert (waiting.ahead, waiting.why_missing("prefill_tok_s")) == (2, "queued")
+    meter.observe(PrefillProgress(request_id=1, processed=0, total=100, cache_n=0), 10.5)
+    meter.observe(PrefillProgress(request_id=1, processed=100, total=100, cache_n=0), 11.0)
+    assert meter.figures(11.0).prefill_tok_s == 100
+    assert meter.figures(11.0).ahead == 0
 
 
 def test_what_is_missing_says_why():

@@ -62,7 +62,7 @@ def _state(frame: Frame) -> Line:
         done, total = figures.prefill_processed, figures.prefill_total
         return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "prefill")
     words = {"loading": "loading", "prefill": "prefill", "decoding": "decoding", "done": "done"}
-    text = words.get(figures.phase, figures.phase)
+    text = "queued" if figures.ahead else words.get(figures.phase, figures.phase)
     if figures.phase == "done":
         text = " · ".join(filter(None, (text, stop_reason(figures.stop_reason or "failed"))))
     elif figures.phase == "idle":
