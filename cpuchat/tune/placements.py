@@ -138,18 +138,20 @@ def compare_placements(
         costs: as of `loaded_costs`; None: only ceilings by bandwidth are known.
     """
     now = _placed(topology, in_use)
-    basis, why_not = _basis(survey, theoretical, model, figures)
+    basis, why_not = _basis(survey, theoretical, model, figures, costs)
+    cached = model is not None and fits_cache(model)  # memory bandwidth is no ceiling
     options: list[PlacementOption] = []
     taken = False
     for candidate in candidates(topology):
         spec = candidate.spec
         if not taken and now is not None and _same(candidate.placement, now):
             spec, taken = in_use, True  # other words for the same
-        most = _ceiling(candidate, topology, basis, model) if basis is not None else None
+        most = _ceiling(candidate, topology, basis, model) if basis is not None and not cached else None
         tok_s = 0.0
-        if most is not None and basis is not None and costs is not None:
+        if basis is not None and costs is not None and (costs.draft is not None or not candidate.placement.is_split):
             tok_s = _predicted(candidate, topology, basis, costs, in_use)
-            tok_s = min(tok_s, most.tok_s) if candidate.placement.is_split else tok_s  # both read the same memory
+            if most is not None and candidate.placement.is_split:  # both models read the same memory
+                tok_s = min(tok_s, most.tok_s)
         options.append(
             PlacementOption(
                 candidate.name,
@@ -177,14 +179,18 @@ def _same(one: Placement, other: Placement) -> bool:
 
 
 def _basis(
-    survey: Survey | None, theoretical: Theoretical | None, model: ModelInfo | None, figures: Figures
+    survey: Survey | None,
+    theoretical: Theoretical | None,
+    model: ModelInfo | None,
+    figures: Figures,
+    costs: LoadedCosts | None,
 ) -> tuple[_Basis | None, str]:
     """Return the basis of predictions, or why there is none."""
     if model is None:
         return None, "No model is loaded, so no speed is predicted."
     if model.traffic is None:
         return None, "The bytes per pass of this model are not known, so no speed is predicted."
-    if fits_cache(model):
+    if fits_cache(model) and costs is None:
         return None, "The weights fit in the L3 cache, so memory bandwidth is not the limit and no speed is predicted."
     if survey is not None:
         peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
@@ -290,15 +296,15 @@ def _about(
             f"At most {units.rate(most.tok_s)} tok/s: {1e3 * most.t_target_s:.1f} ms target{draft} per "
             f"pass. Limit: {most.limit}. From {basis.source}."
         )
-        if predicted_by:
-            lines.append(f"Predicted by the cost model: {predicted_by}.")
-        elif basis.computing:
+        if basis.computing and not predicted_by:
             lines.append("Memory bandwidth only; compute is the limit now, so expect less.")
         remarks = most.remarks
     elif candidate.placement.is_split and model is not None and not model.draft:
         lines.append("Needs a draft model; none is loaded.")
     elif why_not:
         lines.append(why_not)
+    if predicted_by:
+        lines.append(f"Predicted by the cost model: {predicted_by}.")
     return "\n".join([*lines, candidate.reason, *remarks])
 
 
@@ -307,13 +313,11 @@ def _advice(options: list[PlacementOption], in_use: PlacementSpec) -> str:
     wanted = next((option for option in options if option.recommended), None)
     if wanted is None or wanted is now:
         return ""
-    if now is not None and now.ceiling and wanted.ceiling:
-        predicted = now.predicted and wanted.predicted
-        factor = wanted.predicted / now.predicted if predicted else wanted.ceiling.tok_s / now.ceiling.tok_s
-        if factor < _WORTH:
-            return ""
+    factor, words = _WORTH, f"“{wanted.name}” is recommended"
+    if now is not None and now.predicted and wanted.predicted:
+        factor = wanted.predicted / now.predicted
+        words = f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now"
+    elif now is not None and now.ceiling and wanted.ceiling:
+        factor = wanted.ceiling.tok_s / now.ceiling.tok_s
         words = f"The ceiling of “{wanted.name}” is {units.factor(factor)} that of now"
-        if predicted:
-            words = f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now"
-        return f"{words} · t selects it, Enter tries it"
-    return f"“{wanted.name}” is recommended · t selects it, Enter tries it"
+    return f"{words} · t selects it, Enter tries it" if factor >= _WORTH else ""

@@ -135,3 +135,15 @@ def test_a_list_and_the_hardware_screen_predict_the_same(small_model: Path) -> N
     costs = loaded_costs(model, "local")
     options = compare_placements(topology, None, None, model, Meter().figures(), PlacementSpec(), costs).options
     assert listed is not None and options[0].predicted == pytest.approx(listed)
+
+
+def test_weights_in_the_cache_are_predicted_without_a_ceiling(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    model = msgspec.structs.replace(on(topology, ON_8_CORES), cache_bytes=2 * round(TRAFFIC.weights))
+    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"), None, 1.0)
+    figures = Meter().figures()
+    found = compare_placements(topology, surveyed(topology), None, model, figures, PlacementSpec("2/l3"), costs)
+    first = found.options[0]
+    assert first.ceiling is None and first.predicted and first.speed.startswith("≈")
+    assert "probe of 32 cores" in first.about and "At most" not in first.about
+    assert "is predicted" in found.advice

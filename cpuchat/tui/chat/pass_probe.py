@@ -76,11 +76,11 @@ class PassProbe(IdleProbe):
             if placement is None:
                 self.done = True
                 return
-            self._tell_once()
             peak = await run_in_daemon_thread(lambda: self._peak(placement))
             if peak is None or self._stopped:
                 self.done = not self._stopped  # other programs run
                 return
+            self._tell_once()
             self._probe = CostProbe(PlacementSpec.of(settings))
             fitted = await probe_costs(self._probe, placement, peak.bytes_per_s)
             self.done = True
