@@ -72,9 +72,10 @@ class ChatTranscript(Transcript):
         return self._matcher.spans(self._entries.line(at).text)
 
     def _render_stale(self) -> None:
+        shown = self._chunk_timer is not None  # before that, the first lines are waited for
         super()._render_stale()
         # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
-        if self._chunk_timer is not None and self.app.screen is self.screen:
+        if shown and self._chunk_timer is not None and self.app.screen is self.screen:
             spare_from_collections()
 
     def begin_answer(self, title: str, drafted: bool = False) -> None:
