@@ -23,7 +23,7 @@ class Reported:
 
     `prompt_n` prompt tokens evaluated, `cache_n` reused, or `prompt_total` where only their sum is known;
     `predicted_n` tokens written so far. `predicted_ms` from the first of them by the server's clock, `ttft_ms` by it
-    too. `load_ms` went into loading the model. `passes` with `draft_n` and `draft_n_accepted` of speculation.
+    too. `load_ms` went into loading the model.
     """
 
     prompt_total: int | None = None
@@ -37,7 +37,6 @@ class Reported:
     load_ms: float | None = None
     draft_n: int | None = None
     draft_n_accepted: int | None = None
-    passes: int | None = None
 
     def update(self, newer: Reported) -> None:
         """Take over what `newer` has."""

@@ -158,7 +158,7 @@ class Tally:
         if not reported.draft_n:
             return self._server_figures
         accepted = reported.draft_n_accepted or 0
-        passes = reported.passes or max(1, self.predicted_n - 1 - accepted)
+        passes = max(1, self.predicted_n - 1 - accepted)  # also those that drafted nothing
         newest = (passes, reported.draft_n, accepted)
         if not self._recent or self._recent[-1] != newest:
             self._recent.append(newest)

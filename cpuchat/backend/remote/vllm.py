@@ -96,7 +96,6 @@ class VLLM(Adapter):
         reported.predicted_ms = metrics.ms("generation_time_ms")
         if reported.ttft_ms is not None and reported.queue_ms is not None:
             reported.prompt_ms = max(0.0, reported.ttft_ms - reported.queue_ms)
-        reported.passes = spec.count("num_spec_steps") or None
         reported.draft_n = spec.count("num_draft_tokens")
         reported.draft_n_accepted = spec.count("num_accepted_draft_tokens")
         chunk.lies += metrics.lies + spec.lies
@@ -125,10 +124,12 @@ class VLLM(Adapter):
         accepted = now.since(before, f"{_SPEC}accepted_tokens_total")
         if not drafts or not drafted or accepted is None or accepted > drafted:
             return None
+        # A pass writes what it accepts and one token more, whether it drafted or not.
+        generated = now.since(before, "vllm:generation_tokens_total") or drafts + accepted
+        share = (generated - accepted) / generated if generated > accepted else drafts / (drafts + accepted)
         by_position = now.positions_since(before, f"{_SPEC}accepted_tokens_per_pos_total")
         return SpeculationFigures(
-            # Each pass writes what it accepts and one token more, of whichever request.
-            passes=max(1, round((predicted_n - 1) * drafts / (drafts + accepted))),
+            passes=max(1, round((predicted_n - 1) * share)),
             draft_n=int(drafted),
             draft_n_accepted=int(accepted),
             recent_draft_n=int(drafted),

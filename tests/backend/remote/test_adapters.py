@@ -28,6 +28,7 @@ from tests.support.remote_server import RemoteServer, Reply, remote_server
 VLLM_METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 1.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:generation_tokens_total{engine="0",model_name="m"} %d
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:spec_decode_num_drafts_total{engine="0"} %d
 vllm:spec_decode_num_draft_tokens_total{engine="0"} %d
@@ -96,7 +97,8 @@ async def test_llama_server_that_tells_nothing_says_how_to_switch_it_on() -> Non
 
 async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.backend.remote.exchange._LOAD_SECONDS", 0.05)
-    counts = iter([(100, 200, 150, 80, 70), (100, 200, 150, 80, 70), *[(110, 220, 165, 89, 76)] * 20])
+    then, now = (500, 100, 200, 150, 80, 70), (540, 110, 220, 165, 89, 76)
+    counts = iter([then, then, *[now] * 20])
     newest: tuple[int, ...] = ()
 
     async def metrics(reply: Reply) -> None:
@@ -127,7 +129,7 @@ async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> 
         figures = got.timings.speculation
         assert figures is not None and figures.source == "server-wide"
         assert got.timings.draft_n_accepted / got.timings.draft_n == 0.75
-        assert got.timings.tokens_per_pass == 2.5
+        assert got.timings.tokens_per_pass == 25 / 16  # 15 of 40 tokens were accepted; some passes drafted nothing
         assert figures.by_position == ((10, 9), (10, 6))
         load = got.of(ServerLoad)[0]
         assert (load.running, load.waiting, load.kv_used) == (1, 2, 0.25)
