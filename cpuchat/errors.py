@@ -263,6 +263,13 @@ class ServerRefused(ServerError):
     exit_code = 22
 
 
+class SpeechFailed(CpuchatError):
+    """No voice is installed, or it failed; the answer is not affected."""
+
+    code = "speech"
+    exit_code = 23
+
+
 class GrammarUnmet(CpuchatError):
     """The answer does not match the requested schema or grammar."""
 

@@ -16,6 +16,7 @@ from cpuchat.children import child_environment, exit_reason, last_output
 from cpuchat.errors import CpuchatError, from_code
 
 _LINE_LIMIT = 64 << 20
+_GRACE_SECONDS = 1.0
 
 A = TypeVar("A")
 
@@ -29,7 +30,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class LineProcess(Generic[A]):
-    """An async context manager; leaving it kills the process.
+    """An async context manager; leaving it ends the process.
 
     Args:
         command: starts the process.
@@ -74,14 +75,26 @@ class LineProcess(Generic[A]):
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def alive(self) -> bool:
+        """Return whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
     async def end(self) -> None:
-        """Kill it and wait until it has ended. Idempotent."""
+        """Terminate it, kill it if that takes too long, and wait until it has ended. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
+            process.terminate()
+        ended = asyncio.ensure_future(process.communicate())
+        try:
+            await asyncio.wait({ended}, timeout=_GRACE_SECONDS)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        await ended
         self._files.close()
 
     async def send(self, request: msgspec.Struct) -> None:

@@ -107,6 +107,11 @@ def made_models_dir() -> Path:
     return data_dir() / "models"
 
 
+def speech_dir() -> Path:
+    """Return the folder of answers that were read aloud where there is no sound device, as WAV files."""
+    return data_dir() / "speech"
+
+
 def downloads_file() -> Path:
     """Return the file of unfinished downloads, which the next run resumes."""
     return data_dir() / "downloads.json"

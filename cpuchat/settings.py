@@ -28,6 +28,8 @@ _LIST = r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*"
 _PLACES = rf"((l3|node|socket):)?{_LIST}"
 Cores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|all|\d{{1,4}}/l3|{_PLACES})$")]
 DraftCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|shared|{_PLACES})$")]
+SpeechCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|{_LIST})$")]
+SpeechEngine = Literal["auto", "hibari", "piper"]
 MemoryPolicy = Annotated[
     str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
 ]
@@ -47,6 +49,7 @@ _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
 WANTED = {
     "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
     "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
+    "speech.cores": "must be auto or a list of CPUs such as 6,7",
     "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
 }
 
@@ -215,6 +218,25 @@ class ChatSection(Section):
         }
 
 
+class SpeechSection(Section):
+    """Reading aloud. `answers`: each one while it is written.
+
+    `engine` "auto" is hibari if it is installed, else piper. `voice` is a voice file of piper. `speed` 1 is normal.
+    `cores` "auto" are those that the model does not use, if there are any.
+    """
+
+    answers: bool = False
+    engine: SpeechEngine = "auto"
+    voice: str = ""
+    speed: Annotated[float, msgspec.Meta(ge=0.5, le=2.0)] = 1.0
+    cores: SpeechCores = "auto"
+
+    def __post_init__(self) -> None:
+        _check_ranges("cores", self.cores)
+        if "\0" in self.voice:
+            raise ValueError("voice contains a NUL character")
+
+
 class UiSection(Section):
     theme: str = "cpuchat"
     telemetry: bool = True
@@ -233,6 +255,7 @@ class Settings(Section):
     hardware: HardwareSection = msgspec.field(default_factory=HardwareSection)
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
     chat: ChatSection = msgspec.field(default_factory=ChatSection)
+    speech: SpeechSection = msgspec.field(default_factory=SpeechSection)
     ui: UiSection = msgspec.field(default_factory=UiSection)
 
     def load_options(self, draft_path: str = "", *, calibrate: bool = True) -> LoadOptions:

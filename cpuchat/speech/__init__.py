@@ -1,0 +1,1 @@
+"""Reads answers aloud: Markdown into speakable sentences, a synthesizing process, a player."""

@@ -1,0 +1,36 @@
+"""The messages of the speech process: one request for each sentence, one answer with its sound."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+EngineName = Literal["hibari", "piper"]
+
+
+class Synthesize(msgspec.Struct, frozen=True, kw_only=True):
+    """Speak `text`, one sentence."""
+
+    id: int
+    text: str
+
+
+class VoiceReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The first answer: the voice is loaded. `rate` in samples per second; `cpus` the process may use."""
+
+    engine: EngineName
+    rate: int
+    cpus: tuple[int, ...]
+    load_seconds: float
+
+
+class Sound(msgspec.Struct, frozen=True, kw_only=True, tag="sound"):
+    """A sentence: 16-bit mono samples, little-endian; `seconds` it took to synthesize."""
+
+    id: int
+    samples: bytes
+    seconds: float
+
+
+Answer = VoiceReady | Sound

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuchat.speech.sentences import MAX_CHARS, SentenceSplitter
+
+ANSWER = """# Why is decoding slow?
+
+Each weight is read once per token, e.g. 2.7 GB at 63 GB/s. Dr. Smith agrees! So **does J. Doe.** Does it?
+It goes on here
+with a soft wrap. See [the docs. Really](https://x.y/z) and `a. b`.
+
+- First item
+- [x] second item. With two sentences.
+  continued here
+1. Numbered
+2) Other
+
+```python
+def f(): pass
+# not. spoken. At all
+```
+
+```npm install x``` does it. Then:
+
+1. ```bash
+   pip install y. Now!
+   ```
+- ~~~
+  code
+  ~~~
+> ```python
+> quoted. Code.
+> ```
+> After it.
+> - ```
+>   z
+
+Read on.
+
+| model | tok/s |
+|---|--:|
+| Qwen 1.5B | 31.0 |
+
+> Quoted text. More of it.
+> - quoted item
+
+Heading two
+---
+
+$$
+E = mc^2
+$$
+$$x$$ is the energy.
+\\[ a
+b \\], where it ends.
+Inline \\(x^2\\) math. 日本語です。次の文。
+
+***
+
+Last one without an end
+"""
+SENTENCES = [
+    "Why is decoding slow?",
+    "Each weight is read once per token, e.g. 2.7 gigabytes at 63 gigabytes per second.",
+    "Dr. Smith agrees!",
+    "So does J. Doe.",
+    "Does it?",
+    "It goes on here with a soft wrap.",
+    "See the docs. Really and a. b.",
+    "First item.",
+    "Done: second item.",
+    "With two sentences. continued here.",
+    "1: Numbered.",
+    "2: Other.",
+    "Code block, Python.",
+    "npm install x does it.",
+    "Then:",
+    "Code block, Bash.",
+    "Code block.",
+    "Code block, Python.",
+    "After it.",
+    "Code block.",
+    "Read on.",
+    "Table: model, tokens per second.",
+    "Qwen 1.5B, 31.0.",
+    "Quoted text.",
+    "More of it.",
+    "quoted item.",
+    "Heading two.",
+    "Formula.",
+    "Formula.",
+    "is the energy.",
+    "Formula.",
+    "where it ends.",
+    "Inline x squared math.",
+    "日本語です。",
+    "次の文。",
+    "Last one without an end.",
+]
+
+
+def spoken(*pieces: str) -> list[str]:
+    splitter = SentenceSplitter()
+    return [sentence for piece in pieces for sentence in splitter.feed(piece)] + splitter.flush()
+
+
+def test_markdown_becomes_sentences() -> None:
+    assert spoken(ANSWER) == SENTENCES
+
+
+@given(st.lists(st.integers(1, 40), max_size=200))
+def test_any_division_gives_the_same_sentences(lengths: list[int]) -> None:
+    pieces, at = [], 0
+    for length in lengths:
+        pieces.append(ANSWER[at : at + length])
+        at += length
+    assert spoken(*pieces, ANSWER[at:]) == SENTENCES
+
+
+@given(st.text(alphabet="aZ1 .!?`*_[]()|#>-$\\\n~:,", max_size=200), st.integers(1, 7))
+def test_any_markdown_is_divided_the_same_way(text: str, step: int) -> None:
+    assert spoken(*(text[at : at + step] for at in range(0, len(text), step))) == spoken(text)
+
+
+def test_a_sentence_is_complete_with_the_first_character_of_the_next() -> None:
+    splitter = SentenceSplitter()
+    assert splitter.feed("One is done.") == []
+    assert splitter.feed(" ") == []
+    assert splitter.feed("N") == ["One is done."]
+    assert splitter.flush() == ["N."]
+
+
+def test_code_is_announced_when_it_begins_and_never_read() -> None:
+    splitter = SentenceSplitter()
+    assert splitter.feed("Like this:\n\n```sh\n") == ["Like this:", "Code block, shell."]
+    assert splitter.feed("rm -rf. Now! Really?\n\n# Heading\n") == []
+    assert splitter.feed("```\nDone. B") == ["Done."]
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [("", "Code block."), ("json", "Code block, JSON."), ("c++", "Code block, C plus plus."), ("text", "Code block."),
+     ("haskell", "Code block, Haskell.")],
+)  # fmt: skip
+def test_the_language_of_code_is_named(info: str, said: str) -> None:
+    assert spoken(f"```{info}\nx\n```\n") == [said]
+
+
+def test_an_answer_that_ends_inside_of_code_says_nothing_of_it() -> None:
+    assert spoken("Look:\n```\nsecret = 1") == ["Look:", "Code block."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["See Fig. 3 for it.", "At 5 p.m. it rains.", "J. R. Hartley wrote it.", "Models, e.g. Qwen, are fast.",
+     "It is 3.5 or v1.2 now.", "Ask Dr. Who."],
+)  # fmt: skip
+def test_a_full_stop_inside_of_a_sentence_is_no_end(text: str) -> None:
+    assert len(spoken(text)) == 1
+
+
+def test_a_bracket_that_is_never_closed_holds_nothing_back_for_long() -> None:
+    splitter = SentenceSplitter()
+    assert splitter.feed("The interval [0, 1) is half open. " + "It has no largest number in it. " * 5 + "A") != []
+
+
+def test_no_before_a_number_is_an_abbreviation_and_otherwise_a_word() -> None:
+    assert len(spoken("See no. 5 of them.")) == 1
+    assert len(spoken("The answer is no. Then it stops.")) == 2
+
+
+def test_long_sentences_are_divided_at_a_comma() -> None:
+    found = spoken(", ".join(["a clause of some words"] * 40))
+    assert len(found) > 2
+    assert all(len(one) <= MAX_CHARS + 2 for one in found)
+    assert all(one.endswith((",", ".")) for one in found)
+
+
+@given(st.integers(1, 60))
+def test_long_sentences_are_divided_the_same_way(step: int) -> None:
+    text = "words, and `more` of them [here] " * 14 + "so. It ends. " + "plain words of a text " * 30 + "end. Next one"
+    assert spoken(*(text[at : at + step] for at in range(0, len(text), step))) == spoken(text)
+
+
+def test_a_formula_that_is_not_closed_ends_with_its_paragraph() -> None:
+    assert spoken("$$\nx = 1\n\nThis is read.") == ["Formula.", "This is read."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [" " * 20_000 + "x", "|" + " " * 20_000 + "x\n", "# " + "x" * 20_000, "[" * 20_000, "-" * 20_000,
+     "`" * 20_000 + "x`"],
+)  # fmt: skip
+def test_very_long_lines_are_divided_and_never_stall(text: str) -> None:
+    assert all(len(one) < 5 * MAX_CHARS for one in spoken(*(text[at : at + 500] for at in range(0, len(text), 500))))
+
+
+def test_nothing_speakable_is_nothing() -> None:
+    assert spoken("---\n\n***\n\n🎉\n\n| --- |\n") == []
