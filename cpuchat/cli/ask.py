@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import sys
-from functools import partial
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,13 @@ from cpuchat.errors import CpuchatError, Interrupted, UsageError
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from collections.abc import AsyncGenerator
 
+    from cpuchat.cli.aloud import Aloud
     from cpuchat.cli.answer_form import AnswerForm
-    from cpuchat.cli.session import Session
+    from cpuchat.cli.session import Session, Sink
     from cpuchat.cli.terminal import Terminal
     from cpuchat.protocol import AnyEvent, Generate, ModelInfo
     from cpuchat.settings import Settings
+    from cpuchat.speech.speaker import Speaker
 
 INPUT_LIMIT = 32 << 20
 _PATIENCE_SECONDS = 3.0
@@ -49,6 +52,7 @@ Examples:
   cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
   git diff | cpuchat ask "Write a commit message for this:"
   cpuchat ask --server http://127.0.0.1:8080 "Hello"
+  cpuchat ask --speak "Tell me a short story"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
@@ -59,8 +63,8 @@ and files (not with --raw-output); --json escapes them.
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
 9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 21 server failed or not
-reached, 22 API key refused, 24 the answer does not match the schema or grammar, 130 stopped by Ctrl+C,
-1 anything else."""
+reached, 22 API key refused, 23 speech failed, 24 the answer does not match the schema or grammar,
+130 stopped by Ctrl+C, 1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
@@ -102,6 +106,13 @@ reached, 22 API key refused, 24 the answer does not match the schema or grammar,
         is_flag=True,
         help="Do not replace control characters in the answer; the terminal will interpret them.",
     ),
+    click.option("--speak", is_flag=True, help="Read the answer aloud while it is written; see cpuchat speak --help."),
+    click.option(
+        "--speak-output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write the speech to a WAV file instead of playing it.",
+    ),
     click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )
@@ -116,6 +127,8 @@ def ask(
     grammar: str | None,
     as_json: bool,
     raw_output: bool,
+    speak: bool,
+    speak_output: Path | None,
     show_reasoning: bool,
     quiet: bool,
     **values: Any,
@@ -151,15 +164,14 @@ def ask(
     terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
 
     async def run() -> int:
-        async with Session(chosen, terminal, backend) as session:
+        async with contextlib.AsyncExitStack() as stack:
+            session = await stack.enter_async_context(Session(chosen, terminal, backend))
+            aloud = await _aloud(stack, session, chosen, speak_output, terminal) if speak or speak_output else None
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
-            conversation = session.conversation
-            request = _raw_request(prompt, stop, chosen, form)
-            in_chat = partial(conversation.send, prompt, stop=stop, grammar=request.grammar)
-            events = conversation.generate_detached(request) if raw else in_chat()
-            return await _print_answer(session, events, info, terminal, form, as_json=as_json)
+            events = _events(session, _raw_request(prompt, stop, chosen, form), raw)
+            return await _print_answer(session, events, info, terminal, form, aloud, as_json=as_json)
 
     return asyncio.run(run())
 
@@ -251,6 +263,36 @@ def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: Ans
     )
 
 
+def _events(session: Session, request: Generate, raw: bool) -> AsyncGenerator[AnyEvent, None]:
+    if raw:
+        return session.conversation.generate_detached(request)
+    return session.conversation.send(request.prompt or "", stop=request.stop, grammar=request.grammar)
+
+
+async def _begin_speech(aloud: Aloud, info: ModelInfo, sink: Sink) -> Sink:
+    """Return the sink that reads the answer, beside the model that writes it."""
+    await aloud.prepare(info.compute_cpus)
+    aloud.speaker.begin(time.monotonic())
+    return _ReadAloud(sink, aloud.speaker)
+
+
+async def _finish_speech(aloud: Aloud, terminal: Terminal, *, as_json: bool) -> dict[str, Any]:
+    """Wait until the answer was heard; returns its figures for JSON. A voice that fails does not harm the answer."""
+    from cpuchat.cli.output import error_json, error_text
+    from cpuchat.present import speech as words
+
+    aloud.speaker.finish()
+    try:
+        figures = await aloud.wait()
+    except CpuchatError as error:
+        if not as_json:
+            terminal.warn(error_text(error))
+        return {"speech": error_json(error)}
+    if not as_json:
+        terminal.note(words.summary(figures, aloud.where))
+    return {"speech": words.as_json(figures, aloud.where)}
+
+
 class _Silent:
     """Discards deltas, for answers that are printed once complete."""
 
@@ -259,25 +301,53 @@ class _Silent:
     def reasoning(self, text: str) -> None: ...
 
 
+async def _aloud(
+    stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None, terminal: Terminal
+) -> Aloud:
+    """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
+    from cpuchat.cli.aloud import Aloud
+
+    aloud = await stack.enter_async_context(Aloud(chosen.speech, output, terminal))
+    session.on_interrupt = aloud.speaker.stop
+    return aloud
+
+
+class _ReadAloud:
+    """Reads the answer aloud, beside what another sink does with it."""
+
+    def __init__(self, sink: Sink, speaker: Speaker) -> None:
+        self._sink = sink
+        self._speaker = speaker
+        self.reasoning = sink.reasoning
+
+    def answer(self, text: str) -> None:
+        self._sink.answer(text)
+        self._speaker.feed(text)
+
+
 async def _print_answer(
     session: Session,
     events: AsyncGenerator[AnyEvent, None],
     info: ModelInfo,
     terminal: Terminal,
     form: AnswerForm | None,
+    aloud: Aloud | None,
     *,
     as_json: bool,
 ) -> int:
-    """Print the answer that `events` stream, and return the exit code."""
+    """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.output import error_json, error_text, json_line
     from cpuchat.cli.session import Answer
     from cpuchat.present.answers import full_summary, roofline_json, timings_json
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
+    sink: Sink = _Silent() if as_json else terminal
+    if aloud is not None:
+        sink = await _begin_speech(aloud, info, sink)
     try:
         try:
-            finished = await session.stream(events, answer, _Silent() if as_json else terminal)
+            finished = await session.stream(events, answer, sink)
         finally:
             terminal.end_answer()
     except CpuchatError as error:
@@ -287,6 +357,10 @@ async def _print_answer(
         return error.exit_code
     roofline = after_answer(info, finished.timings)
     unmet = form.unmet(answer.text, finished) if form else None
+    if not as_json:
+        summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
+        terminal.note(" · ".join(filter(None, (summary, finished.note))))
+    speech = await _finish_speech(aloud, terminal, as_json=as_json) if aloud is not None else {}
     if as_json:
         result = {
             "text": answer.text,
@@ -299,15 +373,14 @@ async def _print_answer(
             "seed": finished.timings.seed,
             "timings": timings_json(finished.timings),
             **({} if info.server else {"roofline": roofline_json(roofline)}),
+            **speech,
         }
         terminal.line(json_line(result))
-    else:
-        summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
-        terminal.note(" · ".join(filter(None, (summary, finished.note))))
     if unmet is not None and finished.stop_reason != "cancelled":
         terminal.warn(error_text(unmet))
         return unmet.exit_code
     if finished.stop_reason == "context":
         remedy = "start the server with a larger one" if info.server else "raise --ctx"
         terminal.warn(f"cpuchat: context full; {remedy} for a longer answer.")
-    return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0
+    silenced = aloud is not None and session.interrupted
+    return Interrupted.exit_code if finished.stop_reason == "cancelled" or silenced else 0

@@ -25,6 +25,7 @@ SIGPIPE_STATUS = 141
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
+    "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
     "servers": ("cpuchat.cli.servers", "servers", "List inference servers and their models; store API keys."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -61,6 +61,8 @@ class Session:
         self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
         self._terminal = terminal
         self._presses = 0
+        self.on_interrupt: Callable[[], None] = lambda: None
+        """Called with each Ctrl+C."""
         self._cancelling: set[asyncio.Task[None]] = set()
 
     @property
@@ -78,6 +80,7 @@ class Session:
 
     def _on_interrupt(self) -> None:
         self._presses += 1
+        self.on_interrupt()
         if self._presses > 1 and self._backend.pid is not None:
             self._backend.kill()
         else:

@@ -1,0 +1,108 @@
+"""Tests `cpuchat speak`, and `ask --speak`, with the real voice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import PLAIN, run
+from tests.support.listening import listen
+from tests.support.sound_program import SoundProgram, no_sound_program
+
+
+def test_a_text_is_written_to_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "hello.wav"
+    done = run("speak", "Hello there, how are you?", "-o", str(file))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "s of speech to" in done.stderr and "real-time factor" in done.stderr
+    heard = listen(file)
+    assert 1 < heard.seconds < 4
+    assert heard.loudness > 0.02 and heard.clipped == 0
+
+
+def test_a_markdown_file_is_read_sensibly_and_faster(tmp_path: Path) -> None:
+    source, files = tmp_path / "notes.md", [tmp_path / "a.wav", tmp_path / "b.wav"]
+    source.write_text("# Notes\n\n```\n" + "secret = 1\n" * 200 + "```\n\nThat is all.", encoding="utf-8")
+    for file, speed in zip(files, ("1", "1.6"), strict=True):
+        done = run("speak", str(source), "-o", str(file), "--speed", speed, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["engine"] == "hibari"
+        assert found["output"].endswith(file.name)
+    slow, fast = (listen(file).seconds for file in files)
+    assert 2 < slow < 8  # the code is not read
+    assert fast < 0.8 * slow
+
+
+def test_standard_input_is_read_to_the_sound_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = SoundProgram(tmp_path / "bin", monkeypatch)
+    done = run("speak", stdin="Hello.")
+    assert done.returncode == 0, done.stderr
+    assert "aplay" in done.stderr
+    assert program.seconds() > 0.4
+
+
+def test_without_a_sound_device_a_file_is_written_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cpuchat-speech.wav").touch()
+    done = run("speak", "Hello.", "--quiet")
+    assert done.returncode == 0
+    assert "No sound device" in done.stderr and "cpuchat-speech-2.wav" in done.stderr
+    assert listen(tmp_path / "cpuchat-speech-2.wav").seconds > 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "Nothing to read aloud."),
+        (("no-such-file.md",), "Cannot read no-such-file.md"),
+        (("🎉", "-o", "never.wav"), "Nothing to read aloud"),
+        (("Hello", "-o", "no/such/folder/a.wav"), "is not a folder"),
+        (("Hello", "--speed", "9"), "is above 2"),
+        (("Hello", "--cores", "x"), "auto or a list of CPUs"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], told: str) -> None:
+    done = run("speak", *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = run("speak", "Hello", "--engine", "piper")
+    assert done.returncode == 23
+    assert "piper is not on the PATH" in done.stderr
+
+
+@pytest.mark.usefixtures("measured_machine")
+def test_an_answer_is_read_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "answer.wav"
+    arguments = ("ask", "-m", "demo", *PLAIN, "--temperature", "0", "--max-tokens", "60")
+    done = run(*arguments, "--speak-output", str(file), "What can you do?")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "after the first token" in done.stderr.splitlines()[-1]
+    assert listen(file).seconds > 1
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments, "--speak", "--quiet", "--json", "What can you do?")
+    assert done.stderr.count("No sound device") == 1
+    found = json.loads(done.stdout)
+    assert found["speech"]["output"].endswith("cpuchat-speech.wav")
+    assert found["speech"]["sound_s"] > 1
+    assert found["speech"]["first_audio_s"] > found["speech"]["after_token_s"] > 0
+
+
+def test_help_loads_no_voice() -> None:
+    code = (
+        "import sys; from cpuchat.cli.main import main; main(['speak', '--help']); main(['ask', '--help']);"
+        "sys.stderr.write(' '.join(sorted({'hibari', 'onnxruntime', 'numpy'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
