@@ -33,6 +33,7 @@ from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.roofline_meter import RooflineMeter
 from cpuchat.telemetry.server import ServerFigures, ServerMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
+from cpuchat.telemetry.speech import Speech
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 
@@ -51,7 +52,8 @@ class Figures:
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
     decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting`, `roofline` and
     `server` have their own `why_missing`. `approximate`: tokens are counted by the parts that a server sends.
-    `ahead` requests are answered by a server before this one, 0 once it is its turn.
+    `ahead` requests are answered by a server before this one, 0 once it is its turn. `speech` is filled in by
+    the reader.
     """
 
     phase: Phase
@@ -74,6 +76,7 @@ class Figures:
     server: ServerFigures | None = None
     approximate: bool = False
     ahead: int = 0
+    speech: Speech = field(default_factory=Speech)
 
     def why_missing(self, name: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.

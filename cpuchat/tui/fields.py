@@ -61,6 +61,13 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("hardware.price_usd", "Price", "USD, of this machine, for plans; 0 = not known"),
         ("hardware.watts", "Power", "W at the wall under load, for plans; 0 = not known"),
     ),
+    "Speech": (
+        ("speech.answers", "Read answers aloud", "while they are written (Ctrl+S)"),
+        ("speech.engine", "Engine", "auto = hibari if it is installed, else piper"),
+        ("speech.voice", "Voice", "piper's voice, an .onnx file"),
+        ("speech.speed", "Speed", "1 = normal speed; 0.5 to 2"),
+        ("speech.cores", "Cores", "auto (cores that the model does not use), or CPUs such as 6,7"),
+    ),
     "Appearance": (
         ("ui.telemetry", "Figures", "panel or line with live figures (F3)"),
         ("ui.sidebar", "Chat list", "at the left (F8)"),
@@ -69,6 +76,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 NOTES = {
+    "Speech": "Without a sound device, answers are written to WAV files.",
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",
 }

@@ -48,6 +48,12 @@ MACHINE = (
     ("placement", "which cores compute, and where memory is allocated. Applying one measures short answers before "
      "and after, and keeps it if the gain is significant"),
 )  # fmt: skip
+SPEECH = (
+    ("first audio", "time from sending to the first sound; after token: from the first token"),
+    ("RTF", "real-time factor: time to synthesize ÷ length of the sound; below 1 is faster than speech"),
+    ("audio queued", "seconds of audio not yet played"),
+    ("with speech", "decoding speed of the last answer that was read, of the last that was not"),
+)
 _GOOD_TO_KNOW = (
     "Select with the mouse, Ctrl+C copies. Tab moves between panes; the arrow keys scroll the focused one. "
     "Esc closes every screen."
@@ -94,6 +100,8 @@ class HelpScreen(Dismissable[None]):
             yield Static(self._rows(list(DRAFTING)), classes="rows")
             yield Static("Memory bandwidth and ceilings", classes="heading")
             yield Static(self._rows(list(MACHINE)), classes="rows")
+            yield Static("Reading aloud", classes="heading")
+            yield Static(self._rows(list(SPEECH)), classes="rows")
             yield Static("Tips", classes="heading")
             yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
         yield Footer(show_command_palette=False)

@@ -23,6 +23,7 @@ from cpuchat.protocol import (
 )
 from cpuchat.servers import Source
 from cpuchat.tui.chat.messages import last_turn
+from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.drafted import Spans
@@ -46,6 +47,7 @@ class Answering:
         conversation: Conversation,
         transcript: ChatTranscript,
         status: StatusLine,
+        reader: Reader,
         tell: Callable[[str, str], None],
         begun: Callable[[], None],
         show_messages: Callable[[], None],
@@ -59,15 +61,31 @@ class Answering:
         self._tell = tell
         self._begun = begun
         self._show_messages = show_messages
+        self._reader = reader
         self._replaces = False  # the answer is to take the place of something that is not shown any more
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
         self._outdated = False  # the transcript has messages that the conversation has not
+        self._to_read: list[str] | None = None  # its parts, without reasoning
         self._left_out = ""
         self._noted: set[str] = set()  # notes of models that were already shown
         self.loading: str = ""  # name of the file that is being loaded
         self.spans: dict[int, Spans] = {}
         """Drafters of the parts of this run's answers, by message id."""
+
+    @property
+    def text_to_read(self) -> str | None:
+        """Return the answer as far as it is written, without its reasoning; None when none is."""
+        return None if self._to_read is None else "".join(self._to_read)
+
+    @property
+    def reading(self) -> bool:
+        """Return whether something is being read aloud."""
+        return self._reader.busy
+
+    def silence(self) -> None:
+        """Stop what is being read aloud."""
+        self._reader.stop()
 
     async def load(self, path: Source) -> AnyEvent | None:
         """Load a model and return the last event: `ModelLoaded` when it is ready."""
@@ -103,9 +121,13 @@ class Answering:
         self._transcript.set_pending("Waiting for the first token…")
         self._open, self._written, self._outdated, self._replaces = True, False, False, replaces
         self._left_out = ""
+        self._to_read = []
         try:
+            await self._reader.begin_answer()
             return await self._consume(stream)
         finally:
+            self._to_read = None
+            self._reader.end_answer()
             if self._open:  # ended without a final event
                 self._close("stopped")
             self._status.show_state("")
@@ -133,6 +155,9 @@ class Answering:
                     self._written = True
                     self._transcript.set_pending("")
                 self._transcript.append(event.text, event.channel, event.drafter)
+                if event.channel == "answer" and self._to_read is not None:
+                    self._to_read.append(event.text)
+                    self._reader.feed(event.text)
             case PrefillProgress():
                 if not self._written:
                     self._transcript.set_pending(answers.prefill_progress(event))
@@ -158,6 +183,7 @@ class Answering:
             case GenerationFinished():
                 note = answers.summary(event.timings, event.stop_reason, self._conversation.history.answer.sampling)
                 self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
+                self._reader.answered(event.timings)
             case Failed():
                 self._close("")
                 if self._outdated:

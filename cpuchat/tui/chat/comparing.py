@@ -36,6 +36,10 @@ class ComparingScreen(HistoryScreen):
         """Load in the background; refuses while something runs."""
         raise NotImplementedError
 
+    def silence(self) -> bool:
+        """Stop reading aloud; False if nothing was read."""
+        raise NotImplementedError
+
     @work(exclusive=True, group="compare")
     async def action_compare(self) -> None:
         """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
@@ -121,6 +125,7 @@ class ComparingScreen(HistoryScreen):
         """
         if self.refuse_while_busy("compare"):
             return
+        self.silence()
         loaded = self.services.loaded or then
         await self.conversation.backend.unload()
         try:

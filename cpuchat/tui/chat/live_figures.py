@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from textual.screen import Screen
 
 from cpuchat.telemetry.process import process_memory
+from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.markdown.transcript import Transcript
@@ -28,6 +31,8 @@ class LiveFigures:
         self._status = screen.query_one(StatusLine)
         self._transcript = screen.query_one(Transcript)
         self._transcript.on_flush = self._with_text
+        self.speech: Callable[[], Speech] = Speech
+        """Returns the figures of reading aloud."""
         self._running = False
         self._shown = self._drawn = 0.0  # when the figures were, and the text
         self._pace = SPARE
@@ -70,7 +75,7 @@ class LiveFigures:
             watch.close()
         elif pid is not None and (sample := watch.sample(pid)) is not None:
             conversation.meter.machine(sample)
-        figures = conversation.figures()
+        figures = replace(conversation.figures(), speech=self.speech())
         self._status.show_drafting(figures.drafting)
         self._status.show_engine(conversation.backend.engine)
         memory = None if pid is None else process_memory(pid)

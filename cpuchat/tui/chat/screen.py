@@ -21,10 +21,10 @@ from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.commands import chat_provider, model_provider
-from cpuchat.tui.chat.comparing import ComparingScreen
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.messages import sent_message, stored_message
+from cpuchat.tui.chat.speaking import SpeakingScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
@@ -40,7 +40,7 @@ from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 
-class ChatScreen(ComparingScreen):
+class ChatScreen(SpeakingScreen):
     """Owns every change of state of the chat; widgets only say what the user did."""
 
     AUTO_FOCUS = "#prompt"
@@ -79,13 +79,14 @@ class ChatScreen(ComparingScreen):
         self._prompt = self.query_one(Prompt)
         self._chats = self.query_one(ChatList)
         self._composer = Composer(self._prompt)
-        self._answering = Answering(
-            self.conversation, self._transcript, self.query_one(StatusLine), self.tell, self._begun, self._show_messages
-        )
         self._figures = LiveFigures(self, self.services)
+        self._answering = Answering(
+            self.conversation, self._transcript, self.query_one(StatusLine), self._make_reader(), self.tell,
+            self._begun, self._show_messages,
+        )  # fmt: skip
         self._stream = ChatStream(
             self, self.services, self._answering, self._initial_model,
-            on_start=self._started, on_idle=self._show_idle, on_model=self._figures.share_the_cores,
+            on_start=self._started, on_idle=self._show_idle, on_model=self._model_ready,
         )  # fmt: skip
         self._clipboard = Clipboard(self.app, self._transcript, self.tell)
         self.conversation.on_save_problem = self.show_save_problem
@@ -104,9 +105,6 @@ class ChatScreen(ComparingScreen):
         self.list_chats()
         self._figures.show()
         warm_up()
-
-    def on_unmount(self) -> None:
-        self.services.machine_watch.close()
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._figures.show)  # the other of panel and line may be shown now
@@ -254,6 +252,7 @@ class ChatScreen(ComparingScreen):
         self._show_state()
 
     def _show_state(self) -> None:
+        self.silence()
         self._show_prompt_title()
         self.refresh_bindings()
         self.show_chat_title()
@@ -293,11 +292,11 @@ class ChatScreen(ComparingScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and hasattr(self, "_stream"):
             away = self.focused is not self._prompt
-            active = self.busy or self._composer.editing is not None or bool(self._composer.queued)
+            active = self.busy or self._reader.busy or self._composer.editing is not None or bool(self._composer.queued)
             return True if active or away or self.has_class("-chats-over") else None
         return True
 
-    async def action_stop(self) -> None:
+    async def stop_working(self) -> None:
         if self._composer.queued:
             self._unqueue()
         elif not await self.interrupt():
@@ -387,6 +386,7 @@ class ChatScreen(ComparingScreen):
         before, self.conversation.settings = self.services.settings, result
         self.app.theme = result.ui.theme if result.ui.theme in self.app.available_themes else self.app.theme
         self._apply_ui_settings()
+        await self._reader.settings_changed(before.speech)
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)
         self._figures.show()

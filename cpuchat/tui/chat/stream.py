@@ -56,7 +56,7 @@ class ChatStream:
     def _is_idle(self) -> bool:
         services = self._services
         busy = self.busy or self.probe.running or self.passes.running or services.quantizing.job is not None
-        return not busy and not services.leaving
+        return not busy and not self._answering.reading and not services.leaving
 
     @property
     def detached(self) -> bool:
@@ -74,7 +74,7 @@ class ChatStream:
         async def run() -> None:
             self._on_start()
             try:
-                await self._stop_probes()
+                await self.stop_probes()
                 await work
             finally:
                 self._worker = None
@@ -109,6 +109,7 @@ class ChatStream:
     def run_detached(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
         """Run a measurement, which may load the model again. `leave` stops it when the app quits."""
         self._leave = leave
+        self._answering.silence()
         self.run(self._run_detached(work))
 
     async def _run_detached(self, work: Awaitable[None]) -> None:
@@ -123,13 +124,14 @@ class ChatStream:
             if self.loaded:
                 self._on_model()
 
-    async def _stop_probes(self) -> None:
+    async def stop_probes(self) -> None:
+        """Stop what is measured while the app is idle; it starts again when it is."""
         await self.probe.stop()
         await self.passes.stop()
 
     async def finish(self) -> None:
         """Stop what runs and wait until its last text is shown and stored."""
-        await self._stop_probes()
+        await self.stop_probes()
         if self._leave is not None:
             self._leave()
         if (worker := await self.stop()) is not None:

@@ -23,6 +23,7 @@ from cpuchat.tui.chat.drafting import drafting, drafting_in_line, speed_up
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, fit, rate
 from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline
 from cpuchat.tui.chat.serving import serving, waited
+from cpuchat.tui.chat.speech import speech, speech_in_line
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 
 if TYPE_CHECKING:
@@ -229,11 +230,12 @@ class TelemetryPanel(_Figures):
     """
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
-    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, drafting, roofline, serving, context, memory)
+    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, speech, drafting, roofline, serving, context, memory)
     FOR_THE_CURVE: ClassVar[tuple[tuple[Section, int], ...]] = ((memory, 0), (timing, 3))
     """Sections cut to their first rows, in this order, to have room for the timeline too."""
     TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
-        (serving, 3), (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (timing, 0)
+        (serving, 3), (speech, 4), (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (speech, 2), (timing, 0),
+        (speech, 0),
     )  # fmt: skip
     """Sections cut to their first rows, in this order, until everything fits."""
 
@@ -284,6 +286,8 @@ class TelemetryLine(_Figures):
             ]
         if drafted := drafting_in_line(frame):
             parts.append(drafted)
+        if spoken := speech_in_line(frame):
+            parts.append(spoken)
         if read := bandwidth_in_line(frame, bar=frame.width >= _BAR_FROM):
             parts.append(read)
         if figures.ttft_s is not None:

@@ -1,0 +1,177 @@
+"""Tests reading answers aloud in the app, with the real voice; what is heard is in WAV files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.style import Style
+
+from cpuchat import paths, settings
+from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.speech import Speech
+from cpuchat.tui.chat.frame import Frame
+from cpuchat.tui.chat.speech import speech, speech_in_line
+from cpuchat.tui.chat.telemetry import PARTS
+from tests.support.chat_app import RunningApp, running
+from tests.support.listening import listen
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.sound_program import SoundProgram, no_sound_program
+
+ANSWER = "The first sentence is read while the second one is written. Here it is, complete at last."
+
+
+def files() -> list[Path]:
+    """Return the WAV files that have sound."""
+    return sorted(file for file in paths.speech_dir().glob("*.wav") if file.stat().st_size > 10_000)
+
+
+async def switch_on(app: RunningApp) -> None:
+    await app.ready()
+    await app.press("ctrl+s")
+    await app.until(lambda: "Reading answers aloud (Esc stops)." in app.notices)
+
+
+async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    gate = Gate()
+    async with running(ScriptedBackend([answer(ANSWER, gate=gate)])) as app:
+        await switch_on(app)
+        await app.until(lambda: settings.load().speech.answers)
+        await app.count_up_to(gate)
+        await app.until(files)
+        await app.until(lambda: listen(files()[0]).seconds > 1)
+        assert app.chat.busy  # the answer is not complete
+        gate.open()
+        await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
+        heard = listen(files()[0])
+        assert 3 < heard.seconds < 12
+        assert heard.loudness > 0.02
+        assert any("No sound device" in notice and "WAV files to" in notice for notice in app.notices)
+        assert "first audio" in app.screen_text
+        assert "RTF" in app.screen_text
+        await app.press("ctrl+s")
+        await app.until(lambda: "Reading aloud is off." in app.notices)
+        await app.until(lambda: not settings.load().speech.answers)
+        await app.send("Again")
+        assert len(files()) == 1
+
+
+async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = SoundProgram(tmp_path / "bin", monkeypatch, paced=True)
+    async with running(ScriptedBackend([answer(" ".join([ANSWER] * 5))])) as app:
+        await switch_on(app)
+        await app.send("Count")
+        await app.until(lambda: program.seconds() > 0.5)
+        assert app.chat._reader.busy
+        assert not app.chat._stream.probe._is_idle()  # nothing is measured beside it
+        await app.press("escape")
+        assert not app.chat._reader.busy
+        assert app.chat._stream.probe._is_idle()
+        assert not any("No sound device" in notice for notice in app.notices)
+
+
+async def test_switched_on_during_an_answer_it_is_read_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    gate, before = Gate(), Gate()
+    async with running(ScriptedBackend([answer(ANSWER, gate=gate), [before, *answer("Yes.")]])) as app:
+        await app.count_up_to(gate)
+        assert app.conversation.logs_speed
+        await app.press("ctrl+s")
+        await app.until(lambda: app.chat._reader.busy)
+        assert not app.conversation.logs_speed
+        gate.open()
+        await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
+        assert listen(files()[0]).seconds > 4
+        await app.press("ctrl+s")
+        await app.until(lambda: "Reading aloud is off." in app.notices)
+        # Of one that has no text yet, nothing is read; nor of the one that it replaces.
+        app.chat.action_again()
+        await app.until(before.reached.is_set)
+        await app.press("ctrl+s")
+        await app.until(lambda: app.chat._reader.busy)
+        before.open()
+        await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
+        assert len(files()) == 2
+        assert min(listen(file).seconds for file in files()) < 2
+
+
+async def test_an_answer_that_ends_before_the_voice_is_there_is_not_read_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    gate, machine_read = Gate(), asyncio.Event()
+
+    async def slowly(work: Callable[[], object]) -> object:
+        await machine_read.wait()
+        return work()
+
+    monkeypatch.setattr("cpuchat.tui.chat.reader.run_in_daemon_thread", slowly)
+    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
+        await app.count_up_to(gate)
+        await app.press("ctrl+s")
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        machine_read.set()
+        await app.until(lambda: "Reading answers aloud (Esc stops)." in app.notices)
+        assert not app.chat._reader.busy
+
+
+async def test_the_last_answer_is_read_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    async with running(ScriptedBackend([answer("Hello there.")])) as app:
+        await app.ready()
+        app.chat.action_read_answer()
+        await app.until(lambda: "No answer to read yet." in app.notices)
+        await app.send("Hi")
+        app.chat.action_read_answer()
+        await app.until(lambda: app.chat._reader.busy)
+        await app.chat._reader.settings_changed(app.conversation.settings.speech)
+        assert app.chat._reader.busy  # of other settings
+        await app.until(lambda: not app.chat._reader.busy)
+        assert 0.5 < listen(files()[0]).seconds < 3
+
+
+async def test_without_a_voice_the_reason_is_told_and_answers_are_not_affected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_sound_program(tmp_path / "bin", monkeypatch)
+    settings.update({"speech": {"engine": "piper"}})
+    async with running() as app:
+        await app.ready()
+        await app.press("ctrl+s")
+        await app.until(lambda: any("piper is not on the PATH" in notice for notice in app.notices))
+        assert not app.chat._reader.enabled
+        await app.send("Hi")
+        assert app.transcript.messages[-1].content == "Hello there."
+
+
+def shown(figures: Speech) -> list[str]:
+    styles: dict[str, Style] = {part: Style.null() for part in PARTS}
+    frame = Frame(replace(Meter().figures(0.0), speech=figures), None, 30, True, styles)
+    return ["".join(part.text for part in line).rstrip() for line in [*speech(frame), speech_in_line(frame)] if line]
+
+
+def test_figures_of_speech_have_units_and_denominators() -> None:
+    assert shown(Speech()) == []
+    figures = Speech(
+        engine="hibari", reading=True, first_audio_s=0.84, after_token_s=0.62, after_sentence_s=0.05,
+        real_time_factor=0.0093, queued_s=4.25, sound_s=12.0, cpus=(6, 7), decode_tok_s=39.8, plain_tok_s=41.2,
+    )  # fmt: skip
+    assert shown(figures) == [
+        "first audio     0.84 s",
+        "after token     0.62 s",
+        "RTF            0.009",
+        "audio queued     4.2 s",
+        "speech on    CPUs 6-7",
+        "with speech 39.8 of 41.2 tok/s",
+        "first audio 0.84 s, queued 4.2 s",
+    ]
+    waiting = shown(Speech(engine="hibari", reading=True, shared=True))
+    assert waiting[0] == "first audio      n/a"
+    assert "speech on    model's cores" in waiting
