@@ -75,7 +75,7 @@ def _key(result: Result) -> tuple[object, ...]:
     setup = msgspec.structs.replace(
         result.cell.setup, model=Path(result.model_filename).name, draft=Path(result.draft_filename).name
     )
-    return (setup, result.drafters, result.test, result.cell.test.n_gen)
+    return (setup, result.drafters, result.speech, result.test, result.cell.test.n_gen)
 
 
 def _differences(old: Result, new: Result) -> list[Difference]:

@@ -86,12 +86,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One setup, its drafters and its test. `draft_depth` 0: adaptive."""
+    """One setup, its drafters and its test. `draft_depth` 0: adaptive. `speech`: the answers are read aloud."""
 
     setup: Setup
     test: Workload
     drafters: Drafters = OFF
     draft_depth: int = 0
+    speech: bool = False
 
     @property
     def drafting(self) -> str:
@@ -101,11 +102,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """Name it in a progress line."""
-        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}"
+        speech = " · speech" if self.speech else ""
+        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}{speech}"
 
     @property
     def plain(self) -> Cell:
-        """The cell that this one's speed-up refers to."""
+        """The cell that this one's speed-up refers to: with speech the same without it, else plain decoding."""
+        if self.speech:
+            return msgspec.structs.replace(self, speech=False)
         return msgspec.structs.replace(self, drafters=OFF, draft_depth=0)
 
 
@@ -114,8 +118,8 @@ class Matrix(Section):
     what tuning found for the model.
 
     `drafters` are names with an optional draft depth (`draft:4`); `kv_types` one type, or those of K and V
-    (`q8_0/f16`). `pp` and `tg` are numbers of random tokens, measured at each `depth`; without them `prompts` are
-    run, by default all kinds, `tokens` tokens each.
+    (`q8_0/f16`). `speech`: measure each prompt with its answer read aloud too. `pp` and `tg` are numbers of random
+    tokens, measured at each `depth`; without them `prompts` are run, by default all kinds, `tokens` tokens each.
     """
 
     models: list[str] = []
@@ -129,6 +133,7 @@ class Matrix(Section):
     flash_attn: list[FlashAttention] = []
     prompts: list[Kind] = []
     tokens: Tokens = 128
+    speech: bool = False
     pp: list[Tokens] = []
     tg: list[Tokens] = []
     depth: list[Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = msgspec.field(default_factory=lambda: [0])
@@ -184,6 +189,8 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
     default: list[tuple[Drafters, int]] = [(OFF, 0), ("auto", 0)]
     drafters = [_drafters(text) for text in matrix.drafters] or default
     tests, plain = matrix.tests(), default[:1]
+    if matrix.speech and all(test.kind != "prompts" for test in tests):
+        raise UsageError("--speech reads answers, and --pp and --tg have none.", "Add --prompts chat.")
     cells: dict[Cell, None] = {}
     for setup in _setups(matrix, chosen, library):
         for draft in _drafts(matrix, chosen, library, setup, drafters, tests):
@@ -191,7 +198,10 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
             for test in tests:
                 several = test.kind == "prompts" and any(name != OFF for name, _ in drafters)
                 for name, depth in [*plain, *drafters] if several else plain:
-                    cells[Cell(setup=loaded, test=test, drafters=name, draft_depth=depth)] = None
+                    cell = Cell(setup=loaded, test=test, drafters=name, draft_depth=depth)
+                    cells[cell] = None
+                    if matrix.speech and test.kind == "prompts":
+                        cells[msgspec.structs.replace(cell, speech=True)] = None
     return list(cells)
 
 

@@ -30,9 +30,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """One cell. Up to `samples_ts` the names and units are llama-bench's; its `_ts` are decode tok/s, of a test without
     decoding prefill tok/s. Without any sample, `failure` says why.
 
-    `ttft_ms`, `prefill_ts` and what follows are medians of the rounds. `speed_up`: decode ÷ that of the plain cell in
-    the same rounds. `same_text`: as the plain cell's, greedily (None: nothing to compare). `peak`: measured read
-    bandwidth in bytes per second. `noisy`: the machine was not steady.
+    `ttft_ms`, `prefill_ts` and what follows are medians of the rounds. `speed_up`: decode ÷ that of the plain cell
+    in the same rounds; of a cell with `speech` ÷ that of the same without. `same_text`: as the plain cell's,
+    greedily (None: nothing to compare). `peak`: measured read bandwidth in bytes per second. `noisy`: the machine
+    was not steady.
     """
 
     build_commit: str
@@ -78,6 +79,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None = None
     peak: float | None = None
     joules_per_token: float | None = None
+    speech: bool = False
+    first_audio_ms: float | None = None
+    real_time_factor: float | None = None
+    speech_memory_bytes: float | None = None
     same_text: bool | None = None
     short: bool = False
     noisy: bool = False
@@ -136,6 +141,7 @@ def _result(cell: Cell, environment: Environment, figures: Mapping[str, Any]) ->
         test_time=environment.date,
         test=cell.test.name,
         drafters=cell.drafting,
+        speech=cell.speech,
         draft_filename=setup.draft if cell.drafters in ("auto", "draft") else "",
         cores=setup.cores,
         memory_policy=setup.memory,
@@ -185,6 +191,11 @@ def _figures(cell: Cell, lines: Sequence[Measurement], plain: Sequence[Measureme
         "bandwidth": _median(samples, lambda one: one.bandwidth),
         "utilization": _median(samples, lambda one: one.utilization),
         "joules_per_token": _median(samples, _joules_per_token),
+        "first_audio_ms": _median(samples, lambda one: one.first_audio_ms),
+        "real_time_factor": _median(samples, lambda one: one.real_time_factor),
+        "speech_memory_bytes": max(
+            (one.speech_memory for one in samples if one.speech_memory is not None), default=None
+        ),
         "same_text": _same_text(samples, plain) if cell != cell.plain else None,
         "short": any(one.short for one in samples),
         "noisy": any(line.noisy for line in lines),

@@ -18,6 +18,7 @@ from cpuchat.bench.matrix import OFF, Cell
 from cpuchat.bench.prompts import Prompt, load
 from cpuchat.bench.protocol import GROUP, Protocol
 from cpuchat.bench.sample import Sample, measure_cell
+from cpuchat.bench.speech import BenchSpeech
 from cpuchat.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, WorkerDied, from_code
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
@@ -73,6 +74,7 @@ class Bench:
         self._prompts = load() if prompts is None else list(prompts)
         self._tell = tell
         self._backend = LocalBackend()
+        self._speech = BenchSpeech(chosen.speech) if any(cell.speech for cell in cells) else None
         self._stopped = False
         self._numbers = {cell: number for number, cell in enumerate(self.cells)}
 
@@ -99,6 +101,8 @@ class Bench:
                 if not self.failed:
                     self.journal.append(Finished())
         finally:
+            if self._speech is not None:
+                await self._speech.close()
             await self._backend.close()
 
     async def _open_journal(self) -> None:
@@ -216,6 +220,8 @@ class Bench:
                         reason = next(iter(event.model.notes[-1:]), "The draft model was not loaded.")
                         raise MeasureFailed(reason)
                     case ModelLoaded():
+                        if self._speech is not None and any(cell.speech for cell in cells):
+                            await self._speech.prepare(event.model)
                         self.journal.append(Loaded(cell=self._numbers[cells[0]], model=event.model))
                     case Failed() if not self._stopped:
                         raise from_code(event.code, event.message, event.hint)
@@ -248,7 +254,7 @@ class Bench:
         start = time.monotonic()
         try:
             prompts = [one for one in self._prompts if one.kind == cell.test.name]
-            sample = await measure_cell(self._backend, cell, prompts, monitor)
+            sample = await measure_cell(self._backend, cell, prompts, monitor, self._speech)
         except MeasureFailed:
             if self._stopped:
                 raise Interrupted("Stopped.") from None

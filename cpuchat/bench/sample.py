@@ -13,6 +13,7 @@ import msgspec
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.matrix import Cell
 from cpuchat.bench.prompts import Prompt
+from cpuchat.bench.speech import BenchSpeech, SpeechSample
 from cpuchat.errors import MeasureFailed
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.protocol import (
@@ -45,6 +46,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         bandwidth: bytes per second that decoding reads by the model's header; `utilization` of the measured peak.
         memory: bytes of the worker (PSS: shared pages count in part).
         joules: of the CPU packages, the prompts' prefill included; None without a counter.
+        first_audio_ms: from the request to the first sound, mean of the prompts; None without speech.
+        real_time_factor: time to synthesize ÷ length of the sound, over all prompts.
+        speech_memory: resident bytes of the speech process.
         text: hash of what was written.
         short: fewer tokens than asked for were written.
         no_drafts: why nothing was drafted.
@@ -63,6 +67,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None = None
     memory: int | None = None
     joules: float | None = None
+    first_audio_ms: float | None = None
+    real_time_factor: float | None = None
+    speech_memory: int | None = None
     text: str = ""
     short: bool = False
     no_drafts: str = ""
@@ -74,13 +81,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_cell(
-    backend: LocalBackend, cell: Cell, prompts: Sequence[Prompt], monitor: Monitor | None = None
+    backend: LocalBackend,
+    cell: Cell,
+    prompts: Sequence[Prompt],
+    monitor: Monitor | None = None,
+    speech: BenchSpeech | None = None,
 ) -> Sample:
     """Measure a cell once.
 
     Args:
         prompts: of the cell's kind.
         monitor: reads the energy counters.
+        speech: reads the answers of a cell with speech.
 
     Raises:
         MeasureFailed: the engine failed, was stopped, or no model is loaded.
@@ -89,7 +101,10 @@ async def measure_cell(
     if model is None:
         raise MeasureFailed("No model is loaded.")
     before = _joules(monitor)
-    sample = await (_prompts(backend, model, cell, prompts) if cell.test.kind == "prompts" else _random(backend, cell))
+    if cell.test.kind == "prompts":
+        sample = await _prompts(backend, model, cell, prompts, speech if cell.speech else None)
+    else:
+        sample = await _random(backend, cell)
     after = _joules(monitor)
     joules = after - before if before is not None and after is not None and after > before else None
     return msgspec.structs.replace(sample, joules=joules, memory=_memory(backend.pid))
@@ -131,17 +146,37 @@ async def _random(backend: LocalBackend, cell: Cell) -> Sample:
     )
 
 
-async def _prompts(backend: LocalBackend, model: ModelInfo, cell: Cell, prompts: Sequence[Prompt]) -> Sample:
+async def _prompts(
+    backend: LocalBackend, model: ModelInfo, cell: Cell, prompts: Sequence[Prompt], speech: BenchSpeech | None
+) -> Sample:
     section = SpeculationSection(drafters=cell.drafters, depth=cell.draft_depth)
-    digest, answers = hashlib.blake2b(digest_size=16), list[Timings]()
+    digest, answers, spoken = hashlib.blake2b(digest_size=16), list[Timings](), list[SpeechSample]()
     for prompt in prompts:
-        text, timings = await _answer(backend, prompt, cell.test.n_gen, section.speculation())
+        if speech is not None:
+            speech.begin()
+        text, timings = await _answer(backend, prompt, cell.test.n_gen, section.speculation(), speech)
         digest.update(text.encode() + b"\0")
         answers.append(timings)
-    return _summed(model, answers, cell.test.n_gen, digest.hexdigest())
+        if speech is not None:
+            spoken.append(await speech.end())
+    sample = _summed(model, answers, cell.test.n_gen, digest.hexdigest())
+    return _with_speech(sample, spoken, speech.memory) if speech is not None else sample
 
 
-async def _answer(backend: LocalBackend, prompt: Prompt, tokens: int, speculation: Speculation) -> tuple[str, Timings]:
+def _with_speech(sample: Sample, spoken: Sequence[SpeechSample], memory: int | None) -> Sample:
+    heard = [one.first_audio_s for one in spoken if one.first_audio_s is not None]
+    sound = sum(one.sound_s for one in spoken)
+    return msgspec.structs.replace(
+        sample,
+        first_audio_ms=1e3 * sum(heard) / len(heard) if heard else None,
+        real_time_factor=sum(one.took_s for one in spoken) / sound if sound else None,
+        speech_memory=memory,
+    )
+
+
+async def _answer(
+    backend: LocalBackend, prompt: Prompt, tokens: int, speculation: Speculation, speech: BenchSpeech | None
+) -> tuple[str, Timings]:
     """Return one greedy answer of exactly `tokens` tokens, with nothing reused from earlier ones."""
     await backend.forget("")  # neither KV cache nor drafters know the text of the round before
     request = Generate(
@@ -156,6 +191,8 @@ async def _answer(backend: LocalBackend, prompt: Prompt, tokens: int, speculatio
         async for event in events:
             if isinstance(event, TextDelta):
                 text.append(event.text)
+                if speech is not None and event.channel == "answer":
+                    speech.feed(event.text)
             elif isinstance(event, Failed):
                 raise _failed(event)
             elif isinstance(event, GenerationFinished):

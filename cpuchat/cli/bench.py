@@ -24,6 +24,7 @@ Examples:
   cpuchat bench big.gguf --drafters off,auto,draft:4 --prompts code,chat
   cpuchat bench big.gguf --quantizations Q4_K_M,Q8_0 --pp 512 --tg 128 --depth 0,4096
   cpuchat bench big.gguf --threads 4,8,16 --tg 64 --svg threads.svg
+  cpuchat bench big.gguf --quantizations Q4_K_M,Q8_0 --speech --prompts chat --drafters off
   cpuchat bench --matrix matrix.toml --json > today.json
   cpuchat bench --diff yesterday.json today.json
   cpuchat bench --diff yesterday.json
@@ -82,6 +83,9 @@ def _list(flag: str, metavar: str, help: str) -> Any:
 @_list("--flash-attn", "LIST", "auto, on, off.")
 @_list("--prompts", "LIST", "Kinds of built-in prompts: code, summary, maths, chat. Default: all.")
 @click.option("--tokens", type=int, metavar="N", help="Tokens of each answer. Default: 128.")
+@click.option(
+    "--speech", is_flag=True, help="Also measure with answers read aloud: first audio, real-time factor, decode."
+)
 @_list("--pp", "LIST", "Prefill of N random tokens, as llama-bench's -p.")
 @_list("--tg", "LIST", "Decoding of N random tokens, as llama-bench's -n.")
 @_list("--depth", "LIST", "Tokens in the KV cache before --pp and --tg. Default: 0.")
@@ -138,7 +142,7 @@ def bench(
     if old is not None and len(models) == 1:
         return _print_diff(old, read_report(Path(models[0])), as_json=as_json)
     if old is not None:
-        if models or file or any(value not in (None, ()) for value in values.values()):
+        if models or file or any(value not in (None, (), False) for value in values.values()):
             raise UsageError("--diff takes at most one other file and no list.", _DIFF_HINT)
         cells = located((one.cell for one in old.results), Library(chosen.model.folders))
         rounds = old.rounds

@@ -12,13 +12,15 @@ from cpuchat.bench.environment import Environment
 from cpuchat.bench.matrix import OFF, Setup
 from cpuchat.bench.pair import PairResult
 from cpuchat.bench.results import Report, Result
+from cpuchat.present.speech import real_time_factor
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 
 HEADINGS = (
-    "model", "settings", "drafters", "test", "first token", "prefill tok/s", "decode tok/s", "speed-up", "accepted",
-    "tokens/pass", "memory", "GB/s", "utilization", "J/token", "per 1M tokens", "",
+    "model", "settings", "drafters", "test", "first token", "first audio", "prefill tok/s", "decode tok/s", "speed-up",
+    "real-time factor", "accepted", "tokens/pass", "memory", "speech memory", "GB/s", "utilization", "J/token",
+    "per 1M tokens", "",
 )  # fmt: skip
 RIGHT = tuple(range(4, len(HEADINGS) - 1))
 _SETTINGS = {
@@ -58,20 +60,31 @@ def _row(one: Result, names: set[str], price: float | None) -> tuple[str, ...]:
         Path(one.model_filename).stem if "model" in names else "",
         setting_words(setup, names),
         one.drafters if one.cell.test.kind == "prompts" else "",
-        one.test,
-        " ".join(units.duration(one.ttft_ms / 1e3)) if one.ttft_ms is not None else "",
+        _test(one),
+        _duration(one.ttft_ms),
+        _duration(one.first_audio_ms),
         _rate(one.prefill_ts, one.prefill_samples_ts),
         _rate(one.decode_ts, one.samples_ts if one.decode_ts is not None else ()),
         units.factor(one.speed_up) if one.speed_up is not None else "",
+        real_time_factor(one.real_time_factor) if one.real_time_factor is not None else "",
         f"{100 * one.acceptance:.0f} %" if one.acceptance is not None else "",
         f"{one.tokens_per_pass:.2f}" if one.tokens_per_pass is not None else "",
         units.size(one.memory_bytes) if one.memory_bytes is not None else "",
+        units.size(int(one.speech_memory_bytes)) if one.speech_memory_bytes is not None else "",
         units.bandwidth(one.bandwidth) if one.bandwidth is not None else "",
         f"{100 * one.utilization:.0f} %" if one.utilization is not None else "",
         f"{one.joules_per_token:.2f}" if one.joules_per_token is not None else "",
         f"{cost:,.2f}" if cost is not None else "",
         _remark(one),
     )
+
+
+def _test(one: Result) -> str:
+    return f"{one.test} + speech" if one.speech else one.test
+
+
+def _duration(ms: float | None) -> str:
+    return " ".join(units.duration(ms / 1e3)) if ms is not None else ""
 
 
 def _rate(value: float | None, samples: Sequence[float]) -> str:
@@ -119,6 +132,12 @@ def notes(report: Report) -> list[str]:
         )
     if any(one.drafters == OFF and one.cell.setup.draft for one in results):
         found.append("Memory includes the draft model even where it is not used.")
+    if any(one.speech for one in results):
+        found.append(
+            "+ speech: the answer is read aloud while it is written, without playing it; speed-up is against the same "
+            "without speech. First audio counts from the request; real-time factor: time to synthesize ÷ length of "
+            "the sound."
+        )
     if any(one.joules_per_token is not None for one in results):
         found.append("J/token: CPU packages, prefill included.")
     reasons = dict.fromkeys(f"{one.drafters}: nothing was drafted: {one.no_drafts}" for one in results if one.no_drafts)
@@ -244,7 +263,7 @@ def _diff_row(one: Difference, names: set[str]) -> tuple[str, ...]:
         Path(old.model_filename).stem if "model" in names else "",
         setting_words(old.cell.setup, names),
         old.drafters if old.cell.test.kind == "prompts" else "",
-        old.test,
+        _test(old),
         one.figure,
         units.rate(one.before),
         units.rate(one.after),

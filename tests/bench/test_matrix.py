@@ -41,6 +41,18 @@ def test_where_something_drafts_there_is_a_plain_cell() -> None:
     assert {one.plain for one in found} == {one for one in found if one.drafting == "off"}
 
 
+def test_with_speech_each_prompt_is_measured_without_it_too() -> None:
+    found = cells(models=["demo"], prompts=["chat"], drafters=["off", "lookup"], tg=["8"], speech=True)
+    assert [(one.test.name, one.drafting, one.speech) for one in found] == [
+        ("tg8", "off", False),
+        ("chat", "off", False), ("chat", "off", True), ("chat", "lookup", False), ("chat", "lookup", True),
+    ]  # fmt: skip
+    assert [one.plain for one in found] == [found[0], found[1], found[1], found[1], found[3]]
+    assert found[2].words.endswith("chat · speech")
+    with pytest.raises(UsageError, match="--speech reads answers"):
+        cells(models=["demo"], tg=["8"], speech=True)
+
+
 def test_all_prompts_are_the_default_and_no_draft_model_is_loaded_for_nothing() -> None:
     assert len({one.test.name for one in cells(models=["demo"])}) == 4
     assert not cells(models=["demo"], drafters=["off"], prompts=["code"])[0].setup.draft

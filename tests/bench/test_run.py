@@ -24,6 +24,7 @@ from cpuchat.bench.run import Bench
 from cpuchat.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.models.library.library import Library
 from cpuchat.paths import bench_dir
+from cpuchat.present.bench import markdown
 from cpuchat.settings import Settings
 from tests.cli.program import run, start
 from tests.support.terminal import Terminal
@@ -70,6 +71,20 @@ async def test_prompts_plain_and_drafted(tmp_path: Path) -> None:
         "cpuchat-demo-8m-q8_0.gguf",
         "cpuchat-demo-draft-1m-q8_0.gguf",
     }
+
+
+async def test_answers_read_aloud_beside_those_that_are_not(tmp_path: Path) -> None:
+    found = await report(bench(tmp_path, prompts=["chat"], tokens="24", drafters=["off"], speech="true"))
+    silent, spoken = found.results
+    assert (silent.speech, spoken.speech) == (False, True)
+    assert silent.first_audio_ms is None and silent.real_time_factor is None and silent.speech_memory_bytes is None
+    assert spoken.first_audio_ms and spoken.ttft_ms and spoken.first_audio_ms > spoken.ttft_ms
+    assert spoken.real_time_factor and spoken.speech_memory_bytes and spoken.speech_memory_bytes > 50e6
+    assert spoken.speed_up and spoken.same_text
+    table = "\n".join(markdown(found))
+    assert "chat + speech" in table and "first audio" in table and "real-time factor" in table
+    same = compare_reports(found, found)
+    assert {one.old.speech for one in same.differences} == {False, True} and not same.only_old
 
 
 async def test_random_tokens_at_depths_have_llama_bench_names(tmp_path: Path) -> None:
