@@ -18,7 +18,7 @@ from cpuchat.planner.claims import claims
 from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
 from cpuchat.planner.plan import Load, Plan, Prices, Range, make_plan
-from cpuchat.planner.service import simulate_service
+from cpuchat.planner.service import Service, simulate_service
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +163,13 @@ def test_the_cheapest_machine_for_a_wished_rate(catalog: Catalog) -> None:
     assert drafted.machine.id == "epyc-9754"
 
 
-def test_users_on_several_machines(catalog: Catalog) -> None:
-    plan = planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=2000, tok_s=8.0)
-    service = simulate_service(plan)
+@pytest.fixture(scope="module")
+def two_thousand(catalog: Catalog) -> Service:
+    return simulate_service(planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=2000, tok_s=8.0))
+
+
+def test_users_on_several_machines(catalog: Catalog, two_thousand: Service) -> None:
+    service = two_thousand
     assert service.enough is not None
     assert service.outcomes[-1].machines > service.outcomes[0].machines
     assert service.outcomes[0].saturated
@@ -255,11 +259,10 @@ def test_what_claims_quote_of_the_planner_is_what_it_gives(catalog: Catalog) -> 
     assert wrong == []
 
 
-def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog) -> None:
+def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog, two_thousand: Service) -> None:
     plan = planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=200_000, tok_s=8.0)
     service = simulate_service(plan)
     assert service.outcomes[-1].machines > 500
-    few = simulate_service(planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", users=2_000, tok_s=8.0))
-    last, small = service.outcomes[-1], few.outcomes[-1]
+    last, small = service.outcomes[-1], two_thousand.outcomes[-1]
     assert last.tok_s.p50 == pytest.approx(small.tok_s.p50, rel=0.25)
     assert last.total_tok_s == pytest.approx(100 * small.total_tok_s, rel=0.1)

@@ -6,12 +6,21 @@ import pytest
 from textual.widgets import Input
 
 from cpuchat import paths
+from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.machine_specs import machines
 from cpuchat.tui.plan.screen import PlanScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.snapshots import snapshot
+
+
+@pytest.fixture
+def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for four models of the catalog: quicker than for all."""
+    names = ("Llama 3.3 70B Instruct", "Llama 3.1 8B Instruct", "Llama 3.2 1B Instruct", "gpt-oss 20B")
+    few = Catalog(tuple(one for one in load_catalog().models if one.name in names))
+    monkeypatch.setattr("cpuchat.tui.plan.screen.load_catalog", lambda: few)
 
 
 async def opened(app: RunningApp) -> PlanScreen:
@@ -79,6 +88,7 @@ async def test_other_machines_list_models_by_speed_with_their_plan() -> None:
         assert "tok/s" in app.screen_text
 
 
+@pytest.mark.usefixtures("few_models")
 async def test_the_selected_model_stays_selected_on_the_next_machine() -> None:
     async with running() as app:
         await opened(app)
@@ -91,6 +101,7 @@ async def test_the_selected_model_stays_selected_on_the_next_machine() -> None:
         await app.until(lambda: "his machine" in title(app))
 
 
+@pytest.mark.usefixtures("few_models")
 async def test_quantization_context_prompt_users_and_wish_have_keys() -> None:
     async with running() as app:
         await opened(app)
@@ -113,6 +124,7 @@ async def test_quantization_context_prompt_users_and_wish_have_keys() -> None:
         assert "2.5 tok/s or more" in [row.name for row in listed(app).rows]
 
 
+@pytest.mark.usefixtures("few_models")
 async def test_machines_of_the_config_folder_are_listed_and_wrong_ones_told() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)
