@@ -18,21 +18,13 @@ from cpuchat.errors import SettingsError, UsageError
 from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
 from cpuchat.servers import normalized
+from cpuchat.setting_places import WANTED, Cores, DraftCores, MemoryPolicy, SpeechCores, check_ranges
 from cpuchat.timings import DrafterName
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Drafters = Literal["auto", "off", "draft", "lookup", "suffix", "free"]
-# Numbers of four digits at most: a range is spelled out when it is used.
-_LIST = r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*"
-_PLACES = rf"((l3|node|socket):)?{_LIST}"
-Cores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|all|\d{{1,4}}/l3|{_PLACES})$")]
-DraftCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|shared|{_PLACES})$")]
-SpeechCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|{_LIST})$")]
 SpeechEngine = Literal["auto", "hibari", "piper"]
-MemoryPolicy = Annotated[
-    str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
-]
 
 Changes = dict[str, dict[str, Any]]
 """Values to set: section, key, value."""
@@ -45,25 +37,10 @@ _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
     "suffix": ("suffix",),
     "free": ("suffix",),
 }
-# For values whose rule msgspec can only show as a regular expression.
-WANTED = {
-    "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
-    "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
-    "speech.cores": "must be auto or a list of CPUs such as 6,7",
-    "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
-}
 
 
 class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables of config.toml."""
-
-
-def _check_ranges(name: str, words: str) -> None:
-    """Reject a range such as 7-4, in a list of CPUs or of places ("l3:3-0"), with ValueError."""
-    for part in words.rpartition(":")[2].split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and last.isdigit() and int(last) < int(first):
-            raise ValueError(f"{name}: the range {part} is reversed")
 
 
 class ModelSection(Section):
@@ -116,8 +93,8 @@ class EngineSection(Section):
     def __post_init__(self) -> None:
         if 0 < self.ctx < MIN_CTX:
             raise ValueError(f"ctx: {self.ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
-        _check_ranges("cores", self.cores)
-        _check_ranges("memory", self.memory)
+        check_ranges("cores", self.cores)
+        check_ranges("memory", self.memory)
 
     def load_options(self) -> LoadOptions:
         return LoadOptions(
@@ -151,7 +128,7 @@ class SpeculationSection(Section):
     across_chats: bool = False
 
     def __post_init__(self) -> None:
-        _check_ranges("draft_cores", self.draft_cores)
+        check_ranges("draft_cores", self.draft_cores)
         if "\0" in self.draft_model:
             raise ValueError("draft_model contains a NUL character")
 
@@ -232,7 +209,7 @@ class SpeechSection(Section):
     cores: SpeechCores = "auto"
 
     def __post_init__(self) -> None:
-        _check_ranges("cores", self.cores)
+        check_ranges("cores", self.cores)
         if "\0" in self.voice:
             raise ValueError("voice contains a NUL character")
 

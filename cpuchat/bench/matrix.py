@@ -24,7 +24,8 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.models.tuned import tuned_settings
 from cpuchat.protocol import CacheType, FlashAttention
 from cpuchat.servers import last_here
-from cpuchat.settings import WANTED, Cores, Drafters, MemoryPolicy, Section, Settings, explained
+from cpuchat.setting_places import WANTED, Cores, MemoryPolicy
+from cpuchat.settings import Drafters, Section, Settings, explained
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]

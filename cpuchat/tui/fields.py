@@ -8,7 +8,8 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from cpuchat.settings import WANTED, Settings
+from cpuchat.setting_places import WANTED
+from cpuchat.settings import Settings
 
 Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "lines"]
 
