@@ -236,10 +236,10 @@ async def test_the_live_rate_falls_when_the_stream_stalls(anywhere: Source) -> N
     async with conversation(anywhere, max_tokens=400) as core:
         core._clock = lambda: now[0]
         stream = core.send("hello")
-        async for event in stream:
-            if isinstance(event, TextDelta) and event.predicted_n > 20:
+        async for _ in stream:
+            if core.figures().live_tok_s:
                 break
-        assert (core.figures().live_tok_s or 0) > 0
+        assert core.figures().live_tok_s
         now[0] += 600.0
         assert core.figures().live_tok_s == 0
         await core.stop()

@@ -125,7 +125,8 @@ def parts(
         sequences: chats that the tokens belong to in equal parts; each has a KV cache of its own.
     """
     outputs = n_tokens if n_outputs is None else n_outputs
-    whole = n_tokens - (n_tokens - outputs) * _LAST / work.n_layer  # tokens that pass through all layers, as it were
+    # Tokens that pass through all layers, as it were; files without layers exist.
+    whole = n_tokens - (n_tokens - outputs) * _LAST / max(work.n_layer, 1)
     found = [Part(one.type, one.nbytes, one.madds * whole, n_tokens) for one in work.dense]
     if outputs:
         found += [Part(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]

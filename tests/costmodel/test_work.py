@@ -73,3 +73,7 @@ def test_tokens_of_one_text_share_experts_and_different_texts_do_not() -> None:
     assert bytes_read(alike, 9) == pytest.approx(bytes_read(apart, 5), rel=0.01)
     assert bytes_read(alike, 8, sequences=8) == pytest.approx(bytes_read(apart, 8, sequences=8))
     assert bytes_read(alike, 1000) == pytest.approx(single + experts * 120 / 128, rel=0.02)  # a prompt needs them all
+
+
+def test_a_model_without_layers_costs_something() -> None:
+    assert parts(ModelWork(n_layer=0, head=(Weights("F16", 1e6, 5e5),), dense=()), 8, n_outputs=1)

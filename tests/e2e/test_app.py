@@ -36,7 +36,7 @@ def stored() -> list[tuple[str, str, str]]:
     if not paths.chats_db().exists():
         return []
     with contextlib.closing(sqlite3.connect(f"file:{paths.chats_db()}?mode=ro", uri=True)) as database:
-        return database.execute("select role, content, stop_reason from messages order by position").fetchall()
+        return database.execute("select role, content, stop_reason from messages order by id").fetchall()
 
 
 def ask(terminal: Terminal, text: str) -> None:
