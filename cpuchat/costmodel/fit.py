@@ -111,7 +111,7 @@ class _Passes:
         for row, (_, part, mixed) in enumerate(every):
             for rate, of_rate in mixed:
                 for index, share in shares(rate.points, part.batch):
-                    self.computing[row, first[rate] + index] = of_rate * share
+                    self.computing[row, first[rate] + index] += of_rate * share  # one rate may count twice
 
     def seconds(self, values: Vector) -> Vector:
         """Return the seconds of each pass with these parameters; as `passes.cost_of`."""

@@ -8,6 +8,7 @@ import pytest
 from cpuchat.costmodel.fit import Observation, fit
 from cpuchat.costmodel.passes import decode_rate, pass_cost, prefill_cost
 from cpuchat.costmodel.profile import CostProfile, Rate
+from cpuchat.costmodel.work import ModelWork, Weights
 from tests.costmodel.made_up import QUANTIZATIONS, guess, probe, two_cores, work
 
 MODELS = [
@@ -65,6 +66,15 @@ def test_a_slow_type_is_not_taken_for_slow_memory() -> None:
     rates = [rate for _, rate in found.bandwidth]
     assert rates == sorted(rates, reverse=True)
     assert decode_rate(found, work("8b", "Q8_0")) == pytest.approx(decode_rate(slow, work("8b", "Q8_0")), rel=0.1)
+
+
+def test_a_rate_that_is_only_known_without_caches_counts_once_between_both() -> None:
+    start = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 5e9),)),))
+    machine = msgspec.structs.replace(start, rates=(Rate("Q8_0", ((1.0, 1e10),)),))
+    between = ModelWork(n_layer=1, dense=(Weights("Q8_0", 75e6, 75e6),))
+    seconds = pass_cost(machine, between, 64).seconds
+    found = fit(start, [Observation(work=between, n_tokens=64, seconds=seconds)] * 5).profile
+    assert found.madd_rate("Q8_0", 64) == pytest.approx(1e10, rel=0.05)
 
 
 def test_without_measurements_the_start_stays() -> None:
