@@ -6,7 +6,7 @@ One probe (20 s) makes the profile; no model measured afterwards teaches it anyt
 predicted once more after a chat with another one, judged against the first error. "cpuchat" is what is predicted,
 "baseline" what was measured, both as rates. Models of random weights in real shapes are written one at a time and
 deleted (up to 7 GB of disk and 10 GB of memory). Drafting: pairs with a known acceptance rate, at the depths that the
-prediction calls best. About 40 minutes on two cores that must be idle; a probe beside other load predicts nothing.
+prediction calls best. About 17 minutes on two cores that must be idle; a probe beside other load predicts nothing.
 """
 
 from __future__ import annotations

@@ -160,12 +160,7 @@ class LocalBackend:
             )
         if others := [one.url for one in running_servers() if one.pid != os.getpid()]:
             notes += (f"cpuchat serve is running too ({', '.join(others)}): they share cores and memory.",)
-        from cpuchat.models.machine import compute_rate
-
-        compute = compute_rate(model, placement.memory.words)
-        return ModelLoaded(
-            model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes, compute_tok_s=compute)
-        )
+        return ModelLoaded(model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes))
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False

@@ -104,7 +104,7 @@ class RooflineMeter:
         self.reset()
 
     def computes(self, tok_s: float) -> None:
-        """Set what the cores of the loaded model compute at most, measured since its load."""
+        """Set what the cores of the loaded model compute at most."""
         if self._model is not None:
             self._model = msgspec.structs.replace(self._model, compute_tok_s=tok_s)
 

@@ -27,14 +27,15 @@ _ENDED = "Measured: predicted speeds now follow this machine (F12 has the detail
 
 
 async def show_ceiling(conversation: Conversation) -> None:
-    """Show the compute ceiling of the loaded model by passes that were measured after its load."""
+    """Show the compute ceiling of the loaded model, by the passes that were measured on its cores."""
     model, engine = conversation.model, conversation.backend.engine
     if model is None or model.server:
         return
     from cpuchat.models.machine import compute_rate
 
     memory = engine.memory if engine is not None else ""
-    if rate := await run_in_daemon_thread(lambda: compute_rate(model, memory)):
+    rate = await run_in_daemon_thread(lambda: compute_rate(model, memory))
+    if rate and conversation.model is model:
         conversation.meter.computes(rate)
 
 

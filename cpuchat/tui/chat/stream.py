@@ -103,6 +103,8 @@ class ChatStream:
         if self.loaded:
             yield_to_inference()
             self._on_model()
+            # It may fit the cost model anew, so nothing waits for it.
+            self._screen.run_worker(show_ceiling(self._services.conversation), group="ceiling", exclusive=True)
             self._services.save_settings({"model": {"last": str(path)}})
         return last
 
