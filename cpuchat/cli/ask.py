@@ -13,11 +13,8 @@ import click
 
 from cpuchat.cli.options import (
     answering_backend,
-    cores_option,
-    ctx_option,
-    experts_option,
+    engine_options,
     key_ring,
-    memory_option,
     model_option,
     model_path,
     overridden,
@@ -26,9 +23,7 @@ from cpuchat.cli.options import (
     server_model_or_last,
     server_option,
     setting,
-    speculation_options,
     stacked,
-    threads_option,
 )
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
@@ -88,18 +83,7 @@ reached, 22 API key refused, 23 speech failed, 24 the answer does not match the 
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times."),
     click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema."),
     click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF)."),
-    threads_option(),
-    cores_option(),
-    memory_option(),
-    ctx_option(),
-    setting("--batch", "engine.batch", "Prompt tokens per batch."),
-    setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
-    setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
-    setting("--flash-attn", "engine.flash_attn", "Flash attention."),
-    setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
-    setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
-    experts_option(),
-    speculation_options(),
+    engine_options(),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
     click.option(
         "--raw-output",

@@ -177,6 +177,24 @@ def ctx_option() -> Decorator:
     return setting("--ctx", "engine.ctx", "Context size in tokens; 0 = automatic.")
 
 
+def engine_options() -> Decorator:
+    """Return the options about cores, loading and drafting of commands that load a model."""
+    return stacked(
+        threads_option(),
+        cores_option(),
+        memory_option(),
+        ctx_option(),
+        setting("--batch", "engine.batch", "Prompt tokens per batch."),
+        setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
+        setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
+        setting("--flash-attn", "engine.flash_attn", "Flash attention."),
+        setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
+        setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
+        experts_option(),
+        speculation_options(),
+    )
+
+
 def speculation_options() -> Decorator:
     """Return the options about drafting."""
     return stacked(

@@ -54,7 +54,7 @@ class _Positive(click.FloatRange):
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
 @click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="Simulate this many users.")
 @click.option(
-    "--tok-s", type=_Positive(1e6), metavar="X", help="tok/s that each user wishes; default: 5, as one reads."
+    "--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed)."
 )
 @click.option("--cheapest", is_flag=True, help="Compare all machines, the cheapest first.")
 @click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine.")

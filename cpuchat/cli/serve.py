@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.cli.options import (
-    cores_option,
-    ctx_option,
-    experts_option,
-    memory_option,
-    model_path,
-    overridden,
-    require_draft_in_use,
-    setting,
-    speculation_options,
-    stacked,
-    threads_option,
-)
+from cpuchat.cli.options import engine_options, model_path, overridden, require_draft_in_use, setting, stacked
 from cpuchat.errors import UsageError
 from cpuchat.telemetry import units
 
@@ -79,18 +67,7 @@ unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupp
     ),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
-    threads_option(),
-    cores_option(),
-    memory_option(),
-    ctx_option(),
-    setting("--batch", "engine.batch", "Prompt tokens per batch."),
-    setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
-    setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
-    setting("--flash-attn", "engine.flash_attn", "Flash attention."),
-    setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
-    setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
-    experts_option(),
-    speculation_options(),
+    engine_options(),
     click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
 )
 def serve(

@@ -178,7 +178,7 @@ def catalog_row(plan: Plan) -> tuple[str, ...]:
 def catalog_rows(plans: Sequence[Plan], wished: float) -> list[ListRow]:
     """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
     rows: list[ListRow] = []
-    bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s, as fast as one reads", PACE), ("slower", 0.0)]
+    bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s: reading speed", PACE), ("slower", 0.0)]
     if wished != PACE:
         bounds = [(f"{wished:g} tok/s or more", wished), ("slower", 0.0)]
     most = math.inf

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ class Progress:
         return usage
 
 
-class Reply:
+class Reply(ABC):
     """Builds one answer: `whole` at its end, or `chunk` and `last_chunks` of a stream.
 
     Args:
@@ -189,13 +190,13 @@ class Reply:
     def _choice(self, event: StreamedEvent | None) -> dict[str, Any]:
         return {"finish_reason": None, "index": 0, **self._delta(event)}
 
+    @abstractmethod
     def _content(self) -> dict[str, Any]:
         """Return the whole answer's part of its choice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
         """Return what an event adds to the choice; nothing but `TextDelta` has text. None: the request waits."""
-        raise NotImplementedError
 
 
 class ChatReply(Reply):

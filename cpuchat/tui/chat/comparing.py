@@ -24,7 +24,7 @@ FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 
 
 class ComparingScreen(HistoryScreen):
-    """Base of the chat screen."""
+    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     services: Services
 

@@ -32,7 +32,7 @@ _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
 
 
 class HistoryScreen(Screen[None]):
-    """Base of the chat screen."""
+    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     conversation: Conversation
 

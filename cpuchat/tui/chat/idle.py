@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
 
-class IdleProbe:
+class IdleProbe(ABC):
     """Base of such measurements: `stop` it before anything else computes.
 
     Args:
@@ -30,16 +31,17 @@ class IdleProbe:
     def running(self) -> bool:
         return self._worker is not None
 
+    @abstractmethod
     def _is_wanted(self) -> bool:
         """Return whether there is something to measure."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _measure(self) -> None:
-        raise NotImplementedError
+        """Measure and keep the result."""
 
+    @abstractmethod
     async def _cancel(self) -> None:
         """Make a running `_measure` end."""
-        raise NotImplementedError
 
     def _check(self) -> None:
         idle = self._worker is None and self._is_wanted() and self._is_idle() and self._screen.is_current

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 5.0
 IDLE_CHECKS = 6
 """Consecutive checks that must find the app idle."""
-_BEGUN = "Measuring this machine once (20 s) to predict speeds; any key stops it."
-_ENDED = "Measured: predicted speeds now follow this machine (F12 has the details)."
+_BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels."
+_ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
 
 
 async def show_ceiling(conversation: Conversation) -> None:
