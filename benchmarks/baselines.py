@@ -170,6 +170,7 @@ def llama_server(
     log: Path,
     draft: Path | None = None,
     depth: int = 0,
+    openmp: bool = False,
     extra: Sequence[str] = (),
 ) -> Iterator[LlamaServer]:
     """Start one on a free port of this machine's loopback; ended at the end.
@@ -180,7 +181,8 @@ def llama_server(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(tool("llama-server")), "-m", str(model), "-t", str(threads), "-tb", str(threads), "-c", str(n_ctx)]
+    command = [str(tool("llama-server", openmp=openmp)), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
+    command += ["-c", str(n_ctx)]
     command += ["-np", "1", "-b", "512", "-ub", "512", "--host", "127.0.0.1", "--port", str(port), "--offline", *extra]
     if draft is not None:
         command += ["--spec-type", "draft-simple", "-md", str(draft), "--spec-draft-n-max", str(depth)]

@@ -1,9 +1,9 @@
 """Build the tools that the benchmarks compare against: llama-bench, llama-completion, llama-server, llama-perplexity.
 
 They come from the source distribution of exactly the llama-cpp-python that is installed, with the same ggml
-switches as the product's engine, so that a difference in the figures is ours and not the compiler's. A second
-`llama-bench` runs on a ggml with OpenMP, for the thread study: only the ggml libraries are compiled twice, the
-rest of it is the same binary (only ggml contains the thread code).
+switches as the product's engine, so that a difference in the figures is ours and not the compiler's. A second set
+runs on a ggml with OpenMP: only the ggml libraries are compiled twice, the rest is the same binaries (only ggml
+contains the thread code).
 
     python benchmarks/build_llama.py [--sdist FILE] [--jobs N]
 
@@ -115,8 +115,7 @@ def build_openmp(source: Path, plain: Path, jobs: int) -> None:
     cmake(source, build, ["ggml"], jobs, GGML_OPENMP="ON")
     binaries = ROOT / "openmp" / "bin"
     shutil.rmtree(binaries, ignore_errors=True)
-    skip = shutil.ignore_patterns("llama-server*", "libllama-server*", "libggml*")
-    shutil.copytree(plain / "bin", binaries, symlinks=True, ignore=skip)
+    shutil.copytree(plain / "bin", binaries, symlinks=True, ignore=shutil.ignore_patterns("libggml*"))
     for library in sorted((build / "bin").glob("libggml*")):
         shutil.copy2(library, binaries / library.name, follow_symlinks=False)
 

@@ -1,12 +1,13 @@
-"""The same pair at the same depth: cpuchat against llama-server's own draft speculation."""
+"""The same pair at the same depth: cpuchat against llama-server (with and without OpenMP) drafting by itself."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from baselines import Completion, llama_server
+from baselines import Completion, LlamaServer, llama_server
 from common import Row, Target, alternate, say
 from drafting import Section, Setup, Side, Table, figures, fixed, workers
 from pairs import known, typical_texts
@@ -20,6 +21,7 @@ FASTER = Target(1.08)
 HEADS = (
     "α, depth",
     "ratio, own clocks",
+    "to the build without OpenMP, with",
     "ratio, seen by the client",
     "drafted: cpuchat / llama-server",
     "accepted: cpuchat / llama-server",
@@ -27,14 +29,19 @@ HEADS = (
 
 
 class _Pair:
-    """Both sides' answers at one acceptance rate and depth (0: plain decoding)."""
+    """Both sides' answers at one acceptance rate and depth (0: plain decoding). `builds` by whether with OpenMP."""
 
     def __init__(self, alpha: float, depth: int) -> None:
         self.alpha = alpha
         self.depth = depth
         self.ours: list[Answer] = []
-        self.theirs: list[Completion] = []
+        self.builds: dict[bool, list[Completion]] = {False: [], True: []}
         self.wrong = 0
+
+    @property
+    def theirs(self) -> list[Completion]:
+        """The answers of the faster build."""
+        return max(self.builds.values(), key=lambda answers: statistics.median(done.rate for done in answers))
 
     @property
     def name(self) -> str:
@@ -55,7 +62,9 @@ class _Pair:
         accepted = sum(figures(done).draft_n_accepted for done in self.ours) if self.depth else 0
         their_drafted = sum(done.draft_n for done in self.theirs)
         their_accepted = sum(done.draft_n_accepted for done in self.theirs)
-        return [self.name, own, seen, f"{drafted} / {their_drafted}", f"{accepted} / {their_accepted}"]
+        ours = [done.rate for done in self.ours]
+        each = ", ".join(_median(ours, [done.rate for done in answers]) for answers in self.builds.values())
+        return [self.name, own, each, seen, f"{drafted} / {their_drafted}", f"{accepted} / {their_accepted}"]
 
 
 def _median(ours: list[float], theirs: list[float]) -> str:
@@ -79,15 +88,22 @@ def server(setup: Setup) -> Section:
     section.rows.append(Row("all of them with a draft", "tok/s", ours, theirs, FASTER))
     seen = [[rate for pair in drafted for rate in pair.seen()[side]] for side in (0, 1)]
     section.rows.append(Row("the same, as the client sees it", "tok/s", seen[0], seen[1], FASTER))
-    answers = sum(len(pair.ours) + len(pair.theirs) for pair in pairs)
+    answers = sum(3 * len(pair.ours) for pair in pairs)
     section.remarks = [
+        "the faster of llama-server's two builds counts, pair by pair",
         f"{sum(pair.wrong for pair in pairs)} of {answers} answers are not, to the letter, what the target is known "
         "to say",
         "own clocks: from the first to the last token by the worker's and by the server's figures; the client's: "
         "tokens by the time from the request to the end, the prompt of 32 tokens read anew by both",
     ]
     section.data = {
-        pair.name: {"ours": pair.rates()[0], "theirs": pair.rates()[1], "seen": pair.seen()} for pair in pairs
+        pair.name: {
+            "ours": pair.rates()[0],
+            "without_openmp": [done.rate for done in pair.builds[False]],
+            "with_openmp": [done.rate for done in pair.builds[True]],
+            "seen": pair.seen(),
+        }
+        for pair in pairs
     }
     return section
 
@@ -101,14 +117,8 @@ def _measure(setup: Setup, alpha: float, depth: int, rounds: int, n: int) -> _Pa
     with (
         tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder,
         workers(setup.threads) as loaded,
-        llama_server(
-            target,
-            threads=setup.threads,
-            n_ctx=N_CTX,
-            log=Path(folder) / "server.log",
-            draft=draft if depth else None,
-            depth=depth,
-        ) as baseline,
+        _server(setup, target, draft if depth else None, depth, Path(folder), openmp=False) as plain,
+        _server(setup, target, draft if depth else None, depth, Path(folder), openmp=True) as openmp,
     ):
         side = Side(loaded.load(target, draft, n_ctx=N_CTX, calibrate=False), fixed(depth) if depth else PLAIN)
 
@@ -121,14 +131,27 @@ def _measure(setup: Setup, alpha: float, depth: int, rounds: int, n: int) -> _Pa
                 say(f"  {figures(done).passes} passes instead of {known(text, depth).passes}")
             return done.rate
 
-        def theirs() -> float:
-            text = texts[len(pair.theirs)]
+        def theirs(baseline: LlamaServer, done_before: list[Completion]) -> float:
+            text = texts[len(done_before)]
             done = baseline.complete_tokens(text.prompt, n)
-            pair.theirs.append(done)
+            done_before.append(done)
             pair.wrong += done.text != text.future_text
             return done.rate
 
         loaded.run(answer(side.backend, warm_up.prompt_text, 17, speculation=side.speculation))
-        baseline.complete_tokens(warm_up.prompt, 17)
-        alternate(rounds, {"llama-server": theirs, "cpuchat": ours})
+        plain.complete_tokens(warm_up.prompt, 17)
+        openmp.complete_tokens(warm_up.prompt, 17)
+        sides = {
+            "llama-server": lambda: theirs(plain, pair.builds[False]),
+            "llama-server, OpenMP": lambda: theirs(openmp, pair.builds[True]),
+            "cpuchat": ours,
+        }
+        alternate(rounds, sides)
     return pair
+
+
+def _server(
+    setup: Setup, target: Path, draft: Path | None, depth: int, folder: Path, *, openmp: bool
+) -> AbstractContextManager[LlamaServer]:
+    log = folder / f"server-{'openmp' if openmp else 'plain'}.log"
+    return llama_server(target, threads=setup.threads, n_ctx=N_CTX, log=log, draft=draft, depth=depth, openmp=openmp)
