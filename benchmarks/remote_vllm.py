@@ -105,7 +105,7 @@ def vllm(python: Path, model: Path, *extra: str) -> Iterator[str]:
     # The `vllm` command fails with these wheels ("No package metadata was found for vllm").
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", str(N_CTX), "--dtype", "float32", "--enforce-eager"]
-    command += ["--served-model-name", "demo", "--enable-per-request-metrics", *extra]
+    command += ["--served-model-name", "demo", "--enable-per-request-metrics", "--enable-prompt-tokens-details", *extra]
     log = FOLDER / "server.log"
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:

@@ -78,6 +78,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     Of a server: `network_ms` and `queue_ms` of `ttft_ms` went into the network and into waiting for other requests
     (None: not known). `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
+    `reused_known` False: it does not report reused tokens either, they are in `prompt_n`; so there is no prefill rate.
     """
 
     cache_n: int = 0
@@ -97,11 +98,13 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     network_ms: float | None = None
     queue_ms: float | None = None
     approximate: bool = False
+    reused_known: bool = True
 
     @property
     def prompt_per_second(self) -> float | None:
-        """Return prefill tok/s over the evaluated tokens; None when there were none."""
-        return 1e3 * self.prompt_n / self.prompt_ms if self.prompt_n and self.prompt_ms > 0 else None
+        """Return prefill tok/s over the evaluated tokens; None when there were none or their number is not known."""
+        known = self.reused_known and self.prompt_n and self.prompt_ms > 0
+        return 1e3 * self.prompt_n / self.prompt_ms if known else None
 
     @property
     def predicted_per_second(self) -> float | None:
@@ -112,15 +115,16 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     def fields(self) -> dict[str, float | None]:
         """Return llama-server's `timings` by its names: milliseconds, tokens per second; None where there is nothing to
-        divide. `predicted_ms` runs from the first to the last token, so its rates divide by `predicted_n - 1`.
+        divide, or a server does not report it. `predicted_ms` runs from the first to the last token, so its rates
+        divide by `predicted_n - 1`.
         """
-        spans = self.predicted_n - 1
+        spans, rate = self.predicted_n - 1, self.prompt_per_second
         fields: dict[str, float | None] = {
-            "cache_n": self.cache_n,
+            "cache_n": self.cache_n if self.reused_known else None,
             "prompt_n": self.prompt_n,
-            "prompt_ms": self.prompt_ms,
-            "prompt_per_token_ms": self.prompt_ms / self.prompt_n if self.prompt_n else None,
-            "prompt_per_second": self.prompt_per_second,
+            "prompt_ms": self.prompt_ms if self.prompt_ms or not self.prompt_n else None,
+            "prompt_per_token_ms": 1e3 / rate if rate else None,
+            "prompt_per_second": rate,
             "predicted_n": self.predicted_n,
             "predicted_ms": self.predicted_ms,
             "predicted_per_token_ms": self.predicted_ms / spans if spans > 0 else None,

@@ -106,10 +106,7 @@ def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None
     parts = _speed(timings)
     if timings.predicted_n:
         parts.append(_first_token(timings))
-    prompt = f"{timings.prompt_n:,} new, {timings.cache_n:,} cached"
-    rate = timings.prompt_per_second
-    parts.append(f"prompt {prompt}" if rate is None else f"prompt {units.rate(rate)} tok/s ({prompt})")
-    parts += _drafting(timings)
+    parts += [_prompt(timings), *_drafting(timings)]
     if roofline is not None:
         parts += _bandwidth(roofline)
     return " · ".join(filter(None, (*parts, stop_reason(reason))))
@@ -141,6 +138,14 @@ def _first_token(timings: Timings) -> str:
     waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None]
     text = f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
     return f"{text} ({', '.join(waited)})" if waited else text
+
+
+def _prompt(timings: Timings) -> str:
+    """Format `prompt 262 tok/s (512 new, 1,024 cached)`; `prompt 1,536 tokens` where reused ones are not known."""
+    if not timings.reused_known:
+        return f"prompt {plural(timings.prompt_n, 'token')}" if timings.prompt_n else ""
+    prompt, rate = f"{timings.prompt_n:,} new, {timings.cache_n:,} cached", timings.prompt_per_second
+    return f"prompt {prompt}" if rate is None else f"prompt {units.rate(rate)} tok/s ({prompt})"
 
 
 def _drafting(timings: Timings) -> list[str]:
@@ -205,17 +210,20 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
 
 def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str, Any]:
     """Return the figures of speculation. `by_position` counts for the first, second, ... token of a draft; `reason`
-    says why nothing is drafted, "" if something is.
+    says why nothing is drafted, "" if something is. `source` and less of the rest where a server counted.
     """
+    here = {} if figures.source else {
+        "draft_passes": figures.draft_passes,
+        "draft_ms": figures.draft_ms,
+        "depth": figures.depth,
+        "overlap": figures.overlap,
+    }  # fmt: skip
     return {
         "passes": figures.passes,
         "tokens_per_pass": timings.tokens_per_pass,
         "speed_up": timings.speed_up,
         "plain_ms": figures.plain_ms,
-        "draft_passes": figures.draft_passes,
-        "draft_ms": figures.draft_ms,
-        "depth": figures.depth,
-        "overlap": figures.overlap,
+        **here,
         "by_position": [{"draft_n": n, "draft_n_accepted": accepted} for n, accepted in figures.by_position],
         "drafters": [
             {"name": one.name, "draft_n": one.draft_n, "draft_n_accepted": one.draft_n_accepted}

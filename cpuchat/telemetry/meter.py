@@ -60,7 +60,7 @@ class Figures:
     load_fraction: float | None
     prefill_processed: int
     prefill_total: int
-    prefill_cached: int
+    prefill_cached: int | None
     prefill_tok_s: float | None
     ttft_s: float | None
     live_tok_s: float | None
@@ -99,11 +99,13 @@ class Figures:
             return "no answer yet"
         if name == "stop_reason":
             return "answer failed" if self.failed else "answer in progress"
-        if name == "prefill_tok_s":
-            if self.prefill_total and self.prefill_cached >= self.prefill_total - 1:
+        if name in ("prefill_tok_s", "prefill_cached"):
+            if self.prefill_total and (self.prefill_cached or 0) >= self.prefill_total - 1:
                 return "prompt fully cached"
             if self.ahead:
                 return "queued"
+            if self.server is not None and self.phase == "decoding":
+                return "at the end"
             return "in progress" if self.phase == "prefill" else "nothing evaluated"
         if self.phase == "prefill":
             return "no token yet"
@@ -229,11 +231,14 @@ class Meter:
         self._server.model(model)
 
     def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
-        self._prefill = event
+        first, self._prefill = self._prefill is None, event
         self._ahead = 0
         self._n_past = event.processed
         start = self._prefill_start
-        if start is None or start[1] < event.cache_n:
+        if self._server.is_used and (first or start is None):
+            # The network and a queue before it are no prefill, and a size that comes with the first text gives no rate.
+            self._prefill_start = start = (now, event.processed)
+        elif start is None or start[1] < event.cache_n:
             # what was reused took no time: the clock runs from the request, the count from there on
             self._prefill_start = start = (start[0] if start else now, event.cache_n)
         if event.processed > start[1] and now > start[0]:
@@ -335,7 +340,7 @@ class Meter:
             load_fraction=self._load_fraction,
             prefill_processed=prefill.processed if prefill else 0,
             prefill_total=prefill.total if prefill else 0,
-            prefill_cached=prefill.cache_n if prefill else 0,
+            prefill_cached=self._server.reused(prefill.cache_n if prefill else 0),
             prefill_tok_s=self._prefill_rate,
             ttft_s=self._ttft_s,
             live_tok_s=live,

@@ -44,6 +44,7 @@ class ServerMeter:
 
     def __init__(self) -> None:
         self._model: ModelInfo | None = None
+        self._reported: set[str] = set()
         self._load: ServerLoad | None = None
         self.reset()
 
@@ -53,7 +54,7 @@ class ServerMeter:
 
     def model(self, model: ModelInfo | None) -> None:
         """Set the loaded model, or None."""
-        self._model, self._load = model, None
+        self._model, self._load, self._reported = model, None, set()
         self.reset()
 
     def load(self, load: ServerLoad) -> None:
@@ -63,6 +64,22 @@ class ServerMeter:
     def finish(self, timings: Timings) -> None:
         """End the answer."""
         self._timings = timings
+        values = {"queue_s": timings.queue_ms, "prefill_tok_s": timings.prompt_per_second}
+        self._reported |= {name for name, value in values.items() if value is not None}
+        if timings.reused_known and timings.prompt_n:
+            self._reported.add("prefill_cached")
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether the model is on a server."""
+        return self._model is not None and bool(self._model.server)
+
+    def reused(self, cache_n: int) -> int | None:
+        """Return the reused tokens of the prompt, `cache_n` by its progress; None while the server does not tell."""
+        if self._timings is not None:
+            return cache_n if not self.is_used else self._timings.cache_n if self._timings.reused_known else None
+        hidden = self._model is not None and self._model.why_unreported("prefill_cached")
+        return None if hidden else cache_n
 
     @property
     def approximate(self) -> bool:
@@ -83,7 +100,7 @@ class ServerMeter:
             running=load.running if load is not None else None,
             waiting=load.waiting if load is not None else None,
             kv_used=load.kv_used if load is not None else None,
-            unreported=model.unreported,
+            unreported=tuple(pair for pair in model.unreported if pair[0] not in self._reported),
         )
 
 

@@ -30,6 +30,16 @@ def test_the_summary_of_one_token_has_no_rate() -> None:
     assert text == "1 token · first token 3 ms · prompt 0 new, 5 cached · token limit reached"
 
 
+def test_reused_tokens_that_a_server_does_not_report_are_not_zero() -> None:
+    served = Timings(prompt_n=2000, prompt_ms=3.0, predicted_n=1, ttft_ms=9.0, reused_known=False)
+    assert full_summary(served, "end") == "1 token · first token 9 ms · prompt 2,000 tokens"
+    fields = timings_json(msgspec.structs.replace(served, prompt_ms=0.0))
+    assert fields["cache_n"] is fields["prompt_ms"] is fields["prompt_per_second"] is None
+    counted = SpeculationFigures(passes=2, draft_n=4, draft_n_accepted=2, source="server-wide")
+    drafted = timings_json(msgspec.structs.replace(served, speculation=counted))["speculation"]
+    assert not {"draft_passes", "draft_ms", "depth", "overlap"} & set(drafted)
+
+
 def test_the_summary_of_an_answer_that_was_stopped_before_its_first_token() -> None:
     assert "first token" not in full_summary(Timings(prompt_n=12, prompt_ms=40.0), "cancelled")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -198,6 +199,41 @@ def test_waiting_at_a_server_is_no_prefill():
     meter.observe(PrefillProgress(request_id=1, processed=100, total=100, cache_n=0), 11.0)
     assert meter.figures(11.0).prefill_tok_s == 100
     assert meter.figures(11.0).ahead == 0
+
+
+def test_prefill_of_a_server_runs_from_its_first_progress():
+    served = msgspec.structs.replace(INFO, server="llama-server at 127.0.0.1:8080")
+    meter = Meter()
+    meter.observe(ModelLoaded(model=served), 0.0)
+    meter.request_started(0.0)
+    meter.observe(PrefillProgress(request_id=1, processed=100, total=300, cache_n=100), 5.0)  # after a queue
+    assert meter.figures().prefill_tok_s is None
+    meter.observe(PrefillProgress(request_id=1, processed=300, total=300, cache_n=100), 6.0)
+    assert (meter.figures().prefill_tok_s, meter.figures().prefill_cached) == (200, 100)
+
+
+def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reused_tokens():
+    flag = "start vLLM with --flag"
+    pairs = tuple((figure, flag) for figure in ("prefill_tok_s", "prefill_cached", "queue_s"))
+    meter = Meter()
+    meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, server="vLLM at x", unreported=pairs)), 0.0)
+    whole = PrefillProgress(request_id=1, processed=300, total=300, cache_n=0)
+    for reused in (False, True):
+        meter.request_started(0.0)
+        for event in (whole, delta(500.0, 1)):
+            meter.observe(event, 0.5)
+        figures = meter.figures()
+        assert (figures.prefill_tok_s, figures.prefill_cached, figures.n_past) == (None, None, 300)
+        assert {figures.why_missing(name) for name, _ in pairs[:2]} == {"at the end" if reused else flag}
+        timings = Timings(prompt_n=300, prompt_ms=100.0, predicted_n=1, ttft_ms=500.0, reused_known=False)
+        finished = GenerationFinished(request_id=1, stop_reason="end", timings=timings)
+        meter.observe(finished, 1.0)
+        assert (meter.figures().prefill_tok_s, meter.figures().prefill_cached) == (None, None)
+        timings = msgspec.structs.replace(timings, prompt_n=100, cache_n=200, reused_known=True, queue_ms=3.0)
+        meter.observe(msgspec.structs.replace(finished, timings=timings), 1.0)
+        assert (meter.figures().prefill_tok_s, meter.figures().prefill_cached) == (1000, 200)
+        server = meter.figures().server
+        assert server is not None and server.unreported == ()
 
 
 def test_what_is_missing_says_why():

@@ -49,6 +49,7 @@ class Adapter:
     unreported: tuple[tuple[str, str], ...] = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
+        ("prefill_cached", "not reported"),
         ("queue_s", "not reported"),
         ("acceptance", "not reported by this server"),
     )

@@ -282,8 +282,9 @@ class RemoteBackend:
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
         timings = tally.timings(seed)
-        reached = request.max_tokens and (timings.approximate or timings.predicted_n >= request.max_tokens)
-        if reason == "max_tokens" and not reached:
+        # Servers have limits of their own (`cpuchat serve --max-tokens`), so only the figures tell a full context.
+        reached = request.max_tokens and timings.predicted_n >= request.max_tokens
+        if reason == "max_tokens" and not reached and timings.n_ctx and timings.n_past + 2 >= timings.n_ctx:
             reason = "context"
         if tally.lies:
             notes.append("implausible figures from the server ignored")

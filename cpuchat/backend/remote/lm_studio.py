@@ -20,6 +20,7 @@ class LMStudio(Adapter):
     unreported = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
+        ("prefill_cached", "not reported"),
         ("queue_s", "not reported"),
         ("running", "not reported"),
         ("acceptance", "only for draft models of LM Studio"),

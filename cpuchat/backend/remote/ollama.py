@@ -30,6 +30,8 @@ class Ollama(Adapter):
     by_line = True
     unreported = (
         ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "reused tokens not reported"),
+        ("prefill_cached", "not reported"),
         ("running", "not reported"),
         ("acceptance", "not reported by Ollama"),
     )
@@ -98,7 +100,8 @@ class Ollama(Adapter):
         if data.get("done") is True:
             chunk.finish = valid_text(data.get("done_reason")) or "stop"
             numbers = Numbers(data)
-            # The first token comes from the prompt, whose time this includes.
+            # The first token comes from the prompt, whose time this includes. `prompt_eval_count` holds reused tokens,
+            # too (numPromptInputs in its runner), so there is no rate.
             chunk.reported = Reported(
                 prompt_total=numbers.count("prompt_eval_count"),
                 prompt_ms=numbers.ms("prompt_eval_duration", _NS),

@@ -74,6 +74,7 @@ class Tally:
             found.append(Queued(request_id=self._request_id, ahead=chunk.ahead))
         if chunk.progress is not None and self._first_at is None:
             processed, total, cached = chunk.progress
+            self._reported.cache_n, self._reported.prompt_n = cached, max(0, processed - cached)
             found.append(self._progress(processed, total, cached))
         if chunk.content or chunk.reasoning:
             self._parts += 1
@@ -204,6 +205,7 @@ class Tally:
             network_ms=network_ms,
             queue_ms=queue_ms,
             approximate=reported.predicted_n is None and n > 0,
+            reused_known=reported.cache_n is not None or first is None,
         )
 
     def _shares(self) -> tuple[float | None, float | None]:

@@ -27,6 +27,7 @@ _NEEDED = tuple(
 )
 _OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
 """What a rejection names that counts Max tokens as well."""
+_FLAGS = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
 _SPEC = "vllm:spec_decode_num_"
 _RUNNING = "vllm:num_requests_running"
 
@@ -44,10 +45,8 @@ class VLLM(Adapter):
         self._before = self._now = metrics
 
     def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
-        found = [
-            ("prefill_tok_s", "start vLLM with --enable-per-request-metrics"),
-            ("queue_s", "start vLLM with --enable-per-request-metrics"),
-        ]
+        # Without the tokens that its prefix cache had, which the second one reports, a prefill rate means nothing.
+        found = [(figure, _FLAGS) for figure in ("prefill_tok_s", "prefill_cached", "queue_s")]
         if not self._has_metrics:
             found.append(("running", "its /metrics cannot be read"))
         if self.counts_beside:

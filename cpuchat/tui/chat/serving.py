@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from cpuchat.telemetry.server import ServerFigures
 
 _HINTED = {
-    "prefill_tok_s": "prefill", "queue_s": "queue", "running": "requests", "own_acceptance": "own acceptance"
+    "prefill_tok_s": "prefill", "prefill_cached": "reused", "queue_s": "queue", "running": "requests",
+    "own_acceptance": "own acceptance",
 }  # fmt: skip
 """Figures whose place in the panel is too narrow for how to switch them on; acceptance has rows of its own."""
 
@@ -70,5 +71,5 @@ def serving(frame: Frame) -> list[Line]:
         if figure in _HINTED and "start " in reason:
             hints.setdefault(reason, []).append(_HINTED[figure])
     for reason, names in hints.items():
-        rows += explained(frame, f"{', '.join(names)} n/a: {reason}", 3)
+        rows += explained(frame, f"{', '.join(names)} n/a: {reason}", 5)
     return rows

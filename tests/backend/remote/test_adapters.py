@@ -143,7 +143,10 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
             "time_to_first_token_ms": 0.5, "queue_time_ms": 0.2, "generation_time_ms": 40.0,
             "speculative_decoding": {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 6},
         }  # fmt: skip
-        await reply.event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 11}, "metrics": metrics})
+        usage: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 11}
+        if len(server.chats()) > 1:  # with --enable-prompt-tokens-details
+            usage["prompt_tokens_details"] = {"cached_tokens": 6}
+        await reply.event({"choices": [], "usage": usage, "metrics": metrics})
         await reply.finish()
 
     pages = {"/v1/models": {"data": [{"id": "m", "owned_by": "vllm"}]}, "/metrics": "vllm:num_requests_running 0\n"}
@@ -151,6 +154,10 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
         _, got = await answered(server)
         timings = got.timings
         assert (timings.queue_ms, timings.prompt_ms) == (0.2, pytest.approx(0.3))
+        assert (timings.prompt_n, timings.prompt_per_second, timings.fields()["cache_n"]) == (9, None, None)
+        _, again = await answered(server)
+        assert (again.timings.cache_n, again.timings.prompt_n) == (6, 3)
+        assert again.timings.prompt_per_second == pytest.approx(10_000)
         assert timings.network_ms is not None and timings.network_ms >= 0
         assert timings.predicted_per_second == pytest.approx(250.0)
         assert (timings.draft_n, timings.draft_n_accepted, timings.tokens_per_pass) == (12, 6, 2.5)
@@ -185,7 +192,8 @@ async def test_ollama_speaks_its_own_route() -> None:
         model, got = await answered(server, max_tokens=11)
         assert (model.name, model.quantization, model.n_ctx) == ("demo:latest", "Q4_K_M", 4096)
         assert (got.reasoning, got.text, got.finished.stop_reason) == ("hm", "yes", "max_tokens")
-        assert got.timings.prompt_per_second == pytest.approx(500.0)
+        # It counts reused tokens as read in no time.
+        assert (got.timings.prompt_n, got.timings.prompt_per_second, got.timings.reused_known) == (30, None, False)
         assert got.timings.predicted_per_second == pytest.approx(20.0)
         assert server.chats()[-1].body["options"]["num_predict"] == 11
 

@@ -396,12 +396,17 @@ async def test_a_connection_that_is_lost_after_the_end_loses_nothing() -> None:
     assert (got.text, got.finished.stop_reason) == ("All.", "end")
 
 
-async def test_an_answer_that_ends_with_the_context_is_said_to_have() -> None:
+@pytest.mark.parametrize(("n_ctx", "reason"), [(14, "context"), (4096, "max_tokens"), (None, "max_tokens")])
+async def test_only_an_answer_that_fills_the_context_is_said_to_have(n_ctx: int | None, reason: str) -> None:
+    """Otherwise it met Max tokens, or a limit of the server's own."""
+
     async def answer(reply: Reply) -> None:
         await reply.head()
         await reply.text("cut")
         await reply.finish("length", usage={"prompt_tokens": 9, "completion_tokens": 5})
 
-    async with connected(answer) as (_, backend):
+    pages = {"/v1/models": {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": n_ctx}]}}
+    async with connected(answer, pages=pages) as (_, backend):
         assert (await collect(backend.generate(chat("Hello", max_tokens=5)))).finished.stop_reason == "max_tokens"
-        assert (await collect(backend.generate(chat("Hello", max_tokens=6)))).finished.stop_reason == "context"
+        assert (await collect(backend.generate(chat("Hello", max_tokens=6)))).finished.stop_reason == reason
+        assert (await collect(backend.generate(chat("Hello")))).finished.stop_reason == reason

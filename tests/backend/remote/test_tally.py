@@ -67,7 +67,7 @@ def test_parts_are_counted_where_the_server_counts_no_tokens() -> None:
         one.add(Chunk(content="x"), 100.5 + 0.1 * n)
         one.deltas(101.0)
     timings = one.timings(7)
-    assert timings.approximate and timings.predicted_n == 5
+    assert timings.approximate and timings.predicted_n == 5 and not timings.reused_known
     assert timings.predicted_per_second == pytest.approx(10.0)
 
 
@@ -99,6 +99,7 @@ def test_progress_of_the_prompt_is_reported_once_each() -> None:
     one = tally()
     first = one.add(Chunk(progress=(50, 100, 10)), 100.1)
     assert first == [PrefillProgress(request_id=1, processed=50, total=100, cache_n=10)]
+    assert (one.timings(7).cache_n, one.timings(7).prompt_n, one.timings(7).n_past) == (10, 40, 50)  # if stopped now
     done = one.add(Chunk(progress=(100, 100, 10)), 100.2)
     assert len(done) == 1
     assert one.add(Chunk(content="x", reported=reported(1, 0.1)), 100.3) == []
