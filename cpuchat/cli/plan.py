@@ -14,7 +14,7 @@ from cpuchat.errors import UsageError
 if TYPE_CHECKING:
     from cpuchat.models.catalog import Catalog
     from cpuchat.planner.machine_specs import MachineSpec
-    from cpuchat.planner.plan import Load, Plan, Prices
+    from cpuchat.planner.plan import Plan, Prices, Workload
     from cpuchat.planner.service import Service
     from cpuchat.settings import Settings
 
@@ -47,15 +47,13 @@ class _Positive(click.FloatRange):
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users, cost.")
 @click.argument("model", required=False)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines; default: this one.")
-@click.option("--like", type=click.Path(path_type=Path), metavar="FILE.toml", help="A machine described in a file.")
+@click.option("--like", type=click.Path(path_type=Path), metavar="FILE.toml", help="Machine profile (TOML).")
 @click.option("--draft", metavar="MODEL", help="A draft model.")
 @click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
 @click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="Simulate this many users.")
-@click.option(
-    "--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed)."
-)
+@click.option("--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
 @click.option("--cheapest", is_flag=True, help="Compare all machines, the cheapest first.")
 @click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine.")
 @click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
@@ -91,9 +89,9 @@ def plan(
         return _show_machines(as_json) if list_machines else _show_claims(as_json)
     _check(model, machine, like, draft, cheapest, values)
     chosen, catalog = settings.load(), load_catalog()
-    load, prices = _load(values), _prices(values)
+    workload, prices = _workload(values), _prices(values)
     if model is None:
-        return _show_catalog(_machine(machine, like, chosen, values), catalog, load, as_json, values["tok_s"])
+        return _show_catalog(_machine(machine, like, chosen, values), catalog, workload, as_json, values["tok_s"])
     wanted = find_model(model, catalog, chosen.model.folders)
     drafting = find_model(draft, catalog, chosen.model.folders) if draft is not None else usual_draft(wanted, catalog)
     if cheapest:
@@ -102,11 +100,13 @@ def plan(
 
         known, problems = all_machines()
         _tell(problems)
-        plans = machine_plans(known, wanted, load, draft=drafting, prices=prices)
+        plans = machine_plans(known, wanted, workload, draft=drafting, prices=prices)
         return _show_machine_plans(plans, as_json, values["tok_s"])
     from cpuchat.planner.plan import make_plan
 
-    made = make_plan(_machine(machine, like, chosen, values, wanted.path), wanted, load, draft=drafting, prices=prices)
+    made = make_plan(
+        _machine(machine, like, chosen, values, wanted.path), wanted, workload, draft=drafting, prices=prices
+    )
     return _show_plan(made, _service(made) if values["users"] else None, as_json)
 
 
@@ -127,16 +127,16 @@ def _check(
         raise UsageError("--price and --watts are those of one machine.", "Use them without --cheapest.")
 
 
-def _load(values: dict[str, Any]) -> Load:
-    from cpuchat.planner.plan import Load
+def _workload(values: dict[str, Any]) -> Workload:
+    from cpuchat.planner.plan import Workload
 
     names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "users": "users", "tok_s": "tok_s"}
     given = {name: values[key] for key, name in names.items() if values[key] is not None}
     if "n_ctx" not in given:  # long prompts and answers make the default context longer
-        usual = Load.__struct_defaults__
-        fields = dict(zip(Load.__struct_fields__[-len(usual) :], usual, strict=True)) | given
+        usual = Workload.__struct_defaults__
+        fields = dict(zip(Workload.__struct_fields__[-len(usual) :], usual, strict=True)) | given
         given["n_ctx"] = max(fields["n_ctx"], fields["n_prompt"] + fields["n_answer"])
-    return Load(**given)
+    return Workload(**given)
 
 
 def _prices(values: dict[str, Any]) -> Prices:
@@ -168,7 +168,7 @@ def _machine(
 def _this_machine(chosen: Settings, model: str) -> MachineSpec:
     """Return this machine for the file `model`; on a terminal, offers to measure what is missing."""
     from cpuchat.cli.terminal import is_terminal
-    from cpuchat.planner.here import NotMeasured, machine_here, measure_here
+    from cpuchat.planner.this_machine import NotMeasured, machine_here, measure_here
 
     try:
         return machine_here(chosen, model=model)
@@ -216,34 +216,38 @@ def _show_plan(made: Plan, service: Service | None, as_json: bool) -> int:
     return 0
 
 
-def _show_catalog(machine: MachineSpec, catalog: Catalog, load: Load, as_json: bool, wished: float | None) -> int:
+def _show_catalog(
+    machine: MachineSpec, catalog: Catalog, workload: Workload, as_json: bool, target: float | None
+) -> int:
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import catalog_plans, reaches
     from cpuchat.present import plan as words
 
-    found = catalog_plans(machine, catalog.models, load)
-    if wished is not None:
-        found = [one for one in found if reaches(one, wished)]
+    found = catalog_plans(machine, catalog.models, workload)
+    if target is not None:
+        found = [one for one in found if reaches(one, target)]
     if as_json:
         click.echo(json_line([_plain(one) for one in found]))
         return 0
-    limit = f" at {wished:g} tok/s or more" if wished is not None else ""
+    limit = f" at {target:g} tok/s or more" if target is not None else ""
     click.echo(f"{machine.name}: {len(found)} models of the catalog run{limit}.\n")
     echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
-    echo_paragraph(f"\nPlain decoding in the middle of an answer; first token of a prompt of {load.n_prompt} tokens.")
+    echo_paragraph(
+        f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
+    )
     return 0
 
 
-def _show_machine_plans(plans: Sequence[Plan], as_json: bool, wished: float | None) -> int:
+def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> int:
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import cheapest
     from cpuchat.present import plan as words
 
     best = {
-        "plain": cheapest(plans, wished) if wished is not None else None,
-        "drafted": cheapest(plans, wished, 0.8) if wished is not None else None,
+        "plain": cheapest(plans, target) if target is not None else None,
+        "drafted": cheapest(plans, target, 0.8) if target is not None else None,
     }
     if as_json:
         ids = {name: one.machine.id if one is not None else None for name, one in best.items()}
@@ -253,8 +257,8 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, wished: float | No
     click.echo(f"{first.model.name} {first.model.quantization}, the cheapest machine first\n")
     echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 9))
     click.echo()
-    if wished is not None:
-        for line in words.cheapest_lines(wished, best["plain"], best["drafted"], first.draft):
+    if target is not None:
+        for line in words.cheapest_lines(target, best["plain"], best["drafted"], first.draft):
             echo_paragraph(line)
     echo_paragraph("Prices are estimates of whole machines; `cpuchat plan --machines` has their sources.")
     return 0

@@ -63,7 +63,7 @@ class _Tune(click.Command):
 @click.option(
     "--minutes", type=click.FloatRange(0.1, 600), metavar="N", help="Time limit. Default: 3, more for large models."
 )
-@click.option("--quantized-kv", is_flag=True, help="Also adopt a KV cache of 8 bits, which changes what is written.")
+@click.option("--quantized-kv", is_flag=True, help="Also adopt a KV cache of 8 bits, which changes the output.")
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(

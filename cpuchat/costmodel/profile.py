@@ -1,4 +1,4 @@
-"""What a machine can do, as far as the time of a pass depends on it."""
+"""Describes a machine as far as the time of a pass depends on it."""
 
 from __future__ import annotations
 

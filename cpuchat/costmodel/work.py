@@ -1,4 +1,4 @@
-"""What a pass of a model has to do: bytes to read and multiply-adds to compute, by tensor type."""
+"""Computes the work of a pass: bytes to read and multiply-adds, by tensor type."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model would do on a machine that need not be here: speed, users, cost."""
+"""Plans models on machines that need not be here: fit, speed, users, cost."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel, from_catalog
-from cpuchat.planner.plan import Load, Plan, Prices, hourly, make_plan
+from cpuchat.planner.plan import Plan, Prices, Workload, hourly, make_plan
 
 _ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have the same experts
 
 
 def catalog_plans(
-    machine: MachineSpec, entries: Iterable[CatalogModel], load: Load, quantization: str = ""
+    machine: MachineSpec, entries: Iterable[CatalogModel], workload: Workload, quantization: str = ""
 ) -> list[Plan]:
     """Return a plan for every chat model of the catalog that fits, the fastest first.
 
@@ -23,7 +23,7 @@ def catalog_plans(
     chat = [entry for entry in entries if entry.use != "draft" and entry.sizes]
     kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]
     models = [from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
-    plans = [make_plan(machine, model, load) for model in models]
+    plans = [make_plan(machine, model, workload) for model in models]
     fitting = [plan for plan in plans if plan.tok_s is not None]
     return sorted(fitting, key=_speed, reverse=True)
 
@@ -36,10 +36,15 @@ def usual_draft(target: PlannedModel, catalog: Catalog) -> PlannedModel | None:
 
 
 def machine_plans(
-    machines: Sequence[MachineSpec], model: PlannedModel, load: Load, *, draft: PlannedModel | None, prices: Prices
+    machines: Sequence[MachineSpec],
+    model: PlannedModel,
+    workload: Workload,
+    *,
+    draft: PlannedModel | None,
+    prices: Prices,
 ) -> list[Plan]:
     """Return a plan on every machine, the cheapest machine first; those without a price last."""
-    plans = [make_plan(machine, model, load, draft=draft, prices=prices) for machine in machines]
+    plans = [make_plan(machine, model, workload, draft=draft, prices=prices) for machine in machines]
     return sorted(plans, key=lambda plan: _price(plan, prices))
 
 

@@ -28,9 +28,9 @@ _BUFFERS, _MOST_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 _HOURS_PER_YEAR = 8766
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the model: tokens of context that each chat may have, of a prompt, and of an answer; `users`
-    that write at once, and the `tok_s` that each of them wishes."""
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """The work to plan for: tokens of context per chat, of a prompt, and of an answer; concurrent `users`, and the
+    target `tok_s` of each."""
 
     n_ctx: int = 8192
     n_prompt: int = 500
@@ -108,8 +108,8 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
         return self.depth > 0 and self.speedup.value >= WORTH
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the machine per hour, and per million generated tokens: of one chat, and of as many as the wish allows.
+class Pricing(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices of the machine per hour, and per million generated tokens: of one chat, and of `Plan.users` together.
 
     `tok_s_per_1000_usd` of one chat; None where the machine is rented. `joules` per token of one chat.
     """
@@ -126,14 +126,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `tok_s` of one chat in the middle of an answer; None when it does not fit. `limit` takes most of a pass, with
     `limit_share` of it. `ttft_s` of the prompt on an idle machine. Ceilings in tok/s: if only reading took time, and if
-    only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the wished rate, each,
-    at most what memory holds (`users_by_memory`); `machines` for the wished number of users.
+    only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
+    at most what memory holds (`users_by_memory`); `machines` for the users of the workload.
     """
 
     machine: MachineSpec
     model: PlannedModel
     draft: PlannedModel | None
-    load: Load
+    workload: Workload
     memory: Memory
     users_by_memory: int
     bytes_per_token: float
@@ -149,7 +149,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     users: Range | None = None
     shared_tok_s: Range | None = None
     machines: Range | None = None
-    costs: Costs | None = None
+    costs: Pricing | None = None
 
     @property
     def why_not(self) -> str:
@@ -162,29 +162,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(
     machine: MachineSpec,
     model: PlannedModel,
-    load: Load,
+    workload: Workload,
     *,
     draft: PlannedModel | None = None,
     prices: Prices | None = None,
 ) -> Plan:
     """Plan `model` on `machine`."""
-    memory = _memory(machine, model, draft, load, users=1)
+    memory = _memory(machine, model, draft, workload, users=1)
     plan = Plan(
         machine=machine,
         model=model,
         draft=draft,
-        load=load,
+        workload=workload,
         memory=memory,
-        users_by_memory=_users_by_memory(machine, model, draft, load),
-        bytes_per_token=bytes_read(model.work, 1, load.n_past),
+        users_by_memory=_users_by_memory(machine, model, draft, workload),
+        bytes_per_token=bytes_read(model.work, 1, workload.n_past),
     )
     if memory.fit == "too large":
         return plan
-    work, past = model.work, load.n_past
+    work, past = model.work, workload.n_past
     costs = {name: pass_cost(machine.profile(name), work, 1, past) for name in SCENARIOS}
     middle = costs["value"]
     by_memory = min(plan.users_by_memory, MOST_USERS)
-    chats = [most_users(machine.profile(name), work, load.tok_s, past, by_memory) for name in SCENARIOS]
+    chats = [most_users(machine.profile(name), work, workload.tok_s, past, by_memory) for name in SCENARIOS]
     together = [
         n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
         for name, n in zip(SCENARIOS, chats, strict=True)
@@ -196,21 +196,18 @@ def make_plan(
         limit=middle.limit,
         limit_share=middle.limit_share,
         prefill_tok_s=_over(
-            machine, lambda profile: load.n_prompt / prefill_cost(profile, work, load.n_prompt).seconds
+            machine, lambda profile: workload.n_prompt / prefill_cost(profile, work, workload.n_prompt).seconds
         ),
-        ttft_s=_over(machine, lambda profile: prefill_cost(profile, work, load.n_prompt).seconds),
+        ttft_s=_over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds),
         memory_ceiling=_memory_ceiling(machine, plan),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=users,
         shared_tok_s=_ordered(together),
-        machines=users.map(lambda one: -(-load.users // int(one)) if one >= 1 else float("inf")),
+        machines=users.map(lambda one: -(-workload.users // int(one)) if one >= 1 else float("inf")),
     )
     if draft is not None:
-        plan = msgspec.structs.replace(
-            plan,
-            drafted=tuple(_drafted(machine, plan, draft, one) for one in ACCEPTANCES),
-            draft_ceiling=_drafted(machine, plan, draft, 1.0).tok_s,
-        )
+        *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
+        plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
 
 
@@ -253,9 +250,11 @@ def _memory_ceiling(machine: MachineSpec, plan: Plan) -> Range:
     return Range(low, value, high)
 
 
-def _memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, load: Load, users: int) -> Memory:
-    kv = users * (load.n_ctx * model.kv_row + model.work.state)
-    beside = draft.size + users * load.n_ctx * draft.kv_row if draft is not None else 0.0
+def _memory(
+    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: Workload, users: int
+) -> Memory:
+    kv = users * (workload.n_ctx * model.kv_row + model.work.state)
+    beside = draft.size + users * workload.n_ctx * draft.kv_row if draft is not None else 0.0
     total = 1e9 * machine.memory_gb.value
     return Memory(
         weights=model.size,
@@ -268,28 +267,30 @@ def _memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | Non
     )
 
 
-def _users_by_memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, load: Load) -> int:
-    none, one = (_memory(machine, model, draft, load, users) for users in (0, 1))
+def _users_by_memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: Workload) -> int:
+    none, one = (_memory(machine, model, draft, workload, users) for users in (0, 1))
     each = one.needed - none.needed
     left = none.usable - none.needed
     return max(int(left // each), 0) if each > 0 else MOST_USERS
 
 
-def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptance: float) -> Drafted:
-    target, past = plan.model.work, plan.load.n_past
-    rates, speedups, depths = [], [], []
-    for name in SCENARIOS:
-        costs = pair_costs(machine.profile(name), target, draft.work, past, LONGEST)
-        best = gain([1e3 * one for one in costs.verify], 1e3 * costs.draft, acceptance)
-        rates.append(best.speedup / costs.verify[0])
-        speedups.append(best.speedup)
-        depths.append(best.depth)
-    return Drafted(
-        acceptance=acceptance,
-        depth=depths[1],
-        tok_s=Range(min(rates), rates[1], max(rates)),
-        speedup=Range(min(speedups), speedups[1], max(speedups)),
-    )
+def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptances: Sequence[float]) -> list[Drafted]:
+    work, past = plan.model.work, plan.workload.n_past
+    pairs = [pair_costs(machine.profile(name), work, draft.work, past, LONGEST) for name in SCENARIOS]
+    found: list[Drafted] = []
+    for acceptance in acceptances:
+        gains = [gain([1e3 * one for one in pair.verify], 1e3 * pair.draft, acceptance) for pair in pairs]
+        rates = [best.speedup / pair.verify[0] for best, pair in zip(gains, pairs, strict=True)]
+        speedups = [best.speedup for best in gains]
+        found.append(
+            Drafted(
+                acceptance=acceptance,
+                depth=gains[1].depth,
+                tok_s=Range(min(rates), rates[1], max(rates)),
+                speedup=Range(min(speedups), speedups[1], max(speedups)),
+            )
+        )
+    return found
 
 
 def hourly(machine: MachineSpec, prices: Prices) -> float | None:
@@ -302,13 +303,13 @@ def hourly(machine: MachineSpec, prices: Prices) -> float | None:
     return machine.price_usd.value / (prices.years * _HOURS_PER_YEAR * prices.busy) + power
 
 
-def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Costs | None:
+def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
     per_hour = hourly(machine, prices)
     if plan.tok_s is None or per_hour is None:
         return None
     shared = plan.shared_tok_s
     price, watts = machine.price_usd, machine.watts
-    return Costs(
+    return Pricing(
         usd_per_hour=per_hour,
         usd_per_million=plan.tok_s.map(lambda rate: 1e6 * per_hour / (3600 * rate)),
         usd_per_million_shared=shared.map(lambda rate: 1e6 * per_hour / (3600 * rate))

@@ -27,7 +27,7 @@ _MOST_MACHINES = 10_000
 class Service:
     """`users` that send `rate` requests per second together; a machine saturates at `machine_rate`, with at most
     `chats` at once. `outcomes` by rising number of machines; `enough` is the first that gives 95 % of the answers the
-    wished tok/s without a queue, None when none of these does."""
+    target tok/s without a queue, None when none of these does."""
 
     users: int
     rate: float
@@ -43,34 +43,34 @@ class Service:
 
 
 def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
-    """Simulate the users of `plan.load` with its expected figures; lengths are random with those means.
+    """Simulate the users of `plan.workload` with its expected figures; lengths are random with those means.
 
     Raises:
-        UsageError: the model does not fit, one chat alone does not reach the wished tok/s, or far too many machines
+        UsageError: the model does not fit, one chat alone does not reach the target tok/s, or far too many machines
             would be needed.
     """
     require_fit(plan)
-    load = plan.load
+    workload = plan.workload
     chats = min(int(plan.users.value) if plan.users is not None else 0, plan.users_by_memory, MOST_USERS)
     if chats < 1 or plan.tok_s is None:
         rate = plan.tok_s.value if plan.tok_s is not None else 0.0
         raise UsageError(
             f"{plan.model.name} reaches {rate:.2g} tok/s on {plan.machine.name}: no number of machines gives each user "
-            f"{load.tok_s:g} tok/s.",
+            f"{workload.tok_s:g} tok/s.",
             "Choose a smaller model or quantization, another machine, or a lower --tok-s.",
         )
     server = server_of(plan, chats)
     # A user waits for the answer, reads it, and asks again.
-    cycle = pause_s + server.prefill_s(load.n_prompt) + load.n_answer / load.tok_s
-    demand = Demand(load.users / cycle, exponential(load.n_prompt), exponential(load.n_answer))
-    limit = capacity(server, load.n_prompt, load.n_answer)
+    cycle = pause_s + server.prefill_s(workload.n_prompt) + workload.n_answer / workload.tok_s
+    demand = Demand(workload.users / cycle, exponential(workload.n_prompt), exponential(workload.n_answer))
+    limit = capacity(server, workload.n_prompt, workload.n_answer)
     least = demand.rate / limit
     if least > _MOST_MACHINES:
         raise UsageError(f"Needs more than {_MOST_MACHINES:,} machines.", "Use fewer --users.")
     counts = sorted({max(math.ceil(share * least), 1) for share in _SIZES})
     outcomes = tuple(_simulated(server, count, demand, count <= least) for count in counts)
-    good = (one.machines for one in outcomes if not one.saturated and one.tok_s.p95 >= load.tok_s)
-    return Service(load.users, demand.rate, limit, chats, outcomes, next(good, None))
+    good = (one.machines for one in outcomes if not one.saturated and one.tok_s.p95 >= workload.tok_s)
+    return Service(workload.users, demand.rate, limit, chats, outcomes, next(good, None))
 
 
 def _simulated(server: Server, machines: int, demand: Demand, overloaded: bool) -> Outcome:
@@ -88,7 +88,7 @@ def _simulated(server: Server, machines: int, demand: Demand, overloaded: bool) 
 
 def server_of(plan: Plan, chats: int) -> Server:
     """Return the plan's machine with its expected profile, for at most `chats` at once."""
-    profile, work, past = plan.machine.profile(), plan.model.work, plan.load.n_past
+    profile, work, past = plan.machine.profile(), plan.model.work, plan.workload.n_past
 
     @functools.lru_cache(maxsize=8192)
     def batch_s(tokens: int) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuchat.planner.claims import Claim
     from cpuchat.planner.machine_specs import MachineSpec
     from cpuchat.planner.model_specs import PlannedModel
-    from cpuchat.planner.plan import Drafted, Load, Plan, Range
+    from cpuchat.planner.plan import Drafted, Plan, Range, Workload
     from cpuchat.planner.service import Service
 
 OTHER_ENGINE = (
@@ -81,7 +81,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         ("", _reason(plan)),
         (
             "first token",
-            f"{seconds(plan.ttft_s)}, prompt of {plan.load.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
+            f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
         ),
         ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
     ]
@@ -101,7 +101,7 @@ def _memory(plan: Plan) -> str:
     need = plan.memory
     draft = f" + draft {_gb(need.draft)}" if need.draft else ""
     return (
-        f"weights {_gb(need.weights)} + KV cache {_gb(need.kv)} ({units.tokens(plan.load.n_ctx)} tokens){draft} + "
+        f"weights {_gb(need.weights)} + KV cache {_gb(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens){draft} + "
         f"buffers {_gb(need.buffers)} = {_gb(need.needed)} of {_gb(need.usable)} GB: {need.fit}"
     )
 
@@ -123,20 +123,20 @@ def _drafted(one: Drafted) -> str:
 
 
 def _shared(plan: Plan) -> list[tuple[str, str]]:
-    load, users = plan.load, plan.users
+    workload, users = plan.workload, plan.users
     if users is None or plan.shared_tok_s is None:
         return []
     if users.value < 1:
-        return [("users", f"0 at {load.tok_s:g} tok/s each: one chat alone does not reach that")]
+        return [("users", f"0 at {workload.tok_s:g} tok/s each: one chat alone does not reach that")]
     span = f"{users.low:.0f}–{users.high:.0f}"
     limit = f", memory for {plan.users_by_memory}" if plan.users_by_memory <= users.high else ""
     together = f"{rates(plan.shared_tok_s)} tok/s together"
-    found = [("users", f"{users.value:.0f} ({span}) at {load.tok_s:g} tok/s each, {together}{limit}")]
+    found = [("users", f"{users.value:.0f} ({span}) at {workload.tok_s:g} tok/s each, {together}{limit}")]
     if users.value >= 2:
         found.append(("", "with llama-server or vLLM: cpuchat decodes one chat at a time"))
-    if load.users > 1 and plan.machines is not None:
+    if workload.users > 1 and plan.machines is not None:
         ends = f"{plan.machines.low:.0f}–" + ("?" if math.isinf(plan.machines.high) else f"{plan.machines.high:.0f}")
-        found.append(("machines", f"{plan.machines.value:.0f} ({ends}) while all {load.users:,} users wait for text"))
+        found.append(("machines", f"{plan.machines.value:.0f} ({ends}) with all {workload.users:,} users active"))
     return found
 
 
@@ -155,11 +155,11 @@ def _costs(plan: Plan) -> list[tuple[str, str]]:
     return found
 
 
-def load_words(load: Load, quantization: str) -> str:
+def workload_words(workload: Workload, quantization: str) -> str:
     """`default quantization · context 8,192 · prompt 500 · 5 tok/s`, with `200 users at` where there are several."""
     kind = quantization or "default quantization"
-    wish = f"{f'{load.users:,} users at ' if load.users > 1 else ''}{load.tok_s:g} tok/s"
-    return f"{kind} · context {load.n_ctx:,} · prompt {load.n_prompt:,} · {wish}"
+    target = f"{f'{workload.users:,} users at ' if workload.users > 1 else ''}{workload.tok_s:g} tok/s"
+    return f"{kind} · context {workload.n_ctx:,} · prompt {workload.n_prompt:,} · {target}"
 
 
 def catalog_row(plan: Plan) -> tuple[str, ...]:
@@ -175,12 +175,12 @@ def catalog_row(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def catalog_rows(plans: Sequence[Plan], wished: float) -> list[ListRow]:
+def catalog_rows(plans: Sequence[Plan], target: float) -> list[ListRow]:
     """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
     rows: list[ListRow] = []
     bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s: reading speed", PACE), ("slower", 0.0)]
-    if wished != PACE:
-        bounds = [(f"{wished:g} tok/s or more", wished), ("slower", 0.0)]
+    if target != PACE:
+        bounds = [(f"{target:g} tok/s or more", target), ("slower", 0.0)]
     most = math.inf
     for heading, least in bounds:
         found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
@@ -271,16 +271,16 @@ def service_rows(found: Service) -> list[tuple[str, ...]]:
 
 def service_lines(found: Service, plan: Plan) -> list[str]:
     """Return what the simulation says, in sentences."""
-    load = plan.load
+    workload = plan.workload
     said = [
         f"{found.users:,} users send {units.about(60 * found.rate)} requests a minute; a machine with {found.chats} "
         f"chats at once saturates at {units.about(60 * found.machine_rate)}, which is {found.saturates_at:.0f} users."
     ]
     if found.enough is None:
-        said.append(f"None of these gives 95 % of the answers {load.tok_s:g} tok/s.")
+        said.append(f"None of these gives 95 % of the answers {workload.tok_s:g} tok/s.")
     else:
         give = "gives" if found.enough == 1 else "give"
-        said.append(f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {load.tok_s:g} tok/s.")
+        said.append(f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s.")
     return [*said, OTHER_ENGINE]
 
 

@@ -1,4 +1,4 @@
-"""What tuning tries on a machine: for each choice, the settings that may be faster than those in use."""
+"""Lists the candidates of each choice of tuning: settings that may be faster than those in use."""
 
 from __future__ import annotations
 

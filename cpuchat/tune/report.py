@@ -65,7 +65,7 @@ def _decision(one: ChoiceResult) -> str:
     if one.adopted:
         return "adopted"
     if one.offered:
-        return "offered: changes what the model writes"
+        return "offered: changes the output"
     match one.verdict:
         case "mixed":
             slower = "decode" if (one.decode or 0.0) < (one.prefill or 0.0) else "prefill"
@@ -99,8 +99,8 @@ def tuning_summary(result: TuneResult, *, undo: str) -> list[str]:
     for one in result.choices:
         if one.offered:
             lines.append(
-                f"{one.after} for the {one.name} is faster (decode {percent(one.decode or 0.0)}), but changes what the "
-                "model writes; it is adopted only with --quantized-kv."
+                f"{one.after} for the {one.name} is faster (decode {percent(one.decode or 0.0)}), but changes the "
+                "output. Adopt it with `cpuchat tune MODEL --quantized-kv`, or set the KV type in the settings."
             )
     if result.busy and result.adopted:
         names = ", ".join(one.name for one in result.choices if one.verdict == "busy")
@@ -109,5 +109,7 @@ def tuning_summary(result: TuneResult, *, undo: str) -> list[str]:
         kept = "what was adopted is kept" if result.adopted else "nothing was changed"
         lines.append(f"Stopped; {kept}.")
     elif result.out_of_time:
-        lines.append("The time limit was reached before all choices were measured; --minutes raises it.")
+        lines.append(
+            "Time limit reached before all choices were measured. `cpuchat tune MODEL --minutes 6` raises it."
+        )
     return lines

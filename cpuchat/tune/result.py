@@ -1,4 +1,4 @@
-"""What tuning found, and what it is kept as."""
+"""Holds the results of tuning, and the form they are kept in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
     """One choice: what was in use before, the best candidate (`after`, "": none was measured) and what it gained.
 
     `decode` and `prefill` are gains as shares (0.05: 5 % faster), `spread` that of the rounds; None: not measured.
-    `offered`: faster, but it changes what the model writes, and was not asked for. `reason` is why it was not adopted.
+    `offered`: faster, but it changes the output, and was not asked for. `reason` is why it was not adopted.
     """
 
     name: str

@@ -57,7 +57,7 @@ class Tuner:
     Args:
         chosen: the user's settings.
         prompt_share: share of prompt tokens among all tokens, 0 to 1: how much prefill counts beside decoding.
-        quantized_kv: adopt KV cache types that change what the model writes too.
+        quantized_kv: also adopt KV cache types that change the output.
         seconds: the time limit; None: `LIMIT_SECONDS`, longer for models that take long to load.
         tell: called whenever `progress` changed.
     """
@@ -126,7 +126,7 @@ class Tuner:
             with contextlib.suppress(Interrupted):
                 for choice_for in self._choices(topology):
                     choice = candidates.without_what_is_set(choice_for(chosen), self._wanted)
-                    chosen = await self._made(choice, chosen)
+                    chosen = await self._decide(choice, chosen)
         finally:
             await self._measurer.close()
         result = self._result(chosen)
@@ -156,7 +156,7 @@ class Tuner:
             return ""
         return str(draft or "")
 
-    async def _made(self, choice: Choice, chosen: Settings) -> Settings:
+    async def _decide(self, choice: Choice, chosen: Settings) -> Settings:
         """Make a choice; returns the settings with it."""
         base = ChoiceResult(name=choice.name, before=choice.now.words)
         skipped = choice.skipped or ("" if choice.candidates else "nothing else to try")

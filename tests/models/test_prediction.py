@@ -27,7 +27,7 @@ from cpuchat.models.shortlist import estimate_entry
 from cpuchat.models.work import model_work
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import from_catalog
-from cpuchat.planner.plan import Load, make_plan
+from cpuchat.planner.plan import Workload, make_plan
 from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.model import header_of, layer_tensors, metadata, write_model
 from cpuchat.synthetic.shapes import SHAPES, Shape
@@ -164,7 +164,7 @@ def test_the_catalog_is_predicted_as_it_is_planned() -> None:
     )  # fmt: skip
     for entry in load_catalog().models:
         if entry.sizes:
-            plan = make_plan(planned, from_catalog(entry), Load())
+            plan = make_plan(planned, from_catalog(entry), Workload())
             assert plan.tok_s is not None
             assert estimate_entry(entry, here).tok_s == pytest.approx(plan.tok_s.value), entry.id
 

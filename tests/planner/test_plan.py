@@ -17,7 +17,7 @@ from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reac
 from cpuchat.planner.claims import claims
 from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
-from cpuchat.planner.plan import Load, Plan, Prices, Range, make_plan
+from cpuchat.planner.plan import Plan, Prices, Range, Workload, make_plan
 from cpuchat.planner.service import Service, simulate_service
 
 
@@ -26,9 +26,9 @@ def catalog() -> Catalog:
     return load_catalog()
 
 
-def planned(catalog: Catalog, machine: str, model: str, draft: str = "", **load: float) -> Plan:
+def planned(catalog: Catalog, machine: str, model: str, draft: str = "", **workload: float) -> Plan:
     drafting = find_model(draft, catalog) if draft else None
-    return make_plan(find_machine(machine), find_model(model, catalog), Load(**load), draft=drafting)
+    return make_plan(find_machine(machine), find_model(model, catalog), Workload(**workload), draft=drafting)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_70b_is_where_rooflines_of_others_have_it(catalog: Catalog, machine: str
 def test_nothing_decodes_faster_than_its_bytes_allow(catalog: Catalog) -> None:
     for machine in machines():
         for name in ("8b:Q8_0", "70b:Q4_K_M", "30b-a3b:Q4_K_M", "0.5b"):
-            plan = make_plan(machine, find_model(name, catalog), Load())
+            plan = make_plan(machine, find_model(name, catalog), Workload())
             if plan.tok_s is None:
                 continue
             assert machine.theoretical is not None
@@ -82,7 +82,7 @@ def test_this_machine_fits_a_model_as_the_lists_say(catalog: Catalog, free: floa
         id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(40),
         free_gb=Figure(free), measured=Figure(60),
     )  # fmt: skip
-    memory = make_plan(here, find_model("8b:Q8_0", catalog), Load()).memory
+    memory = make_plan(here, find_model("8b:Q8_0", catalog), Workload()).memory
     assert memory.usable == free * 1e9
     assert memory.spare == spare_bytes(40e9) == 2e9
     assert memory.fit == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
@@ -94,11 +94,11 @@ def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> 
     assert plan.shared_tok_s is not None
     n = int(plan.users.value)
     profile = plan.machine.profile()
-    assert batch_rate(profile, plan.model.work, n, plan.load.n_past) >= 8
-    assert plan.shared_tok_s.value == pytest.approx(n * batch_rate(profile, plan.model.work, n, plan.load.n_past))
+    assert batch_rate(profile, plan.model.work, n, plan.workload.n_past) >= 8
+    assert plan.shared_tok_s.value == pytest.approx(n * batch_rate(profile, plan.model.work, n, plan.workload.n_past))
     small = msgspec.structs.replace(plan.machine, memory_gb=Figure(12.0))
-    crowded = make_plan(small, plan.model, plan.load)
-    each = crowded.load.n_ctx * crowded.model.kv_row
+    crowded = make_plan(small, plan.model, plan.workload)
+    each = crowded.workload.n_ctx * crowded.model.kv_row
     assert crowded.users_by_memory == int((crowded.memory.usable - crowded.memory.needed + each) // each)
     assert crowded.users is not None
     assert crowded.users.high <= crowded.users_by_memory < n
@@ -116,7 +116,7 @@ def test_machines_for_users_who_all_wait(catalog: Catalog) -> None:
 
 def test_costs_are_price_and_power(catalog: Catalog) -> None:
     machine, model = find_machine("9354"), find_model("8b", catalog)
-    plan = make_plan(machine, model, Load(), prices=Prices(years=2, usd_per_kwh=0.3))
+    plan = make_plan(machine, model, Workload(), prices=Prices(years=2, usd_per_kwh=0.3))
     assert machine.price_usd is not None
     assert machine.watts is not None
     assert plan.costs is not None
@@ -134,11 +134,11 @@ def test_costs_are_price_and_power(catalog: Catalog) -> None:
 
 def test_an_impossible_load_gets_a_sentence() -> None:
     with pytest.raises(UsageError, match="exceed the context"):
-        Load(n_ctx=1024, n_prompt=1000, n_answer=100)
+        Workload(n_ctx=1024, n_prompt=1000, n_answer=100)
 
 
 def test_the_catalog_on_a_machine(catalog: Catalog) -> None:
-    plans = catalog_plans(find_machine("7950x"), catalog.models, Load())
+    plans = catalog_plans(find_machine("7950x"), catalog.models, Workload())
     rates = [plan.tok_s.value for plan in plans if plan.tok_s is not None]
     assert len(rates) == len(plans) > 50
     assert rates == sorted(rates, reverse=True)
@@ -148,9 +148,9 @@ def test_the_catalog_on_a_machine(catalog: Catalog) -> None:
     assert "Llama 3.3 70B Instruct" not in quick
 
 
-def test_the_cheapest_machine_for_a_wished_rate(catalog: Catalog) -> None:
+def test_the_cheapest_machine_for_a_target_rate(catalog: Catalog) -> None:
     model, draft = find_model("llama-3.3-70b-instruct:Q4_K_M", catalog), find_model("llama-3.2-1b-instruct", catalog)
-    plans = machine_plans(machines(), model, Load(), draft=draft, prices=Prices())
+    plans = machine_plans(machines(), model, Workload(), draft=draft, prices=Prices())
     hourly = [plan.costs.usd_per_hour for plan in plans if plan.costs is not None]
     assert hourly == sorted(hourly)
     first = cheapest(plans, 6.0)
@@ -219,7 +219,7 @@ def figure(plan: Plan, name: str) -> Range | None:
             one.tok_s for one in plan.drafted if one.acceptance == float(number)
         )  # fmt: skip
     if kind == "verify":
-        machine, past = plan.machine, plan.load.n_past
+        machine, past = plan.machine, plan.workload.n_past
         times = [1e3 * pass_cost(machine.profile(one), plan.model.work, int(number), past).seconds for one in SCENARIOS]
         return Range(min(times), times[1], max(times))
     if kind in ("GB", "weights"):
@@ -247,7 +247,7 @@ def test_what_claims_quote_of_the_planner_is_what_it_gives(catalog: Catalog) -> 
     for claim in checked:
         assert claim.check is not None
         model = find_model(claim.check.model, catalog)
-        plan = make_plan(find_machine(claim.check.machine), model, Load(), draft=usual_draft(model, catalog))
+        plan = make_plan(find_machine(claim.check.machine), model, Workload(), draft=usual_draft(model, catalog))
         quoted = WITH_RANGE.findall(claim.planner) or [(one,) for one in re.findall(NUMBER, claim.planner)]
         assert len(quoted) >= len(claim.check.figures), claim.claim
         for numbers, name in zip(quoted, claim.check.figures, strict=False):

@@ -89,7 +89,7 @@ async def test_quality_is_never_traded_without_being_asked(tiny_model: Path, mon
     result = await Tuner(tiny_model, Settings()).run()
     assert result.changes == {}
     assert [one.name for one in result.choices if one.offered] == ["KV cache"]
-    assert "q8_0 for the KV cache is faster (decode +10.0 %), but changes what the model writes" in summary(result)
+    assert "q8_0 for the KV cache is faster (decode +10.0 %), but changes the output" in summary(result)
     assert TunedSettings().find(tiny_model) is None
     result = await Tuner(tiny_model, Settings(), quantized_kv=True).run()
     assert result.changes == {"engine": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}

@@ -15,9 +15,9 @@ from textual.widgets import Footer
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.choices import catalog_plans, usual_draft
-from cpuchat.planner.here import machine_here
 from cpuchat.planner.machine_specs import MachineSpec, all_machines
-from cpuchat.planner.plan import Load, Plan, make_plan
+from cpuchat.planner.plan import Plan, Workload, make_plan
+from cpuchat.planner.this_machine import machine_here
 from cpuchat.present import plan as words
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
@@ -29,11 +29,11 @@ from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
 
 _QUANTIZATIONS = ("", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
-"""What to plan the catalog in; "": each model in its default."""
+"""Quantizations to plan the catalog in; "": each model in its default."""
 
 
 class _Asked(NamedTuple):
-    """A figure of the load that the user can change: the question, and what is possible."""
+    """A figure of the workload that the user can change: its question and bounds."""
 
     title: str
     least: float
@@ -53,10 +53,10 @@ class _Asked(NamedTuple):
 
 
 _ASKED = {
-    "n_ctx": _Asked("Context of each chat, in tokens", 256, 10_000_000),
-    "n_prompt": _Asked("Prompt, in tokens", 1, 9_000_000),
-    "users": _Asked("Users who wait for text at once", 1, 1_000_000),
-    "tok_s": _Asked("tok/s that each user wishes", 0.1, 1_000_000, whole=False),
+    "n_ctx": _Asked("Context per chat (tokens)", 256, 10_000_000),
+    "n_prompt": _Asked("Prompt length (tokens)", 1, 9_000_000),
+    "users": _Asked("Concurrent users", 1, 1_000_000),
+    "tok_s": _Asked("Target tok/s per user", 0.1, 1_000_000, whole=False),
 }
 
 
@@ -73,7 +73,7 @@ class PlanScreen(ListScreen[None]):
         self._services = services
         self._machines: list[MachineSpec] = []  # those that are not here
         self._at = 0  # 0: this machine, then the others
-        self._load = Load()
+        self._workload = Workload()
         self._quantization = ""
         self._catalog: Catalog | None = None
         self._plans: dict[str, Plan] = {}
@@ -94,13 +94,13 @@ class PlanScreen(ListScreen[None]):
     async def _read(self) -> None:
         if self._catalog is None:
             await self._read_files()
-        at, load, quantization = self._at, self._load, self._quantization
+        at, workload, quantization = self._at, self._workload, self._quantization
         try:
-            found = await run_in_daemon_thread(lambda: self._planned(at, load, quantization))
+            found = await run_in_daemon_thread(lambda: self._planned(at, workload, quantization))
             (machine, plans), self._problem = found, ""
         except CpuchatError as error:  # this machine was not measured yet
             machine, plans, self._problem = None, [], error.message
-        if (at, load, quantization) == (self._at, self._load, self._quantization) and self.has_widgets:
+        if (at, workload, quantization) == (self._at, self._workload, self._quantization) and self.has_widgets:
             self._show(machine, plans)
 
     async def _read_files(self) -> None:
@@ -109,20 +109,20 @@ class PlanScreen(ListScreen[None]):
         for one in problems:
             self.notify(clean_line(one), severity="warning", markup=False)
 
-    def _planned(self, at: int, load: Load, quantization: str) -> tuple[MachineSpec, list[Plan]]:
+    def _planned(self, at: int, workload: Workload, quantization: str) -> tuple[MachineSpec, list[Plan]]:
         """Return a machine and the plans of the catalog on it; some tenths of a second, in a thread."""
         assert self._catalog is not None  # read before
         here = machine_here(self._services.settings, self._services.conversation.model) if at == 0 else None
         machine = here or self._machines[at - 1]
-        return machine, catalog_plans(machine, self._catalog.models, load, quantization)
+        return machine, catalog_plans(machine, self._catalog.models, workload, quantization)
 
     def _show(self, machine: MachineSpec | None, plans: list[Plan]) -> None:
         self._plans = {plan.model.name: plan for plan in plans}
         listed, pane = self.query_one(ModelList), self.query_one("#list")
         name = clean_line(machine.name) if machine is not None else "This machine"
         pane.border_title = Content(f"{name} · {self._at + 1} of {len(self._machines) + 1}")
-        pane.border_subtitle = Content(words.load_words(self._load, self._quantization))
-        listed.show(words.catalog_rows(plans, self._load.tok_s), listed.marked)
+        pane.border_subtitle = Content(words.workload_words(self._workload, self._quantization))
+        listed.show(words.catalog_rows(plans, self._workload.tok_s), listed.marked)
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
@@ -133,7 +133,7 @@ class PlanScreen(ListScreen[None]):
             self.query_one(Labelled).show([("", clean_line(self._problem))] if self._problem else [])
             return
         draft = usual_draft(plan.model, self._catalog) if self._catalog is not None else None
-        plan = make_plan(plan.machine, plan.model, plan.load, draft=draft)
+        plan = make_plan(plan.machine, plan.model, plan.workload, draft=draft)
         pane.border_title = Content(clean_line(f"{plan.model.name} {plan.model.quantization}"))
         beside = [("draft", f"{draft.name} {draft.quantization}")] if draft is not None else []
         self.query_one(Labelled).show([*words.lines(plan), *beside, ("", ""), *words.machine_figures(plan.machine)])
@@ -149,7 +149,7 @@ class PlanScreen(ListScreen[None]):
 
     @work(exclusive=True, group="ask")
     async def action_ask(self, name: str) -> None:
-        asked, now = _ASKED[name], getattr(self._load, name)
+        asked, now = _ASKED[name], getattr(self._workload, name)
         text = await self.app.push_screen_wait(AskTextScreen(asked.title, f"{now:g}" if name == "tok_s" else str(now)))
         if text is None:
             return
@@ -157,8 +157,8 @@ class PlanScreen(ListScreen[None]):
             value = asked.parse(text)
             changed = {name: value}
             if name == "n_prompt":  # a longer prompt takes a longer context
-                changed["n_ctx"] = max(self._load.n_ctx, int(value) + self._load.n_answer)
-            self._load = msgspec.structs.replace(self._load, **changed)
+                changed["n_ctx"] = max(self._workload.n_ctx, int(value) + self._workload.n_answer)
+            self._workload = msgspec.structs.replace(self._workload, **changed)
         except UsageError as error:
             self.notify(error.message, severity="warning", markup=False)
             return

@@ -102,7 +102,7 @@ async def test_the_selected_model_stays_selected_on_the_next_machine() -> None:
 
 
 @pytest.mark.usefixtures("few_models")
-async def test_quantization_context_prompt_users_and_wish_have_keys() -> None:
+async def test_quantization_context_prompt_users_and_target_have_keys() -> None:
     async with running() as app:
         await opened(app)
         await on_machine(app, "EPYC 9334")
@@ -119,7 +119,7 @@ async def test_quantization_context_prompt_users_and_wish_have_keys() -> None:
         await answered(app, "u", "many")
         await app.until(lambda: any("many is not a number" in one for one in app.notices))
         await answered(app, "u", "200")
-        await answered(app, "w", "2.5")
+        await answered(app, "t", "2.5")
         await app.until(lambda: load(app) == "Q8_0 · context 20,300 · prompt 20,000 · 200 users at 2.5 tok/s")
         assert "2.5 tok/s or more" in [row.name for row in listed(app).rows]
 

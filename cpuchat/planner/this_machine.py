@@ -45,7 +45,7 @@ def machine_here(settings: Settings, loaded: ModelInfo | None = None, model: str
         factor = found.factor_of(Path(model))
     placement = place(topology, PlacementSpec.of(settings))
     if found.profile is None:
-        raise NotMeasured(f"This machine cannot be planned for: {found.peak_source}.", "Or name another: --on MACHINE.")
+        raise NotMeasured(f"No plan for this machine: {found.peak_source}.", "Or name another: --on MACHINE.")
     return MachineSpec(
         id=HERE,
         name=f"this machine ({topology.name})",

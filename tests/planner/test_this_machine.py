@@ -11,7 +11,7 @@ from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.tuned import Tuned, TunedSettings
-from cpuchat.planner.here import machine_here
+from cpuchat.planner.this_machine import machine_here
 from cpuchat.settings import Settings
 
 
