@@ -33,7 +33,8 @@ from cpuchat.costmodel.observations import Fitted, Observation
 from cpuchat.costmodel.work import ModelWork
 from cpuchat.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.costs import CostLog
+from cpuchat.models.costs import CostLog, with_points
+from cpuchat.models.fingerprint import engine_replaced
 from cpuchat.models.machine import usual_here
 from cpuchat.models.work import model_work
 from cpuchat.protocol import Failed, LoadCancelled, LoadOptions, Measure, ModelLoaded
@@ -127,11 +128,18 @@ def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> lis
 
 
 class CostProbe:
-    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted."""
+    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted.
 
-    def __init__(self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None) -> None:
+    Args:
+        gives_way: stop when other programs compute.
+    """
+
+    def __init__(
+        self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None, *, gives_way: bool = False
+    ) -> None:
         self._spec = spec
         self._tell = tell
+        self._gives_way = gives_way
         self._backend = LocalBackend()
         self._stopped = False
 
@@ -140,39 +148,47 @@ class CostProbe:
         self._backend.kill()
 
     async def run(self, budget: float = BUDGET_SECONDS) -> list[Observation]:
-        """Return the passes that were measured in about `budget` seconds.
+        """Return the passes that were measured in about `budget` seconds; [] if it gave way to other programs.
 
         Raises:
             Interrupted: stopped.
-            MeasureFailed, WorkerDied: the engine failed, or the disk is full.
+            MeasureFailed, WorkerDied: the engine failed, or the models cannot be written.
         """
         todo = cases()
         found: list[Observation] = []
-        paths.cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-        await asyncio.to_thread(_forget_old, paths.cache_dir())
+        last: list[Observation] = []
         try:
+            paths.cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(_forget_old, paths.cache_dir())
             with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix=_PREFIX) as folder:
                 for done, case in enumerate(todo):
                     self._tell(done, len(todo), case.what)
                     try:
-                        found += await self._measure(case, Path(folder), monotonic() + budget * case.share)
+                        now = await self._measure(case, Path(folder), budget * case.share)
                     except DoesNotFit:
                         continue  # the others tell enough
                     except OSError as error:
                         if error.errno != errno.ENOSPC or case.what != _LARGE:
                             raise
+                        continue
+                    if self._gives_way and last and is_disturbed([*last, *now]):
+                        return []
+                    found += now
+                    last = now
         except OSError as error:
             raise MeasureFailed(f"The probe's models cannot be written: {error.strerror}.") from None
         finally:
+            self._stopped = True  # a file that is still being written
             await self._backend.close()
         return found
 
-    async def _measure(self, case: Case, folder: Path, until: float) -> list[Observation]:
+    async def _measure(self, case: Case, folder: Path, seconds: float) -> list[Observation]:
+        until = monotonic() + seconds
         file = folder / f"{case.shape.name}-{case.shape.n_layer}-{case.quantization}.gguf"
         try:
-            await asyncio.to_thread(write_model, file, case.shape, case.quantization)
+            await asyncio.to_thread(write_model, file, case.shape, case.quantization, cancelled=lambda: self._stopped)
             await self._load(file, case)
-            found = await self._rounds(case.passes, until)
+            found = await self._rounds(case.passes, until, seconds)
         finally:
             file.unlink(missing_ok=True)
         work = model_work(header_of(case.shape, case.quantization))
@@ -193,15 +209,20 @@ class CostProbe:
                         raise Interrupted("Measurement cancelled.")
         raise MeasureFailed("The probe's model was not loaded.")
 
-    async def _rounds(self, passes: Sequence[Pass], until: float) -> dict[Pass, Took]:
-        """Return the usual time of each pass, after a warm-up; what takes long is measured once when time is short."""
+    async def _rounds(self, passes: Sequence[Pass], until: float, warm_up: float) -> dict[Pass, Took]:
+        """Return the usual time of each pass, after a warm-up; what takes long is measured once when time is short, or
+        not at all on slow cores: `warm_up` is the most seconds in which the warm-up begins passes."""
         found: dict[Pass, list[Took]] = {}
-        for number in range(_ROUNDS + 1):  # the first one warms up: it builds graphs and wakes threads
-            for one in passes:
-                expected = found[one][0].seconds * (_STEPS if one.n == 1 else 1) if number else 0.0
+        last = max(until, monotonic()) + warm_up
+        for one in sorted(passes, key=lambda one: one.depth + max(one.n, _STEPS)):  # builds graphs and wakes threads
+            if not found or monotonic() < last:
+                found[one] = [await self._time(one)]
+        for number in range(1, _ROUNDS + 1):
+            for one in (one for one in passes if one in found):
+                expected = found[one][0].seconds * (_STEPS if one.n == 1 else 1)
                 if monotonic() + expected > until and (number > 1 or expected > _SHORT_SECONDS):
                     continue
-                found.setdefault(one, []).append(await self._time(one))
+                found[one].append(await self._time(one))
         return {one: statistics.median_low(times[1:] or times) for one, times in found.items()}
 
     async def _time(self, one: Pass) -> Took:
@@ -243,19 +264,28 @@ def is_disturbed(found: Sequence[Observation]) -> bool:
 
 
 async def probe_costs(probe: CostProbe, placement: Placement, bandwidth: float) -> Fitted | None:
-    """Measure, and save the passes with the profile that fits them; None where other programs ran.
+    """Measure, and save the passes with the profile that fits them; None where other programs ran. The profile is
+    returned even if it cannot be saved.
 
     Args:
         placement: that of the probe.
         bandwidth: the read bandwidth of its cores together, in bytes per second.
 
     Raises:
-        As `CostProbe.run`.
+        As `CostProbe.run`; MeasureFailed also if another build of the engine was installed meanwhile.
     """
     found = await probe.run()
     if not found or is_disturbed(found):
         return None
-    log = CostLog(placement.cpus, placement.memory.words)
+    if engine_replaced():
+        raise MeasureFailed("The engine was updated.", "Restart cpuchat.")
+    return await asyncio.to_thread(_save, found, placement, bandwidth)
+
+
+def _save(found: Sequence[Observation], placement: Placement, bandwidth: float) -> Fitted:
+    from cpuchat.costmodel.fit import fit
+
+    log, start = CostLog(placement.cpus, placement.memory.words), usual_here(placement.cpus, bandwidth)
     log.probed(found)
-    await asyncio.to_thread(log.profile, usual_here(placement.cpus, bandwidth))
-    return log.read().fitted
+    log.costs(start)
+    return log.read().fitted or fit(with_points(start, found), found)

@@ -54,6 +54,7 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import Terminal
+    from cpuchat.errors import CpuchatError, Interrupted
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.survey import survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -72,18 +73,24 @@ def probe(as_json: bool, **values: Any) -> int:
 
     try:
         found = survey(topology, progress, cpus=placement.cpus, memory=placement.memory.words)
-        costs = None
+        costs, problem = None, ""
         if not found.all_cores.disturbed:
-            costs = asyncio.run(probe_costs(CostProbe(spec, progress), placement, found.all_cores.bytes_per_s))
+            try:
+                costs = asyncio.run(probe_costs(CostProbe(spec, progress), placement, found.all_cores.bytes_per_s))
+            except Interrupted:
+                raise
+            except CpuchatError as error:
+                problem = f"Passes not measured: {error}"
     finally:
         terminal.clear_progress()
     limit = theoretical(topology)
     if as_json:
-        told = {"passes": costs.n, "error": costs.error} if costs is not None else None
-        click.echo(json_line(_json(topology, found, limit) | {"costs": told}))
+        passes = {"passes": costs.n, "error": costs.error} if costs is not None else None
+        notes = [*found.notes, *filter(None, [problem])]
+        click.echo(json_line(_json(topology, found, limit) | {"costs": passes, "notes": notes}))
         return 0
     click.echo("\n".join(_lines(topology, found, limit)))
-    click.echo(f"\n{costs_measured(costs, len(placement.cpus))}")
+    click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
     return 0
 
 
@@ -154,5 +161,4 @@ def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[
         "theoretical": dataclasses.asdict(limit) if limit is not None else None,
         "share": share_of_peak(found, limit),
         "seconds": found.seconds,
-        "notes": list(found.notes),
     }

@@ -68,3 +68,8 @@ def engine_fingerprint() -> str:
         return stat_fingerprint(sorted((Path(found.origin).parent / "lib").glob("lib*")))
     except OSError:
         return ""
+
+
+def engine_replaced() -> bool:
+    """Return whether another build was installed since `engine_fingerprint` identified it: new workers run that one."""
+    return engine_fingerprint.__wrapped__() != engine_fingerprint()

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from cpuchat.errors import UsageError
+from cpuchat.errors import Interrupted, UsageError
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import ALIGNMENT
 from cpuchat.synthetic.blocks import RANDOM_TYPES, random_rows
-from cpuchat.synthetic.gguf_writer import TensorSource, from_array, write_gguf
+from cpuchat.synthetic.gguf_writer import Chunks, TensorSource, from_array, write_gguf
 from cpuchat.synthetic.shapes import Shape, file_type, shape_of, tensor_type
 from cpuchat.synthetic.vocab import CHATML, FIRST_WORD, Vocab, vocab_metadata
 
@@ -133,21 +134,33 @@ def write_model(
     seed: int = 0,
     vocab: Vocab = "bytes",
     template: str | None = CHATML,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Write a model of random weights. The same arguments give the same bytes.
 
     Its text is noise; its speed is that of a real model of this shape. `quant` is a type for all matrices or one of
-    the mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. Returns `path`.
+    the mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. `cancelled` is asked every few MB. Returns `path`.
 
     Raises:
         UsageError: unknown shape or quantization.
         OSError: the disk is full or the folder cannot be written.
+        Interrupted: cancelled; nothing is left at `path`.
     """
     shape = shape_of(shape, layers)
     check(shape, quant, RANDOM_TYPES)
-    tensors = _tensors(shape, quant, seed)
+    tensors = [_cancellable(tensor, cancelled) for tensor in _tensors(shape, quant, seed)]
     name = f"synthetic {shape.name} {quant.upper()}"
     return write_gguf(path, metadata(shape, quant, name, vocab, template), tensors)
+
+
+def _cancellable(tensor: TensorSource, cancelled: Callable[[], bool]) -> TensorSource:
+    def chunks() -> Chunks:
+        for chunk in tensor.chunks():
+            if cancelled():
+                raise Interrupted("Writing cancelled.")
+            yield chunk
+
+    return msgspec.structs.replace(tensor, chunks=chunks)
 
 
 def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from cpuchat import paths
@@ -16,12 +19,16 @@ from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
 from cpuchat.costmodel.observations import Observation
 from cpuchat.errors import Interrupted, MeasureFailed
+from cpuchat.files import JsonCache
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
+from cpuchat.models.fingerprint import engine_replaced
 from cpuchat.models.quantize.types import quant_type
-from cpuchat.synthetic.model import write_model
+from cpuchat.protocol import Failed, Measure, Measured
+from cpuchat.synthetic import model
 from cpuchat.synthetic.shapes import SHAPES, Shape, tensor_type
+from tests.costmodel import made_up
 from tests.costmodel.made_up import work
 
 SPEC = PlacementSpec(threads=1)
@@ -52,12 +59,32 @@ async def test_passes_are_measured_and_saved(monkeypatch: pytest.MonkeyPatch) ->
     assert not left()
 
 
-async def test_passes_beside_other_programs_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_probe, "cases", lambda: FEW[:1])
-    monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: True)
+class Made(CostProbe):
+    """Has measured."""
+
+    async def run(self, budget: float = 0.0) -> list[Observation]:
+        return made_up.probe(made_up.two_cores())[:12]
+
+
+async def test_passes_are_not_saved_beside_other_programs_nor_for_a_replaced_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     placement = place(read_topology(), SPEC)
-    assert await probe_costs(CostProbe(SPEC), placement, 20e9) is None
+    with monkeypatch.context() as disturbed:
+        disturbed.setattr(cost_probe, "is_disturbed", lambda found: True)
+        assert await probe_costs(Made(SPEC), placement, 20e9) is None
+    with monkeypatch.context() as updated:
+        updated.setattr(cost_probe, "engine_replaced", lambda: True)
+        with pytest.raises(MeasureFailed, match="Restart cpuchat"):
+            await probe_costs(Made(SPEC), placement, 20e9)
     assert not CostLog(placement.cpus, placement.memory.words).read().probe
+
+
+async def test_what_cannot_be_saved_is_returned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JsonCache, "update", lambda self, change: None)
+    fitted = await probe_costs(Made(SPEC), place(read_topology(), SPEC), 20e9)
+    assert fitted is not None and fitted.n == 12
+    assert not engine_replaced()
 
 
 def test_passes_whose_threads_waited_count_less() -> None:
@@ -66,17 +93,53 @@ def test_passes_whose_threads_waited_count_less() -> None:
     assert is_disturbed([one, *[msgspec.structs.replace(one, weight=0.1)] * 2])
 
 
-async def test_a_probe_that_is_stopped_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["writing", "measuring"])
+async def test_a_probe_stops_at_once_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A large file is not written to its end, and a long measurement is not waited for."""
+    loop, probe, rows = asyncio.get_running_loop(), CostProbe(SPEC), model.random_rows
+    written: list[int] = []
+
+    def stopped_at_the_first(kind: str, rng: np.random.Generator, n: int, std: float) -> np.ndarray[Any, Any]:
+        if not written:
+            loop.call_soon_threadsafe(probe.stop)
+            while not probe._stopped:
+                pass
+        written.append(n)
+        return rows(kind, rng, n, std)
+
     endless = msgspec.structs.replace(SHAPES["0.05b"], n_layer=12)
+    if when == "writing":
+        endless = SHAPES["8b"]
+        monkeypatch.setattr(model, "random_rows", stopped_at_the_first)
+    else:
+        measure = probe._backend.measure
+
+        async def stopped(command: Measure) -> Measured | Failed:
+            loop.call_soon(probe.stop)
+            return await measure(command)
+
+        monkeypatch.setattr(probe._backend, "measure", stopped)
     monkeypatch.setattr(cost_probe, "cases", lambda: [Case("x", endless, "F16", (Pass(512),) * 1000, 1.0)])
-    started = asyncio.Event()
-    probe = CostProbe(SPEC, lambda done, of, what: started.set())
-    running = asyncio.ensure_future(probe.run(budget=600))
-    await started.wait()
-    probe.stop()
     with pytest.raises(Interrupted):
-        await running
+        await probe.run(budget=600)
+    assert len(written) == (when == "writing")
     assert not left()
+
+
+async def test_a_probe_gives_way_to_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_probe, "cases", lambda: [FEW[0]] * 9)
+    monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: True)
+    measured: list[int] = []
+    assert await CostProbe(SPEC, lambda done, of, what: measured.append(done), gives_way=True).run(budget=0.1) == []
+    assert measured == [0, 1]  # one disturbed model may be chance
+
+
+async def test_long_passes_are_left_out_on_slow_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(step=10.0)
+    monkeypatch.setattr(cost_probe, "monotonic", lambda: next(ticks))
+    case = Case("slow", SHAPES["tiny"], "Q8_0", (Pass(256), Pass(1), Pass(8)), 1.0)
+    monkeypatch.setattr(cost_probe, "cases", lambda: [case])
+    assert [one.n_tokens for one in await CostProbe(SPEC).run(budget=15)] == [1, 8]
 
 
 def test_every_type_of_usual_files_is_measured() -> None:
@@ -93,11 +156,11 @@ def test_every_type_of_usual_files_is_measured() -> None:
 async def test_a_disk_without_room_for_the_largest_model_keeps_the_other_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def written(file: Path, shape: Shape, quantization: str) -> Path:
+    def written(file: Path, shape: Shape, quantization: str, **options: Any) -> Path:
         if quantization == "F16":
             file.write_bytes(b"some")
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_model(file, shape, quantization)
+        return model.write_model(file, shape, quantization, **options)
 
     monkeypatch.setattr(cost_probe, "write_model", written)
     large = Case("memory", SHAPES["tiny"], "F16", (Pass(1),), 0.2)

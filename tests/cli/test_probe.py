@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,10 @@ def run(*arguments: str) -> Result:
     if done.exception is not None:
         raise done.exception
     return done
+
+
+def no_room(**options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
@@ -105,9 +110,13 @@ def test_json_of_a_server(on: Callable[[str], None]) -> None:
     assert found["l3_group"]["median"] == pytest.approx(98e9)
 
 
-def test_chosen_cores(on: Callable[[str], None]) -> None:
+def test_chosen_cores(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bandwidth is shown even if their passes cannot be measured."""
     on("epyc-9354")
+    monkeypatch.setattr(cost_probe.tempfile, "TemporaryDirectory", no_room)
     found = json.loads(run("--json", "--cores", "l3:0-1").stdout)
+    assert found["costs"] is None
+    assert found["notes"][-1] == "Passes not measured: The probe's models cannot be written: No space left on device."
     assert found["all_cores"]["cpus"] == list(range(8))
 
 
