@@ -18,7 +18,7 @@ from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.units import plural
 
-_RETRY_SECONDS: Final = 3600.0
+RETRY_SECONDS: Final = 3600.0
 """Seconds for which a disturbed measurement counts before it is repeated: on a machine that is always busy, every load
 would wait for another one.
 """
@@ -28,15 +28,17 @@ def peak_of(
     cpus: Sequence[int],
     memory_words: str = "",
     *,
+    retry_after: float = RETRY_SECONDS,
     cancelled: Cancelled | None = None,
     failed: Callable[[str], None] | None = None,
     root: Path = ROOT,
 ) -> Peak | None:
     """Return the read bandwidth of these logical CPUs together; measured (2 seconds) unless it is cached.
 
-    What was measured while other programs ran is measured again after an hour, and the better of both counts.
+    What was measured while other programs ran is measured again, and the better of both counts.
 
     Args:
+        retry_after: but not within so many seconds.
         memory_words: the memory policy to measure under, resolved ("local", "interleave:0-1"); "" is the one that this
             process runs under.
         cancelled: asked every 50 ms; True ends the measurement.
@@ -46,7 +48,7 @@ def peak_of(
         None when it was cancelled, or could not be measured.
     """
     known = _saved(cpus, memory_words, root)
-    if known is not None and not _is_due(known):
+    if known is not None and not _is_due(known, retry_after):
         return _peak(known)
     try:
         measured = measure(cpus, memory=memory_words, cancelled=cancelled, root=root)
@@ -76,8 +78,8 @@ def should_measure(cpus: Sequence[int], memory_words: str = "", *, root: Path = 
     return known is None or _is_due(known)
 
 
-def _is_due(known: ReadBandwidth) -> bool:
-    return known.disturbed and not 0 <= time() - known.made < _RETRY_SECONDS
+def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
+    return known.disturbed and not 0 <= time() - known.made < retry_after
 
 
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:

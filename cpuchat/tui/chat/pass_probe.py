@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
 from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.hardware.busy_cores import BusyCores
+from cpuchat.running_servers import running_servers
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -15,15 +19,21 @@ from cpuchat.tui.threads import run_in_daemon_thread
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.conversation import Conversation
-    from cpuchat.hardware.placement.placement import Placement
-    from cpuchat.settings import Settings
+    from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+    from cpuchat.protocol import ModelInfo
     from cpuchat.telemetry.machine import Peak
 
 CHECK_SECONDS = 5.0
 IDLE_CHECKS = 6
-"""Consecutive checks that must find the app idle."""
+"""Consecutive checks that must find the app and the cores idle."""
+MAX_BUSY_CORES = 0.5
+"""Cores on which other programs may run; a program that computes takes a whole one."""
+_MEMORY = 2_000_000_000
+"""Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
+its repacked copy as much."""
 _BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels."
 _ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
+_DISTURBED = "Pass costs not measured: other programs are running; trying again in an hour."
 
 
 async def show_ceiling(conversation: Conversation) -> None:
@@ -40,7 +50,9 @@ async def show_ceiling(conversation: Conversation) -> None:
 
 
 class PassProbe(IdleProbe):
-    """Measures the cores of the settings, unless `hardware.probe` is off. `done`: they are measured, or cannot be now.
+    """Measures the cores of the settings, unless `hardware.probe` is off or the models run on a server.
+
+    It waits while other programs compute or serve models, and gives way when they begin to.
 
     Args:
         is_idle: nothing runs, and nobody types.
@@ -51,12 +63,31 @@ class PassProbe(IdleProbe):
     def __init__(self, screen: Screen[Any], services: Services, is_idle: Callable[[], bool]) -> None:
         super().__init__(screen, is_idle, CHECK_SECONDS, IDLE_CHECKS)
         self._services = services
-        self.done = self._told = False
+        self._known: PlacementSpec | None = None
+        self._retry_at = 0.0
+        self._reported: set[str] = set()
+        self._busy = BusyCores()
         self._probe: CostProbe | None = None
         services.on_input = self.interrupt
 
+    @property
+    def done(self) -> bool:
+        """Return whether the cores of the settings are measured, or cannot be."""
+        from cpuchat.hardware.placement.placement import PlacementSpec
+
+        return self._known == PlacementSpec.of(self._services.settings)
+
     def _is_wanted(self) -> bool:
-        return not self.done and self._services.settings.hardware.probe
+        model = self._services.conversation.model
+        on_server = model is not None and bool(model.server)
+        wanted = self._services.settings.hardware.probe and not on_server and not self.done
+        return wanted and monotonic() >= self._retry_at and self._others_idle()
+
+    def _others_idle(self) -> bool:
+        model = self._services.conversation.model
+        cpus = model.compute_cpus if model is not None else ()
+        busy = self._busy.since_last(cpus or _allowed())
+        return busy is not None and busy < MAX_BUSY_CORES
 
     def interrupt(self) -> None:
         """Stop at once without waiting; begin again when the app is idle."""
@@ -68,55 +99,83 @@ class PassProbe(IdleProbe):
         self.interrupt()
 
     async def _measure(self) -> None:
-        from cpuchat.bench.cost_probe import CostProbe, probe_costs
         from cpuchat.hardware.placement.placement import PlacementSpec
 
-        settings = self._services.settings
+        spec, model = PlacementSpec.of(self._services.settings), self._services.conversation.model
         try:
-            placement = await run_in_daemon_thread(lambda: _to_measure(settings))
+            placement = await run_in_daemon_thread(lambda: _to_measure(spec))
             if placement is None:
-                self.done = True
-                return
-            peak = await run_in_daemon_thread(lambda: self._peak(placement))
-            if peak is None or self._stopped:
-                self.done = not self._stopped  # other programs run
-                return
-            self._tell_once()
-            self._probe = CostProbe(PlacementSpec.of(settings))
-            fitted = await probe_costs(self._probe, placement, peak.bytes_per_s)
-            self.done = True
-            if fitted is not None:
-                await show_ceiling(self._services.conversation)
-                self._screen.notify(_ENDED, markup=False)
+                self._known = spec
+            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(model)):
+                await self._measure_cores(spec, placement)
         except Interrupted:
             pass
         except (CpuchatError, OSError):
-            self.done = not self._stopped
+            if not self._stopped:
+                self._known = spec
         finally:
             self._probe = None
 
-    def _tell_once(self) -> None:
-        if not self._told:
-            self._told = True
-            self._screen.notify(_BEGUN, timeout=10, markup=False)
+    async def _measure_cores(self, spec: PlacementSpec, placement: Placement) -> None:
+        from cpuchat.bench.cost_probe import CostProbe, probe_costs
+        from cpuchat.hardware.bandwidth.peaks import RETRY_SECONDS
+
+        peak, fitted = await run_in_daemon_thread(lambda: self._peak(placement)), None
+        if self._stopped:
+            return
+        if peak is not None:
+            self._report_once(_BEGUN)
+            self._probe = CostProbe(spec, gives_way=True)
+            fitted = await probe_costs(self._probe, placement, peak.bytes_per_s)
+        if fitted is None:
+            self._retry_at = monotonic() + RETRY_SECONDS
+            self._report_once(_DISTURBED)
+            return
+        self._known = spec
+        await show_ceiling(self._services.conversation)
+        self._screen.notify(_ENDED, markup=False)
+
+    def _report_once(self, notice: str) -> None:
+        if notice not in self._reported:
+            self._reported.add(notice)
+            self._screen.notify(notice, timeout=10, markup=False)
 
     def _peak(self, placement: Placement) -> Peak | None:
         """Return the read bandwidth of these cores, measured if it is not known; None beside other programs."""
         from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of
 
-        peak_of(placement.cpus, placement.memory.words, cancelled=lambda: self._stopped)
-        return known_peak(placement.cpus, placement.memory.words, disturbed=False)
+        cpus, memory = placement.cpus, placement.memory.words
+        peak_of(cpus, memory, retry_after=0.0, cancelled=lambda: self._stopped)
+        return known_peak(cpus, memory, disturbed=False)
 
 
-def _to_measure(settings: Settings) -> Placement | None:
-    """Return where the settings compute; None when the passes there are known.
+def _allowed() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(os.sched_getaffinity(0))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _to_measure(spec: PlacementSpec) -> Placement | None:
+    """Return where `spec` computes; None when the passes there are known.
 
     Raises:
         UsageError: this machine does not have these cores.
     """
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
+    from cpuchat.hardware.placement.placement import place
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.costs import CostLog
 
-    placement = place(read_topology(), PlacementSpec.of(settings))
+    placement = place(read_topology(), spec)
     return None if CostLog(placement.cpus, placement.memory.words).read().probe else placement
+
+
+def _is_free(loaded: ModelInfo | None) -> bool:
+    """Return whether no server of this user is running, and memory is left beside the pages of the loaded model, which
+    count as available."""
+    from cpuchat.hardware.memory import available_bytes, total_bytes
+    from cpuchat.models.prediction import spare_bytes
+
+    if running_servers():
+        return False
+    needed = spare_bytes(total_bytes()) + _MEMORY + (loaded.size if loaded is not None else 0)
+    return available_bytes() >= needed

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from cpuchat import settings
 from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costmodel.observations import Observation
 from cpuchat.errors import Interrupted
+from cpuchat.hardware.busy_cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
+from cpuchat.running_servers import RunningServer
+from cpuchat.settings import with_changes
 from cpuchat.tui.chat import pass_probe
 from tests.costmodel.made_up import probe, two_cores
 from tests.support.chat_app import running
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
-TOLD = "Measuring this machine once"
+BEGUN = "Measuring this machine once"
 
 
 class MadeUp(CostProbe):
@@ -33,30 +37,83 @@ class MadeUp(CostProbe):
         if self.long:
             await self.stopped.wait()
             raise Interrupted("Stopped.")
-        return probe(two_cores())[:12]
+        return [msgspec.structs.replace(one, weight=self.weight) for one in probe(two_cores())[:12]]
 
     def stop(self) -> None:
         self.stopped.set()
 
 
+class Others:
+    """What else runs on the machine: cores that programs compute on, and servers."""
+
+    def __init__(self) -> None:
+        self.busy = 0.0
+        self.servers: list[RunningServer] = []
+        self.asked = 0
+
+    def since_last(self, probe: BusyCores, cpus: tuple[int, ...]) -> float:
+        self.asked += 1
+        return self.busy
+
+    def running(self) -> list[RunningServer]:
+        self.asked += 1
+        return self.servers
+
+
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def others(monkeypatch: pytest.MonkeyPatch) -> Others:
+    others = Others()
     monkeypatch.setattr(pass_probe, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(pass_probe, "IDLE_CHECKS", 1)
+    monkeypatch.setattr(pass_probe, "running_servers", others.running)
+    monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
+    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: 64 << 30)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
-    MadeUp.runs, MadeUp.long = [], False
+    MadeUp.runs, MadeUp.long, MadeUp.weight = [], False, 1.0
+    return others
 
 
-async def test_passes_are_measured_once_and_the_user_is_told() -> None:
+async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None:
     placement = place(read_topology(), PlacementSpec())
     async with running() as app:
-        await app.until(lambda: app.chat._stream.passes.done)
+        passes = app.chat._stream.passes
+        await app.until(lambda: passes.done)
         assert CostLog(placement.cpus, placement.memory.words).read().probe
-        assert [notice for notice in app.notices if TOLD in notice]
+        assert [notice for notice in app.notices if BEGUN in notice]
+        app.conversation.settings = with_changes(settings.load(), {"engine": {"threads": 1}})
+        assert not passes.done
+        await app.until(lambda: passes.done)
+        one = place(read_topology(), PlacementSpec(threads=1))
+        assert CostLog(one.cpus, one.memory.words).read().probe
+    n = len(MadeUp.runs)
     async with running() as app:
         await app.until(lambda: app.chat._stream.passes.done)
-        assert not [notice for notice in app.notices if TOLD in notice]
-    assert len(MadeUp.runs) == 1
+        assert not [notice for notice in app.notices if BEGUN in notice]
+    assert len(MadeUp.runs) == n
+
+
+async def test_it_waits_for_programs_that_compute_and_for_servers(others: Others) -> None:
+    others.busy, others.servers = 1.0, [RunningServer("http://127.0.0.1:8080", "m", 1)]
+    async with running() as app:
+        await app.until(lambda: others.asked > 3)
+        others.busy = 0.1
+        n = others.asked
+        await app.until(lambda: others.asked > n + 3)
+        assert not MadeUp.runs
+        others.servers = []
+        await app.until(lambda: MadeUp.runs)
+
+
+async def test_a_disturbed_measurement_is_repeated_later() -> None:
+    MadeUp.weight = 0.1
+    async with running() as app:
+        passes = app.chat._stream.passes
+        await app.until(lambda: MadeUp.runs and not passes.running)
+        assert any("other programs are running; trying again" in notice for notice in app.notices)
+        assert not passes.done and not passes._is_wanted()
+        MadeUp.weight, passes._retry_at = 1.0, 0.0
+        await app.until(lambda: passes.done)
+        assert sum(BEGUN in notice for notice in app.notices) == 1
 
 
 async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
@@ -74,11 +131,18 @@ async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
         n = len(MadeUp.runs)
         gate.open()
         await app.until(lambda: len(MadeUp.runs) > n)  # idle again
-        assert sum(TOLD in notice for notice in app.notices) == 1
+        assert sum(BEGUN in notice for notice in app.notices) == 1
 
 
-async def test_it_is_off_with_the_bandwidth_probe() -> None:
+async def test_it_is_off_with_the_bandwidth_probe_and_for_models_on_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.update({"hardware": {"probe": False}})
     async with running() as app:
-        assert not app.chat._stream.passes._is_wanted()
+        await app.ready()
+        passes = app.chat._stream.passes
+        assert not passes._is_wanted()
+        app.conversation.settings = with_changes(settings.load(), {"hardware": {"probe": True}})
+        assert passes._is_wanted()
+        remote = msgspec.structs.replace(MODEL, server="llama-server at 127.0.0.1:8080")
+        monkeypatch.setattr(ScriptedBackend, "model", remote)
+        assert not passes._is_wanted()
     assert not MadeUp.runs
