@@ -12,6 +12,9 @@ import msgspec
 DrafterName = Literal["draft", "lookup", "suffix"]
 """The drafters: draft model, prompt lookup, suffix decoding."""
 
+SERVER_WIDE = "server-wide"
+"""The source of figures of speculation that hold what a server drafted for other requests, too."""
+
 LEAST_TOKENS = 16
 """Minimum tokens of an answer for a comparison with plain decoding."""
 

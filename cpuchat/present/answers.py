@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Queued, Reconnecting, Sampling
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
-from cpuchat.timings import SpeculationFigures, Timings
+from cpuchat.timings import SERVER_WIDE, SpeculationFigures, Timings
 
 if TYPE_CHECKING:
     from cpuchat.telemetry.roofline import Roofline
@@ -97,7 +97,7 @@ def summary(timings: Timings | None, reason: str, sampling: Sampling | None = No
         parts += _speed(timings)
         if timings.draft_n and timings.speed_up is not None:
             parts.append(f"{units.factor(timings.speed_up)} vs plain")
-        parts.append(_first_token(timings).partition(" (")[0])
+        parts.append(_first_token(timings, brief=True))
     return " · ".join(filter(None, (*parts, *_sampling(sampling), stop_reason(reason))))
 
 
@@ -132,10 +132,12 @@ def _speed(timings: Timings) -> list[str]:
     ]
 
 
-def _first_token(timings: Timings) -> str:
-    """Format `first token 0.21 s`, with what of it was waiting at a server: `(queue 0.10 s, network 4 ms)`."""
+def _first_token(timings: Timings, brief: bool = False) -> str:
+    """Format `first token 0.21 s`, with what of it was waiting at a server: `(queue 0.10 s, network 4 ms)`; `brief`:
+    only parts that are a tenth of it."""
     shares = (("queue", timings.queue_ms), ("network", timings.network_ms))
-    waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None]
+    least = timings.ttft_ms / 10 if brief else 0.0
+    waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None and ms >= least]
     text = f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
     return f"{text} ({', '.join(waited)})" if waited else text
 
@@ -157,7 +159,9 @@ def _drafting(timings: Timings) -> list[str]:
             figures.append(f"{timings.tokens_per_pass:.1f} per pass")
         if timings.speed_up is not None:
             figures.append(f"{units.factor(timings.speed_up)} vs plain")
-        return [f"{share} of {timings.draft_n:,} drafted accepted" + (f" ({', '.join(figures)})" if figures else "")]
+        wide = timings.speculation is not None and timings.speculation.source == SERVER_WIDE
+        accepted = f"{share} of {timings.draft_n:,} drafted accepted{f', {SERVER_WIDE}' if wide else ''}"
+        return [f"{accepted} ({', '.join(figures)})" if figures else accepted]
     reason = timings.speculation.reason if timings.speculation is not None else ""
     return [f"drafts off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
 

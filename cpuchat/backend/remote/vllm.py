@@ -14,7 +14,7 @@ from cpuchat.backend.remote.chunk import Chunk, Numbers
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import Metrics, parse
 from cpuchat.protocol import Generate, ServerLoad
-from cpuchat.timings import SpeculationFigures
+from cpuchat.timings import SERVER_WIDE, SpeculationFigures
 
 _TOO_LONG = re.compile(r"maximum context length is (\d{1,9}) tokens")
 _NEEDED = tuple(
@@ -134,7 +134,7 @@ class VLLM(Adapter):
             recent_draft_n=int(drafted),
             recent_draft_n_accepted=int(accepted),
             by_position=tuple((int(drafts), min(int(drafts), count)) for count in by_position),
-            source="server-wide",
+            source=SERVER_WIDE,
         )
 
     async def is_idle(self, seed: int) -> bool | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
+from cpuchat.timings import SERVER_WIDE
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, rate
 from cpuchat.tui.widgets.charts import LEVELS
 
@@ -31,8 +32,9 @@ def drafting(frame: Frame) -> list[Line]:
     if now.reason and now.acceptance is None:
         return _sentence(frame, now.reason, ROWS)
     if frame.figures.server is not None:
-        return [_acceptance(frame, now), _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens"),
-                _source(frame, now), _bars(frame, now)]  # fmt: skip
+        source = [] if now.source == SERVER_WIDE else [_source(frame, now)]  # it stands beside the acceptance
+        per_pass = _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens")
+        return [_acceptance(frame, now), per_pass, *source, _bars(frame, now)]
     share = None if now.draft_share is None else _percent(now.draft_share)
     return [
         _acceptance(frame, now),
@@ -54,7 +56,8 @@ def drafting_in_line(frame: Frame) -> Line:
         return []
     if now.acceptance_now is None:
         return [frame.text("label", "drafts off")] if now.reason and frame.figures.server is None else []
-    line = [frame.text("label", "acc "), *_figure(frame, f"{_percent(now.acceptance_now):>3}", " %")]
+    wide = f" {SERVER_WIDE}" if now.source == SERVER_WIDE else ""
+    line = [frame.text("label", "acc "), *_figure(frame, f"{_percent(now.acceptance_now):>3}", f" %{wide}")]
     if now.reason:
         return [*line, frame.text("label", " drafts off")]
     per_pass = _per_pass(now)
@@ -98,6 +101,9 @@ def _row(frame: Frame, label: str, field: str, number: str | None, unit: str) ->
 def _acceptance(frame: Frame, now: Drafting) -> Line:
     if now.acceptance_now is None or now.acceptance is None:
         return _row(frame, "acceptance", "acceptance_now", None, "%")
+    if now.source == SERVER_WIDE:  # what it drafted for others is in it
+        figure = _figure(frame, f"{_percent(now.acceptance):>4}", f" % {SERVER_WIDE}")
+        return [frame.text("label", "acceptance"), *figure]
     line = [frame.text("label", "acceptance"), *_figure(frame, f"{_percent(now.acceptance_now):>5}", " %")]
     if now.reason and not frame.tall:  # the rows that say why may be left out
         return [*line, frame.text("label", " drafts off")]
@@ -117,7 +123,7 @@ def _bars(frame: Frame, now: Drafting) -> Line:
 
 
 def _source(frame: Frame, now: Drafting) -> Line:
-    """Draw who counted: "server-wide" holds what was drafted for other requests, too."""
+    """Draw who counted."""
     return [frame.text("label", f"{'source':<{LABEL}}{now.source}")] if now.source else []
 
 

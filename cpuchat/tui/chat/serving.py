@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
+from cpuchat.timings import SERVER_WIDE
 from cpuchat.tui.chat.drafting import explained
 from cpuchat.tui.chat.frame import LABEL, Frame, Line, fit
 
@@ -66,7 +67,7 @@ def serving(frame: Frame) -> list[Line]:
     rows = [] if frame.settled else _load(frame, server)
     hints: dict[str, list[str]] = {}
     for figure, reason in server.unreported:
-        if figure == "own_acceptance" and frame.figures.drafting.source != "server-wide":
+        if figure == "own_acceptance" and frame.figures.drafting.source != SERVER_WIDE:
             continue  # not known yet, or that of this answer
         if figure in _HINTED and "start " in reason:
             hints.setdefault(reason, []).append(_HINTED[figure])

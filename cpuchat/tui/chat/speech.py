@@ -6,6 +6,8 @@ from cpuchat.present import speech as words
 from cpuchat.telemetry import units
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, fit, rate
 
+_WIDE = 100  # cells of a line that has room for first audio
+
 
 def speech(frame: Frame) -> list[Line]:
     """Draw six rows, the most important first; none while nothing was read."""
@@ -34,16 +36,22 @@ def speech(frame: Frame) -> list[Line]:
 
 
 def speech_in_line(frame: Frame) -> Line:
-    """Draw first audio and the audio queued, for one line; nothing while nothing is read."""
+    """Draw the audio queued, and first audio where there is room, for one line; nothing while nothing is read."""
     now = frame.figures.speech
     if not now.reading:
         return []
+    if frame.width < _WIDE:
+        return [
+            frame.text("label", "audio "),
+            frame.text("value", f"{f'+{now.queued_s:.1f}':>5}"),
+            frame.text("label", " s"),
+        ]
     first = "n/a" if now.first_audio_s is None else " ".join(units.duration(now.first_audio_s))
     return [
         frame.text("label", "first audio "),
-        frame.text("missing" if now.first_audio_s is None else "value", first),
+        frame.text("missing" if now.first_audio_s is None else "value", f"{first:>6}"),
         frame.text("label", ", queued "),
-        frame.text("value", f"{now.queued_s:.1f}"),
+        frame.text("value", f"{now.queued_s:>4.1f}"),
         frame.text("label", " s"),
     ]
 

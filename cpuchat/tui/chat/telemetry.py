@@ -233,12 +233,12 @@ class TelemetryPanel(_Figures):
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
     SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, speech, drafting, roofline, serving, context, memory)
     FOR_THE_CURVE: ClassVar[tuple[tuple[Section, int], ...]] = ((memory, 0), (timing, 3))
-    """Sections cut to their first rows, in this order, to have room for the timeline too."""
+    """Sections cut to their first rows, in this order, if the timeline fits then."""
     TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
-        (serving, 3), (speech, 4), (drafting, 2), (roofline, 7), (context, 1), (roofline, 4), (speech, 2), (timing, 0),
-        (speech, 0),
+        (memory, 0), (serving, 3), (speech, 4), (timing, 3), (drafting, 2), (roofline, 7), (context, 1), (roofline, 4),
+        (speech, 2), (timing, 0), (speech, 0),
     )  # fmt: skip
-    """Sections cut to their first rows, in this order, until everything fits."""
+    """Else sections cut to their first rows, in this order, until everything fits."""
 
     def on_mount(self) -> None:
         self.border_title = "Now"
@@ -247,14 +247,27 @@ class TelemetryPanel(_Figures):
         gap = int(frame.tall)
         least, most = _CURVE
         drawn = {section: rows for section in self.SECTIONS if (rows := _rows(section, frame))}
-        for cuts, curve in ((self.FOR_THE_CURVE, 1 + least + gap), (self.TO_FIT, 0)):
+        waits = len(waited(frame))  # rows of a server, before that of prefill
+
+        def size(parts: dict[Section, list[Line]]) -> int:
+            return sum(len(part) + gap for part in parts.values()) - gap
+
+        def cut(cuts: tuple[tuple[Section, int], ...], most: int) -> dict[Section, list[Line]]:
+            parts = dict(drawn)
             for section, kept in cuts:
-                if sum(len(part) + gap for part in drawn.values()) - gap + curve <= height:
+                if size(parts) <= most:
                     break
-                cut = {one: part[:kept] if one is section else part for one, part in drawn.items()}
-                drawn = {one: part for one, part in cut.items() if part}
+                kept += waits if section is timing and kept else 0
+                parts[section] = parts.get(section, [])[:kept]
+                parts = {one: part for one, part in parts.items() if part}
+            return parts
+
+        with_curve = height - (1 + least + gap)
+        parts = cut(self.FOR_THE_CURVE, with_curve)
+        if size(parts) > with_curve:
+            parts = cut(self.TO_FIT, height)
         rows: list[Line] = []
-        for part in drawn.values():
+        for part in parts.values():
             above = gap if rows else 0
             if len(rows) + above + len(part) > height:
                 break
@@ -293,16 +306,20 @@ class TelemetryLine(_Figures):
             parts.append(read)
         if figures.ttft_s is not None:
             parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
+        if figures.server is not None and (queue := figures.server.queue_s) is not None:
+            parts.append([frame.text("label", "queue "), frame.text("value", " ".join(units.duration(queue)))])
         if figures.n_ctx and figures.n_past is not None:
             share = figures.n_past / figures.n_ctx
             used = f"ctx {units.context(figures.n_past, figures.n_ctx)}"
             parts.append(frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
         if average is not None:
-            parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", " tok/s")])
+            unit = f" tok/s{frame.approximately}"
+            parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", unit)])
         if (prefill := rate(figures.prefill_tok_s)) is not None:
             parts.append([frame.text("label", "prefill "), frame.text("value", prefill), frame.text("label", " tok/s")])
         if figures.predicted_n:
-            parts.append([frame.text("value", f"{figures.predicted_n:,}"), frame.text("label", " tokens")])
+            unit = f" tokens{frame.approximately}"
+            parts.append([frame.text("value", f"{figures.predicted_n:,}"), frame.text("label", unit)])
         if frame.memory is not None:
             parts.append([frame.text("label", "mem "), frame.text("value", " ".join(_size(frame.memory.private)))])
         room = frame.width - _cells(line)

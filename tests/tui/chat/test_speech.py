@@ -151,9 +151,9 @@ async def test_without_a_voice_the_reason_is_told_and_answers_are_not_affected(
         assert app.transcript.messages[-1].content == "Hello there."
 
 
-def shown(figures: Speech) -> list[str]:
+def shown(figures: Speech, width: int = 30) -> list[str]:
     styles: dict[str, Style] = {part: Style.null() for part in PARTS}
-    frame = Frame(replace(Meter().figures(0.0), speech=figures), None, 30, True, styles)
+    frame = Frame(replace(Meter().figures(0.0), speech=figures), None, width, True, styles)
     return ["".join(part.text for part in line).rstrip() for line in [*speech(frame), speech_in_line(frame)] if line]
 
 
@@ -170,8 +170,9 @@ def test_figures_of_speech_have_units_and_denominators() -> None:
         "audio queued     4.2 s",
         "speech on    CPUs 6-7",
         "with speech 39.8 of 41.2 tok/s",
-        "first audio 0.84 s, queued 4.2 s",
+        "audio  +4.2 s",
     ]
+    assert shown(figures, 100)[-1] == "first audio 0.84 s, queued  4.2 s"
     waiting = shown(Speech(engine="hibari", reading=True, shared=True))
     assert waiting[0] == "first audio      n/a"
     assert "speech on    model's cores" in waiting

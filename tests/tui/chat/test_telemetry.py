@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 
@@ -28,6 +29,7 @@ from cpuchat.protocol import (
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.process import ProcessMemory
+from cpuchat.telemetry.speech import Speech
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.tui.chat.drafting import drafting
 from cpuchat.tui.chat.frame import Frame
@@ -262,6 +264,34 @@ async def test_what_matters_is_there_at_common_sizes() -> None:
         for label in ("acceptance", "bandwidth", "≈ model, of measured peak", "plain     ≤", "drafting  ≤", "context"):
             assert any(row.startswith(label) for row in panel), (height, label)
     assert any(row.startswith("tok/s, last") for row in await shown("writing", 33))
+
+
+def drawn(state: str, height: int, **changed: object) -> list[str]:
+    meter, memory = (STATES | SERVERS)[state]
+    figures = dataclasses.replace(meter.figures(), **changed)  # type: ignore[arg-type]
+    frame = Frame(figures, memory, 28, height >= 20, defaultdict(Style))
+    return ["".join(segment.text for segment in row) for row in TelemetryPanel().compose_rows(frame, height)]
+
+
+@pytest.mark.parametrize("state", ["serving", "served"])
+def test_what_a_first_token_at_a_server_waited_for_stays_on_smaller_screens(state: str) -> None:
+    for height in (23, 33):
+        panel = drawn(state, height)
+        for label in ("first token", "  network", "  queue", "prefill", "acceptance  74 % server-wide", "context"):
+            assert any(row.startswith(label) for row in panel), (height, label)
+        assert len(panel) == height or any(row.startswith("written") for row in panel)  # nothing is cut for nothing
+    spoken = drawn(state, 23, speech=Speech(engine="hibari", reading=True, first_audio_s=0.4, cpus=(6, 7)))
+    for label in ("  queue", "prefill", "acceptance  74 % server-wide", "first audio"):
+        assert any(row.startswith(label) for row in spoken), label
+
+
+def test_the_line_of_a_server_has_the_source_and_the_queue() -> None:
+    meter = SERVERS["served"][0]
+    [line] = TelemetryLine().compose_rows(Frame(meter.figures(), None, 99, False, defaultdict(Style)), 1)
+    text = "".join(segment.text for segment in line)
+    assert "acc  74 % server-wide  6.2/pass" in text and "first 0.21 s · queue 41 ms" in text
+    silent = Frame(SERVERS["silent"][0].figures(), None, 99, False, defaultdict(Style))
+    assert "".join(segment.text for segment in TelemetryLine().compose_rows(silent, 1)[0]).count("≈") == 3
 
 
 async def test_bandwidth_has_its_source_and_its_peak() -> None:
