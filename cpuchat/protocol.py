@@ -148,7 +148,7 @@ class ModelInfo(Data, frozen=True):
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
-    why the server does not report it, or how to get it.
+    why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
     """
 
     path: str
@@ -183,6 +183,7 @@ class ModelInfo(Data, frozen=True):
     draft_traffic: Traffic | None = None
     server: str = ""
     unreported: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def why_unreported(self, figure: str) -> str:
         """Return why the server does not report a figure, or how to get it; "" for one that it reports."""

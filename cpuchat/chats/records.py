@@ -85,7 +85,16 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return those of a request to a model; None: it is not known, as after a crash."""
         asked, of_model = cls.__struct_fields__[:5], cls.__struct_fields__[5:]
         known = {} if model is None else {name: getattr(model, name) for name in of_model}
-        return cls(**{name: getattr(request, name) for name in asked} | known)
+        found = cls(**{name: getattr(request, name) for name in asked} | known)
+        return found if model is None or not model.server else found._at_server(model.ignored)
+
+    def _at_server(self, ignored: tuple[str, ...]) -> AnswerSettings:
+        """Return those that a server got: not the drafters of this machine, and nothing that it does not take."""
+        default = AnswerSettings()
+        unset = {name: getattr(default.sampling, name) for name in ignored if name in Sampling.__struct_fields__}
+        others = {name: getattr(default, name) for name in ignored if name in self.__struct_fields__}
+        sampling = msgspec.structs.replace(self.sampling, **unset)
+        return msgspec.structs.replace(self, **others, sampling=sampling, speculation=default.speculation)
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):

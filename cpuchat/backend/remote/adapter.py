@@ -13,13 +13,16 @@ from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.stream import valid_text
 from cpuchat.errors import ServerError
 from cpuchat.models.file_names import quantization_of
-from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
+from cpuchat.protocol import Generate, Message, ModelInfo, Sampling, ServerLoad
 from cpuchat.servers import ServerModel, host
 from cpuchat.text import clean_line
 from cpuchat.timings import SpeculationFigures
 
 _LONGEST_NAME = 300
 _MOST_MODELS = 2_000
+OPTIONS = (*Sampling.__struct_fields__, "reasoning", "reasoning_budget")
+"""Options of a request that some servers do not take."""
+_DEFAULT = Generate()
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,13 @@ class ListedModel:
 class Adapter:
     """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
     `counts_beside`: its speculation figures are read beside the answer, and once more at its end;
-    `takes_grammars`: its answers match the grammar of a request."""
+    `takes_grammars`: its answers match the grammar of a request; `takes`: the options of a request that it gets."""
 
     kind = "OpenAI-compatible server"
     by_line = False
     counts_beside = False
     takes_grammars = False
+    takes = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
     unreported: tuple[tuple[str, str], ...] = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
@@ -104,6 +108,7 @@ class Adapter:
             notes=self._notes(),
             server=f"{self.kind} at {self.place}",
             unreported=self._unreported(model),
+            ignored=self.ignored,
             no_speculation=dict(self._unreported(model)).get("acceptance", ""),
         )
 
@@ -151,6 +156,15 @@ class Adapter:
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:
         """Add what only this kind of server takes."""
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return the options of a request that the server does not get: it has none of them, or has rejected them."""
+        return tuple(name for name in OPTIONS if name not in self.takes or name in self._rejected)
+
+    def missed(self, request: Generate) -> list[str]:
+        """Return those of them that the user has set."""
+        return [name for name in self.ignored if _option(request, name) != _option(_DEFAULT, name)]
 
     def message(self, message: Message) -> dict[str, Any]:
         return {"role": message.role, "content": message.content}
@@ -225,6 +239,17 @@ class Adapter:
     async def end_reasoning(self, answer_id: str) -> bool:
         """Ask the server to end the reasoning and to answer now; False when it cannot."""
         return False
+
+
+def _option(request: Generate, name: str) -> Any:
+    sampling = request.sampling
+    if (
+        name == "repeat_last_n"
+        and sampling.repeat_penalty == 1
+        and not (sampling.presence_penalty or sampling.frequency_penalty)
+    ):
+        return _DEFAULT.sampling.repeat_last_n  # the window of no penalty
+    return getattr(sampling if name in Sampling.__struct_fields__ else request, name)
 
 
 def extend_template(content: dict[str, Any], request: Generate) -> None:

@@ -286,6 +286,10 @@ class RemoteBackend:
         reached = request.max_tokens and timings.predicted_n >= request.max_tokens
         if reason == "max_tokens" and not reached and timings.n_ctx and timings.n_past + 2 >= timings.n_ctx:
             reason = "context"
+        if missed := adapter.missed(request):
+            notes.append(f"{', '.join(name.replace('_', '-') for name in missed)} not supported by the server")
+        if self._model is not None and self._model.ignored != adapter.ignored:  # it has rejected one
+            self._model = msgspec.structs.replace(self._model, ignored=adapter.ignored)
         if tally.lies:
             notes.append("implausible figures from the server ignored")
         return GenerationFinished(

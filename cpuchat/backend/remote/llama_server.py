@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cpuchat.backend.remote.adapter import Adapter, ListedModel, extend_template, listed, name_of
+from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, extend_template, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import parse
@@ -29,6 +29,7 @@ class LlamaServer(Adapter):
 
     kind = "llama-server"
     takes_grammars = True
+    takes = frozenset(OPTIONS)
     no_drafts = "speculation is off: start it with --spec-default or --spec-draft-model"
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], props: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ class LMStudio(Adapter):
     """See `Adapter`."""
 
     kind = "LM Studio"
+    takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty"}
     unreported = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from cpuchat.backend.remote.adapter import Adapter, ListedModel, name_of
+from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import SILENCE, Connection, Status
 from cpuchat.backend.remote.stream import valid_text
@@ -28,6 +28,7 @@ class Ollama(Adapter):
 
     kind = "Ollama"
     by_line = True
+    takes = frozenset(OPTIONS) - {"reasoning_budget"}
     unreported = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "reused tokens not reported"),

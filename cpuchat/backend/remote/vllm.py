@@ -37,6 +37,7 @@ class VLLM(Adapter):
 
     kind = "vLLM"
     takes_grammars = True
+    takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty", "reasoning"}
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], metrics: Metrics | None) -> None:
         super().__init__(connection, models)

@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
+from cpuchat.backend.remote.adapter import Adapter
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Connection
 from cpuchat.backend.remote.identify import identify
+from cpuchat.backend.remote.llama_server import LlamaServer
+from cpuchat.backend.remote.lm_studio import LMStudio
 from cpuchat.backend.remote.metrics import parse
+from cpuchat.backend.remote.ollama import Ollama
+from cpuchat.backend.remote.vllm import VLLM
+from cpuchat.chats.records import AnswerSettings
 from cpuchat.protocol import (
+    Generate,
     LoadOptions,
     LoadProgress,
     ModelInfo,
@@ -19,6 +26,7 @@ from cpuchat.protocol import (
     Reconnecting,
     Sampling,
     ServerLoad,
+    Speculation,
     TextDelta,
 )
 from cpuchat.servers import ServerModel
@@ -220,6 +228,52 @@ async def test_any_other_server_gets_only_what_openai_knows() -> None:
         assert model.why_unreported("n_ctx") and model.why_unreported("acceptance")
         _, refused = await answered(server, grammar='root ::= "yes"')
         assert "takes no grammars" in refused.failed.message and len(server.chats()) == 1
+
+
+SET: dict[str, Any] = {
+    "temperature": 0.1, "top_k": 7, "top_p": 0.5, "min_p": 0.2, "repeat_penalty": 1.2, "repeat_last_n": 9,
+    "presence_penalty": 0.3, "frequency_penalty": 0.3, "seed": 5, "reasoning": False, "reasoning_budget": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Adapter, LMStudio, Ollama, VLLM, LlamaServer])
+def test_an_adapter_takes_what_reaches_its_server(kind: type[Adapter]) -> None:
+    connection = Connection("http://127.0.0.1:9")
+    extra: tuple[Any, ...] = {VLLM: (None,), LlamaServer: ({},)}.get(kind, ())
+    adapter = kind(connection, (), *extra)
+
+    def request(**options: Any) -> Generate:
+        sampling = {name: options.pop(name) for name in [*options] if name in Sampling.__struct_fields__}
+        return chat("Hello", sampling=Sampling(**{"presence_penalty": 0.1, **sampling}), **options)
+
+    def sent(one: Generate) -> Any:
+        return adapter.request(one, "m", one.sampling.seed or 0)
+
+    for name, value in SET.items():
+        assert (sent(request()) != sent(request(**{name: value}))) == (name in adapter.takes), name
+    assert set(adapter.missed(request(**SET))) == set(SET) - adapter.takes == set(adapter.ignored)
+    assert adapter.missed(chat("Hello", sampling=Sampling(repeat_last_n=9))) == []  # a window of no penalty
+
+
+async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorded() -> None:
+    async def answer(reply: Reply) -> None:
+        if "seed" in reply.asked.body:
+            await reply.json({"error": {"message": "Unknown parameter: seed", "param": "seed"}}, 400)
+        else:
+            await reply.head()
+            await reply.text("Hello")
+            await reply.finish()
+
+    asked = Sampling(top_k=7, top_p=0.5, seed=3)
+    async with remote_server(answer=answer) as server:
+        backend = RemoteBackend()
+        await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        request = chat("Hello", sampling=asked, reasoning=False, speculation=Speculation(drafters=("lookup",)))
+        got = await collect(backend.generate(request))
+        kept = AnswerSettings.of(request, backend.model)
+        await backend.close()
+    assert got.finished.note == "top-k, seed, reasoning not supported by the server"
+    assert (kept.sampling, kept.reasoning, kept.speculation) == (Sampling(top_p=0.5), None, Speculation())
 
 
 async def test_an_address_with_its_own_path_is_found() -> None:
