@@ -198,9 +198,9 @@ def kv_words(chosen: Settings) -> str:
 
 
 def drafter_words(chosen: Settings) -> str:
-    """`auto, adaptive depth`, `auto, depth 4`, `off`."""
+    """`auto`, `auto, depth 4`, `off`."""
     depth, drafters = chosen.speculation.depth, chosen.speculation.drafters
-    return "off" if drafters == "off" else f"{drafters}, {f'depth {depth}' if depth else 'adaptive depth'}"
+    return f"{drafters}, depth {depth}" if depth and drafters != "off" else drafters
 
 
 def changed_keys(before: Settings, after: Settings) -> tuple[str, ...]:

@@ -20,3 +20,9 @@ def test_a_column_without_content_is_left_out() -> None:
 
 def test_what_a_terminal_would_obey_is_replaced_and_counts_with_its_width() -> None:
     assert table([("A", "B"), ("x\x1b[2J\n", "y")]) == ["A      B", "x␛[2J  y"]
+
+
+def test_the_last_column_is_wrapped_where_there_is_room() -> None:
+    rows = [("A", "WHY"), ("x", "too little memory here")]
+    assert table(rows, width=18) == ["A  WHY", "x  too little", "   memory here"]
+    assert table(rows, width=10) == table(rows)

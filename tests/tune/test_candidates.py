@@ -70,10 +70,10 @@ def test_drafters_are_compared_with_fewer_and_with_none() -> None:
         chosen = with_changes(Settings(), {"speculation": now})
         return [one.words for one in candidates.drafter_choice(chosen, draft).candidates]
 
-    assert tried("draft.gguf") == ["free, adaptive depth", "off"]
-    assert tried("draft.gguf", depth=4) == ["auto, adaptive depth", "free, adaptive depth", "off"]
+    assert tried("draft.gguf") == ["free", "off"]
+    assert tried("draft.gguf", depth=4) == ["auto", "free", "off"]
     assert tried("") == ["off"]  # without a draft model, all are the free ones
-    assert tried("", drafters="off") == ["auto, adaptive depth"]
+    assert tried("", drafters="off") == ["auto"]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
         self._services, self._model = services, model
         self._loaded = services.loaded_path
         self._tuner: Tuner | None = None
-        self._leaving = False
+        self._stopped = False
         self.result: TuneResult | None = None
         self.done = False
 
@@ -57,7 +57,7 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
         self._services.chat.run_detached(self._run(), self._leave)
 
     def _leave(self) -> None:
-        self._leaving = True
+        self._stopped = True
         if self._tuner is not None:
             self._tuner.kill()
 
@@ -76,9 +76,10 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
                 library=services.library,
                 tell=self._show,
             )
-            if not self._leaving:
-                await services.conversation.backend.unload()  # it would take memory, and time now and then
-                self.result = await tuner.run()
+            self._require_running()
+            await services.conversation.backend.unload()  # it would take memory, and time now and then
+            self._require_running()
+            self.result = await tuner.run()
         except Interrupted:
             self._write(["Stopped; nothing was changed."])
         except (CpuchatError, OSError) as error:
@@ -87,6 +88,10 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
             self._tuner, self.done = None, True
         if self.has_widgets:
             self._finish()
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise Interrupted("Stopped.")
 
     def _show(self) -> None:
         """Show the choices made so far, and how far it is."""
@@ -101,7 +106,8 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
         from cpuchat.tune import report
 
         rows = [report.tuning_row(one) for one in choices]
-        return table([report.TUNING_HEADINGS, *rows], report.TUNING_RIGHT) if rows else []
+        width = self.query_one("#figures").content_size.width
+        return table([report.TUNING_HEADINGS, *rows], report.TUNING_RIGHT, width) if rows else []
 
     def _finish(self) -> None:
         from cpuchat.tune import report
@@ -119,6 +125,7 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
         """Stop on Ctrl+C; False when it is done."""
         if self.done:
             return False
+        self._stopped = True
         self.query_one("#dialog").border_subtitle = "Stopping…"
         if self._tuner is not None:
             await self._tuner.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,22 @@ async def test_esc_stops_it_and_the_model_is_loaded_again(tiny_model: Path) -> N
         await app.until(lambda: "Esc closes" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
+
+
+async def test_esc_stops_it_before_it_has_begun(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened_chats = threading.Event()
+
+    def slow_disk(file: Path) -> tuple[int, int]:
+        opened_chats.wait(60)
+        return 0, 0
+
+    monkeypatch.setattr("cpuchat.chats.token_counts.token_counts", slow_disk)
+    async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,)) as app:
+        screen = await tuning(app)
+        await app.press("escape")
+        opened_chats.set()
+        await app.until(lambda: screen.done and "Stopped; nothing was changed." in app.screen_text)
+        await app.press("escape")
 
 
 async def test_a_model_that_cannot_be_tuned_says_why(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
