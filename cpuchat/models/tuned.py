@@ -15,11 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat import paths
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, ModelNotFound
 from cpuchat.files import JsonCache
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.fingerprint import engine_fingerprint, file_fingerprint
+from cpuchat.models.gguf.header import split_parts
 from cpuchat.settings import Changes, Settings, with_changes
 
 GROUPS: Final = (
@@ -96,7 +97,8 @@ def differences(before: Settings, after: Settings) -> Changes:
 
 
 class TunedSettings:
-    """Reads and writes the file. `find` and `put` read a sample of the model: call them in threads."""
+    """Reads and writes the file. `put` reads a sample of the model, `find` that of one as large as a tuned model: call
+    them in threads."""
 
     def __init__(self, topology: Topology | None = None) -> None:
         """`topology` replaces this machine's in tests."""
@@ -107,7 +109,8 @@ class TunedSettings:
         """Return what was found for this model, machine and engine; None where nothing was, or it is not valid."""
         entries = self._cache.read()
         try:
-            found = entries.get(self._key(model)) if entries else None
+            size = _size(model) if entries else ""
+            found = entries.get(self._key(model)) if any(key.startswith(size) for key in entries) else None
             if found is not None:
                 msgspec.convert(found.changes, Settings)
         except (CpuchatError, msgspec.ValidationError):
@@ -129,10 +132,18 @@ class TunedSettings:
         return known
 
     def _key(self, model: Path) -> str:
-        topology = self._topology or read_topology()
+        topology = self._topology = self._topology or read_topology()
         machine = (topology.name, format_cpu_list(topology.allowed), topology.quota)
         parts = (file_fingerprint(model), machine, engine_fingerprint())
-        return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
+        return _size(model) + hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
+
+
+def _size(model: Path) -> str:
+    """Return what the keys of models of this size begin with. Raises ModelNotFound."""
+    try:
+        return f"{sum(part.stat().st_size for part in split_parts(model) or [model])} bytes | "
+    except OSError as error:
+        raise ModelNotFound(f"Cannot read {model}: {error.strerror}.", "Check the path.") from None
 
 
 def tuned_settings(model: Path, chosen: Settings) -> Settings:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
-from cpuchat.models.tuned import tuned_settings
+from cpuchat.models.tuned import TunedSettings
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
 
 
 class TunedMachine:
-    """Reads each set of cores once. Where models are tuned, a sample of their files is read: use it in threads.
+    """Reads each set of cores once. A sample of the files of tuned models is read: use it in threads.
 
     Args:
         machine: as `this_machine` returns it for the settings.
@@ -21,11 +21,13 @@ class TunedMachine:
 
     def __init__(self, settings: Settings, machine: Machine, loaded: ModelInfo | None = None) -> None:
         self._settings, self._loaded, self._machine = settings, loaded, machine
+        self._tuned = TunedSettings()
         self._known = {PlacementSpec.of(settings): machine}
 
     def settings(self, model: Path) -> Settings:
         """Return the settings that a model is loaded with."""
-        return tuned_settings(model, self._settings)
+        found = self._tuned.find(model)
+        return found.applied_to(self._settings) if found is not None else self._settings
 
     def of(self, model: Path) -> Machine:
         """Return the machine with the cores of a model; with those of the settings until these were measured."""

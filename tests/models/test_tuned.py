@@ -9,6 +9,8 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.hardware.topology import read_topology
+from cpuchat.models import tuned
+from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.tuned import Tuned, TunedChoice, TunedSettings, differences
 from cpuchat.settings import Settings, with_changes
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -50,6 +52,17 @@ def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: P
     machine = dataclasses.replace(read_topology(), quota=0.5)
     assert TunedSettings(machine).find(tiny_model) is None
     assert TunedSettings().find(tmp_path / "gone.gguf") is None
+
+
+def test_files_of_another_size_are_not_read(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TunedSettings().put(tiny_model, TUNED)
+    read: list[Path] = []
+    monkeypatch.setattr(tuned, "file_fingerprint", lambda file: read.append(file) or file_fingerprint(file))
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny_model.read_bytes() + b"more")
+    kept = TunedSettings()
+    assert (kept.find(other), kept.find(tiny_model)) == (None, TUNED)
+    assert read == [tiny_model]
 
 
 def test_another_build_of_the_engine_is_not_tuned(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
