@@ -16,6 +16,8 @@ from cpuchat.errors import UsageError
 ROOT: Final = "root"
 MAX_REPETITIONS: Final = 2000
 """llama.cpp's limit; a higher maximum would count as no limit."""
+LONGEST_FORM: Final = 1 << 20
+"""Bytes of a grammar or a JSON schema that are accepted."""
 _MAX_DEPTH: Final = 100
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -203,11 +205,16 @@ def _left_recursive(rules: dict[str, _Alternates]) -> str | None:
             return True
         return any(all(map(is_empty, alternate)) for alternate in element.group)
 
-    while True:
-        more = {name for name, body in rules.items() if name not in empty and any(all(map(is_empty, a)) for a in body)}
-        if not more:
-            break
-        empty |= more
+    users: dict[str, set[str]] = {name: set() for name in rules}
+    for name, body in rules.items():
+        for rule in _named(body):
+            users[rule].add(name)
+    unsettled = list(rules)
+    while unsettled:
+        name = unsettled.pop()
+        if name not in empty and any(all(map(is_empty, alternate)) for alternate in rules[name]):
+            empty.add(name)
+            unsettled += users[name]
 
     def firsts(body: _Alternates) -> set[str]:
         found: set[str] = set()
@@ -218,14 +225,34 @@ def _left_recursive(rules: dict[str, _Alternates]) -> str | None:
                     break
         return found
 
-    edges = {name: firsts(body) for name, body in rules.items()}
-    for name in rules:
-        reached, todo = set[str](), [name]
-        while todo:
-            for other in edges[todo.pop()]:
-                if other == name:
-                    return name
-                if other not in reached:
-                    reached.add(other)
-                    todo.append(other)
+    return _in_cycle({name: firsts(body) for name, body in rules.items()})
+
+
+def _named(body: _Alternates) -> set[str]:
+    """Return the rules that a body names."""
+    found: set[str] = set()
+    for alternate in body:
+        for element in alternate:
+            found |= {element.rule} if element.rule else _named(element.group)
+    return found
+
+
+def _in_cycle(edges: dict[str, set[str]]) -> str | None:
+    """Return a node from which a path leads back to it, None if there is none."""
+    above, done = set[str](), set[str]()
+    for start in edges:
+        path = [(start, iter(edges[start]))] if start not in done else []
+        above.update(name for name, _ in path)
+        while path:
+            name, others = path[-1]
+            other = next(others, None)
+            if other is None:
+                path.pop()
+                above.discard(name)
+                done.add(name)
+            elif other in above:
+                return other
+            elif other not in done:
+                above.add(other)
+                path.append((other, iter(edges[other])))
     return None

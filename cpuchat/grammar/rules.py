@@ -54,13 +54,16 @@ class Rules:
     def __init__(self) -> None:
         self._bodies: dict[str, str] = {}
         self._by_body: dict[str, str] = {}
+        self._last: dict[str, int] = {}  # number of a reserved name
 
     def reserve(self, name: str) -> str:
         """Return an unused name like `name`, for a rule that will be defined later."""
         name = re.sub("[^a-zA-Z0-9]+", "-", name).strip("-").lower()[:40] or "value"
-        chosen, n = name, 2
+        chosen, n = name, self._last.get(name, 1)
         while chosen in self._bodies or chosen in _BUILT_IN:
-            chosen, n = f"{name}-{n}", n + 1
+            n += 1
+            chosen = f"{name}-{n}"
+        self._last[name] = n
         self._bodies[chosen] = ""
         return chosen
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from cpuchat.errors import UsageError
-from cpuchat.grammar.gbnf import check_grammar
+from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.protocol import Generate, Message, Role, Speculation
 from cpuchat.serving.refusal import Refusal
@@ -25,8 +25,6 @@ from cpuchat.text import clean_line
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
-LONGEST_GRAMMAR = 1 << 16
-"""Of grammars and JSON schemas, in characters and bytes."""
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
 _MOST_QUOTED = 80
@@ -141,7 +139,7 @@ class RequestReader:
     @property
     def most_body(self) -> int:
         """Return the bytes of a body beyond which its text cannot fit into the context."""
-        return (1 << 20) + 2 * BYTES_PER_TOKEN * self._n_ctx
+        return 2 * LONGEST_FORM + 2 * BYTES_PER_TOKEN * self._n_ctx
 
     def chat(self, data: bytes) -> ParsedRequest:
         """Read the body of a chat completion. Raises Refusal."""
@@ -270,8 +268,8 @@ def _grammar(body: _Body) -> str:
         return ""
     if body.stop or body.ignore_eos:
         raise _field_error("stop" if body.stop else "ignore_eos", f"`{param}` decides where the answer ends")
-    if len(body.grammar or msgspec.json.encode(schema)) > LONGEST_GRAMMAR:
-        raise _field_error(param, f"larger than {LONGEST_GRAMMAR:,} bytes", "unsupported")
+    if len(body.grammar or msgspec.json.encode(schema)) > LONGEST_FORM:
+        raise _field_error(param, f"larger than {LONGEST_FORM:,} bytes", "unsupported")
     try:
         if body.grammar:
             check_grammar(body.grammar, param)
