@@ -89,8 +89,8 @@ def user_catalog() -> Path:
 
 
 def keys_file() -> Path:
-    """Return the file of API keys by server; mode 0600."""
-    return config_dir() / "keys.toml"
+    """Return the file of API keys by server; mode 0600. Not in the config folder, which many keep in a repository."""
+    return data_dir() / "keys.toml"
 
 
 def user_machines_dir() -> Path:

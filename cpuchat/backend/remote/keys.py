@@ -5,6 +5,7 @@ A key goes to the server that it is for and nowhere else: not into settings, log
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -23,12 +24,13 @@ class KeyRing:
 
     Args:
         chosen: the server that `CPUCHAT_API_KEY` is for: the one of `--server`, or the only one of the settings.
-        file: replaces the one in the config folder.
+        file: replaces the one in the data folder.
     """
 
     def __init__(self, chosen: str = "", file: Path | None = None) -> None:
         self._chosen = chosen
         self._file = file or paths.keys_file()
+        self._former = None if file else paths.config_dir() / self._file.name  # where it was in earlier versions
 
     def key(self, server: str) -> str:
         """Return the key, "" when there is none.
@@ -36,7 +38,7 @@ class KeyRing:
         Raises:
             ServerError: the file cannot be read or others may read it, or the key has characters that no key has.
         """
-        key = _read(self._file).get(server, "")
+        key = self._known().get(server, "")
         if not key and server == self._chosen:
             key = os.environ.get(VARIABLE, "").strip()
         if not key and server in _KNOWN:
@@ -54,13 +56,27 @@ class KeyRing:
         """
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self._file.parent):
-            known = _read(self._file)
+            known = self._known()
             known.pop(server, None)
             if key:
                 known[server] = key
-            import tomlkit
+            self._write(known)
 
-            write_atomically(self._file, tomlkit.dumps(known), mode=0o600)
+    def _known(self) -> dict[str, str]:
+        """Return the keys by server; moves the file of an earlier version. Raises ServerError."""
+        if self._former is None or self._file.exists() or not self._former.exists():
+            return _read(self._file)
+        known = _read(self._former)
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._write(known)
+            self._former.unlink()
+        return known
+
+    def _write(self, known: dict[str, str]) -> None:
+        import tomlkit
+
+        write_atomically(self._file, tomlkit.dumps(known), mode=0o600)
 
 
 def _read(file: Path) -> dict[str, str]:
