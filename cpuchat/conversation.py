@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -228,8 +228,10 @@ class Conversation:
                 async for event in events:
                     yield event
 
-    def send(self, text: str, *, stop: tuple[str, ...] = (), grammar: str = "") -> AsyncGenerator[AnyEvent, None]:
-        """Add a user message and stream the answer, which ends before any of the strings `stop` and matches `grammar`.
+    def send(
+        self, text: str, *, stop: tuple[str, ...] = (), grammar: str = "", json_schema: str = ""
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Add a user message and stream the answer; the other arguments are as in `Generate`.
 
         Raises:
             ChatsError: the message could not be saved, and was not sent.
@@ -237,8 +239,7 @@ class Conversation:
         """
         return self._answer(
             lambda: self.history.add_question(text, self.model_name, self.settings.chat.system_prompt),
-            stop,
-            grammar,
+            {"stop": stop, "grammar": grammar, "json_schema": json_schema},
         )
 
     def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
@@ -275,13 +276,13 @@ class Conversation:
         await self.history.close_store()
 
     async def _answer(
-        self, prepare: Callable[[], Awaitable[list[StoredMessage]]], stop: tuple[str, ...] = (), grammar: str = ""
+        self, prepare: Callable[[], Awaitable[list[StoredMessage]]], more: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Answer the messages that `prepare` returns."""
+        """Answer the messages that `prepare` returns; `more` are further fields of the request."""
         history = self.history
         with self._occupied(answering=True):
             messages = await prepare()
-            request = self._request(messages, stop, grammar)
+            request = self._request(messages, more or {})
             history.begin_answer(messages, self.model_name, AnswerSettings.of(request, self.model))
             self._start_meter()
             try:
@@ -321,17 +322,16 @@ class Conversation:
                 return await history.put_answer(stop_reason=event.code)
         return await history.put_answer()
 
-    def _request(self, messages: Sequence[StoredMessage], stop: tuple[str, ...], grammar: str) -> Generate:
+    def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
             sampling=self.settings.sampling.sampling(),
             **self.settings.chat.request_options(),
-            stop=stop,
             chat_id=self.chat.id,
             speculation=self.speculation,
-            grammar=grammar,
             frame_seconds=self.frame_seconds,
+            **more,
         )
 
     async def _choose_draft(self, target: Source, strict: bool, calibrate: bool) -> tuple[Path | None, str]:

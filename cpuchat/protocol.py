@@ -225,10 +225,11 @@ class Generate(Command, frozen=True):
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
     save). `trim` False: messages that do not fit are an error, none is left out. `max_tokens` 0 = until the model ends
     or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
-    chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `reasoning` asks the
-    chat template for reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take
-    (None: no limit). `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`:
-    reasoning and its markers are part of the answer's text.
+    chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `json_schema` is the
+    schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
+    reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
+    `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
+    markers are part of the answer's text.
     """
 
     request_id: int = 0
@@ -242,6 +243,7 @@ class Generate(Command, frozen=True):
     trim: bool = True
     ignore_eos: bool = False
     grammar: str = ""
+    json_schema: str = ""
     reasoning: bool | None = None
     reasoning_budget: int | None = None
     frame_seconds: float = FRAME_SECONDS
@@ -389,13 +391,13 @@ class ServerLoad(Event, frozen=True):
 
 class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
-    `matches_grammar`: the whole text matches the request's grammar, or there is none."""
+    `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so."""
 
     request_id: int
     stop_reason: StopReason
     timings: Timings
     note: str = ""
-    matches_grammar: bool = True
+    matches_grammar: bool | None = True
 
 
 class Measured(Event, frozen=True):

@@ -105,6 +105,11 @@ def host(server: str) -> str:
         return server
 
 
+def computes_here(path: str) -> bool:
+    """Return whether the model at this `ModelInfo.path` is on a server of this machine."""
+    return is_url(path) and is_local(ServerModel.of(path).server)
+
+
 def is_local(server: str) -> bool:
     """Return whether the server runs on this machine: requests to it never go through a proxy."""
     name = (urlsplit(server).hostname or "").rstrip(".")

@@ -10,7 +10,7 @@ from cpuchat.errors import CpuchatError, MeasureFailed
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol import ModelInfo
 from cpuchat.settings import SpeechSection
-from cpuchat.speech.cores import beside
+from cpuchat.speech.cores import beside_model
 from cpuchat.speech.engines import choose_voice
 from cpuchat.speech.player import Player
 from cpuchat.speech.speaker import Speaker
@@ -65,7 +65,7 @@ class BenchSpeech:
 
     async def prepare(self, model: ModelInfo) -> None:
         """Load the voice beside `model`. Raises MeasureFailed."""
-        cpus, shared = beside(read_topology(), self._section.cores, model.compute_cpus)
+        cpus, shared = beside_model(read_topology(), self._section.cores, model)
         self._speaker.prepare(cpus, shared=shared)
         try:
             await self._speaker.ready()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Self
 
@@ -11,8 +10,9 @@ from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.topology import read_topology
 from cpuchat.paths import shown
 from cpuchat.present import speech as words
+from cpuchat.protocol import ModelInfo
 from cpuchat.settings import SpeechSection
-from cpuchat.speech.cores import beside
+from cpuchat.speech.cores import beside_model
 from cpuchat.speech.engines import choose_voice
 from cpuchat.speech.player import Player, SoundDevice, WavPlayer, unused_file
 from cpuchat.speech.speaker import Speaker
@@ -53,11 +53,9 @@ class Aloud:
         await self._device.close()
         await self.speaker.close()
 
-    async def prepare(self, computing: Collection[int] = ()) -> None:
-        """Load the voice beside a model that computes on these CPUs, in the background; returns when it is known
-        where the sound goes.
-        """
-        cpus, shared = beside(read_topology(), self._section.cores, computing)
+    async def prepare(self, model: ModelInfo | None = None) -> None:
+        """Load the voice beside `model`, in the background; returns when it is known where the sound goes."""
+        cpus, shared = beside_model(read_topology(), self._section.cores, model)
         self.speaker.prepare(cpus, shared=shared)
         self._player = await self._new_player()
         self.where = self._player.name

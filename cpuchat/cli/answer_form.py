@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from cpuchat.errors import GrammarUnmet, UsageError
-from cpuchat.grammar.gbnf import check_grammar
+from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.protocol import GenerationFinished
 from cpuchat.telemetry.units import plural
 
-_LIMIT = 1 << 20
-
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an answer must match: `grammar` (GBNF), which is that of a JSON schema or a file's own."""
+    """What an answer must match: `grammar` (GBNF), a file's own or that of a JSON schema, whose text is `schema`."""
 
     grammar: str
-    is_json: bool
+    schema: str = ""
 
     @classmethod
     def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self:
@@ -37,27 +35,32 @@ class AnswerForm:
                 "--stop cannot be used with a schema or grammar, which says where the answer ends.", "Leave it out."
             )
         if schema_file is not None:
-            return cls(schema_grammar(_json(_text(schema_file), schema_file), schema_file), is_json=True)
+            schema = _json(_text(schema_file), schema_file)
+            return cls(schema_grammar(schema, schema_file), json.dumps(schema))
         assert grammar_file is not None
         text = _text(grammar_file)
         check_grammar(text, grammar_file)
-        return cls(text, is_json=False)
+        return cls(text)
 
-    def unmet(self, text: str, finished: GenerationFinished) -> GrammarUnmet | None:
-        """Return why the answer does not match, None if it does."""
-        what = "schema" if self.is_json else "grammar"
+    def unmet(self, text: str, finished: GenerationFinished, *, served: bool) -> GrammarUnmet | None:
+        """Return why the answer does not match, None if it does or, `served` by a server, may.
+
+        Only the engine of this machine checks its answers against the grammar.
+        """
+        what = "schema" if self.schema else "grammar"
         message = f"The answer does not match the {what}"
-        if not finished.matches_grammar:
+        if finished.matches_grammar is False:
             tokens = plural(finished.timings.predicted_n, "token")
             match finished.stop_reason:
                 case "max_tokens":
                     return GrammarUnmet(f"{message}: it was cut off after {tokens}.", "Raise --max-tokens.")
                 case "context":
-                    return GrammarUnmet(f"{message}: the context was full after {tokens}.", "Raise --ctx.")
+                    hint = "Start the server with a larger context." if served else "Raise --ctx."
+                    return GrammarUnmet(f"{message}: the context was full after {tokens}.", hint)
                 case "cancelled":
                     return GrammarUnmet(f"{message}: it was stopped.")
             return GrammarUnmet(f"{message}: the model ended within its reasoning.", "Ask again, with another --seed.")
-        if self.is_json:
+        if self.schema:
             try:
                 json.loads(text)
             except (ValueError, RecursionError) as error:
@@ -68,12 +71,14 @@ class AnswerForm:
 def _text(file: str) -> str:
     try:
         with Path(file).expanduser().open("rb") as stream:
-            data = stream.read(_LIMIT + 1)
+            data = stream.read(LONGEST_FORM + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"Cannot read {file}: {reason}.") from None
-    if len(data) > _LIMIT:
-        raise UsageError(f"{file} is larger than {_LIMIT >> 20} MiB.", "Choose the file of a schema or a grammar.")
+    if len(data) > LONGEST_FORM:
+        raise UsageError(
+            f"{file} is larger than {LONGEST_FORM >> 20} MiB.", "Choose the file of a schema or a grammar."
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

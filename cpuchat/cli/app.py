@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.cli.options import DEMO
+from cpuchat.cli.options import DEMO, worker_option
 from cpuchat.errors import ChatsError, ModelNotFound, UsageError
 from cpuchat.servers import Source, last_on_server
 from cpuchat.text import clean
@@ -62,7 +62,7 @@ def open_app(
     from cpuchat.models.library.library import Library
 
     library = Library(chosen.model.folders)
-    initial = served or _initial(library, model, chosen)
+    initial = served or _initial(library, model, chosen, values)
     keys = key_ring(chosen, served)
     if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
         _require_draft(initial, chosen, library)
@@ -102,7 +102,7 @@ def _require_draft(target: Path, chosen: Settings, library: Library) -> None:
     choose_draft(target, chosen.speculation.wanted_draft, library)
 
 
-def _initial(library: Library, wanted: str | None, chosen: Settings) -> Source:
+def _initial(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
 
     Raises:
@@ -112,6 +112,8 @@ def _initial(library: Library, wanted: str | None, chosen: Settings) -> Source:
         return library.resolve(wanted)
     last = chosen.model.last
     if (served := last_on_server(last)) is not None:
+        if (option := worker_option(values)) is not None:
+            print(f"cpuchat: {option} has no effect on the model used last, which is on a server.", file=sys.stderr)
         return served
     if last:
         try:

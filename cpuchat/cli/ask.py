@@ -13,9 +13,9 @@ import click
 
 from cpuchat.cli.options import (
     answering_backend,
+    answering_model_option,
     engine_options,
     key_ring,
-    model_option,
     model_path,
     overridden,
     require_draft_in_use,
@@ -32,11 +32,12 @@ if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--h
 
     from cpuchat.cli.aloud import Aloud
     from cpuchat.cli.answer_form import AnswerForm
-    from cpuchat.cli.session import Session, Sink
+    from cpuchat.cli.session import Answer, Session, Sink
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.protocol import AnyEvent, Generate, ModelInfo
+    from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, ModelInfo
     from cpuchat.settings import Settings
     from cpuchat.speech.speaker import Speaker
+    from cpuchat.telemetry.roofline import Roofline
 
 INPUT_LIMIT = 32 << 20
 _PATIENCE_SECONDS = 3.0
@@ -65,7 +66,7 @@ reached, 22 API key refused, 23 speech failed, 24 the answer does not match the 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
 @click.argument("question", nargs=-1)
 @stacked(
-    model_option(),
+    answering_model_option(),
     server_option(),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
     click.option(
@@ -126,16 +127,18 @@ def ask(
     served = server_model(server, model, values)
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     _check(model, system, raw, stop)
+    if json_schema is not None and (speak or speak_output is not None):
+        raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
     form = _form(json_schema, grammar, stop)
     if system is not None:
         chosen.chat.system_prompt = system
-    prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
     # One question does not pay for measuring the machine; what the app has measured is used.
     chosen.hardware.probe = False
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)
     on_server = server_model_or_last(server, model, values, chosen)
+    prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
     backend = answering_backend(chosen, on_server, key_ring(chosen, served))
     try:
         from cpuchat.cli.session import Session
@@ -244,24 +247,29 @@ def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: Ans
         stop=stop,
         speculation=chosen.speculation.speculation(),
         grammar=form.grammar if form else "",
+        json_schema=form.schema if form else "",
     )
 
 
 def _events(session: Session, request: Generate, raw: bool) -> AsyncGenerator[AnyEvent, None]:
     if raw:
         return session.conversation.generate_detached(request)
-    return session.conversation.send(request.prompt or "", stop=request.stop, grammar=request.grammar)
+    return session.conversation.send(
+        request.prompt or "", stop=request.stop, grammar=request.grammar, json_schema=request.json_schema
+    )
 
 
 async def _begin_speech(aloud: Aloud, info: ModelInfo, sink: Sink) -> Sink:
     """Return the sink that reads the answer, beside the model that writes it."""
-    await aloud.prepare(info.compute_cpus)
+    await aloud.prepare(info)
     aloud.speaker.begin(time.monotonic())
     return _ReadAloud(sink, aloud.speaker)
 
 
-async def _finish_speech(aloud: Aloud, terminal: Terminal, *, as_json: bool) -> dict[str, Any]:
-    """Wait until the answer was heard; returns its figures for JSON. A voice that fails does not harm the answer."""
+async def _finish_speech(
+    aloud: Aloud, terminal: Terminal, *, as_json: bool
+) -> tuple[dict[str, Any], CpuchatError | None]:
+    """Wait until the answer was heard; returns its figures for JSON, and why it was not heard to its end, if so."""
     from cpuchat.cli.output import error_json, error_text
     from cpuchat.present import speech as words
 
@@ -271,10 +279,10 @@ async def _finish_speech(aloud: Aloud, terminal: Terminal, *, as_json: bool) -> 
     except CpuchatError as error:
         if not as_json:
             terminal.warn(error_text(error))
-        return {"speech": error_json(error)}
+        return {"speech": error_json(error)}, error
     if not as_json:
         terminal.note(words.summary(figures, aloud.where))
-    return {"speech": words.as_json(figures, aloud.where)}
+    return {"speech": words.as_json(figures, aloud.where)}, None
 
 
 class _Silent:
@@ -309,6 +317,22 @@ class _ReadAloud:
         self._speaker.feed(text)
 
 
+def _as_json(answer: Answer, finished: GenerationFinished, info: ModelInfo, roofline: Roofline) -> dict[str, Any]:
+    from cpuchat.present.answers import roofline_json, timings_json
+
+    return {
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "stop_reason": finished.stop_reason,
+        "model": info.name or Path(info.path).stem,
+        **({"server": info.server} if info.server else {}),
+        **({"draft_model": info.draft} if info.draft else {}),
+        "seed": finished.timings.seed,
+        "timings": timings_json(finished.timings),
+        **({} if info.server else {"roofline": roofline_json(roofline)}),
+    }
+
+
 async def _print_answer(
     session: Session,
     events: AsyncGenerator[AnyEvent, None],
@@ -322,7 +346,7 @@ async def _print_answer(
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.output import error_json, error_text, json_line
     from cpuchat.cli.session import Answer
-    from cpuchat.present.answers import full_summary, roofline_json, timings_json
+    from cpuchat.present.answers import full_summary
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
@@ -340,31 +364,24 @@ async def _print_answer(
         terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
         return error.exit_code
     roofline = after_answer(info, finished.timings)
-    unmet = form.unmet(answer.text, finished) if form else None
+    unmet = form.unmet(answer.text, finished, served=bool(info.server)) if form else None
+    valid = {"valid": False if unmet else finished.matches_grammar} if form else {}
     if not as_json:
         summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
-        terminal.note(" · ".join(filter(None, (summary, finished.note))))
-    speech = await _finish_speech(aloud, terminal, as_json=as_json) if aloud is not None else {}
-    if as_json:
-        result = {
-            "text": answer.text,
-            "reasoning": answer.reasoning,
-            "stop_reason": finished.stop_reason,
-            **({"valid": unmet is None} if form else {}),
-            "model": info.name or Path(info.path).stem,
-            **({"server": info.server} if info.server else {}),
-            **({"draft_model": info.draft} if info.draft else {}),
-            "seed": finished.timings.seed,
-            "timings": timings_json(finished.timings),
-            **({} if info.server else {"roofline": roofline_json(roofline)}),
-            **speech,
-        }
-        terminal.line(json_line(result))
-    if unmet is not None and finished.stop_reason != "cancelled":
+        unverified = "form not verified: the server enforces it" if valid.get("valid", True) is None else ""
+        terminal.note(" · ".join(filter(None, (summary, finished.note, unverified))))
+    if finished.stop_reason == "cancelled":
+        unmet = None
+    if unmet is not None:
         terminal.warn(error_text(unmet))
+    speech, silent = await _finish_speech(aloud, terminal, as_json=as_json) if aloud is not None else ({}, None)
+    if as_json:
+        terminal.line(json_line({**_as_json(answer, finished, info, roofline), **valid, **speech}))
+    if unmet is not None:
         return unmet.exit_code
     if finished.stop_reason == "context":
         remedy = "start the server with a larger one" if info.server else "raise --ctx"
         terminal.warn(f"cpuchat: context full; {remedy} for a longer answer.")
-    silenced = aloud is not None and session.interrupted
-    return Interrupted.exit_code if finished.stop_reason == "cancelled" or silenced else 0
+    if finished.stop_reason == "cancelled" or (aloud is not None and session.interrupted):
+        return Interrupted.exit_code
+    return silent.exit_code if silent is not None else 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import laid_over
-from cpuchat.errors import Interrupted, MeasureFailed, UsageError
+from cpuchat.errors import Interrupted, MeasureFailed, SpeechFailed, UsageError
 
 if TYPE_CHECKING:
     from cpuchat.bench.matrix import Cell
@@ -43,7 +43,7 @@ With --diff, NEW is a file that --json wrote; without NEW, the cells of OLD are 
 it exceeds 2 % and the spread of the rounds.
 
 Exit codes: 1 slower than before (--diff), 2 wrong usage or settings, 3 no such model, {MeasureFailed.exit_code} some
-cells were not measured, {Interrupted.exit_code} stopped by Ctrl+C."""
+cells were not measured, {SpeechFailed.exit_code} no voice (--speech), {Interrupted.exit_code} stopped by Ctrl+C."""
 
 
 def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -72,7 +72,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     context_settings=_CONTEXT,
     epilog=_EPILOG,
 )
-@click.option("--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last.")
+@click.option(
+    "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
+)
 @click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
 @click.option("--threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option("--cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3.")

@@ -89,6 +89,10 @@ def model_option(help: str = MODEL_HELP) -> Decorator:
     return click.option("--model", "-m", metavar="FILE|REPO", help=help)
 
 
+def answering_model_option() -> Decorator:
+    return model_option(f"{MODEL_HELP} With --server, its name there; http://HOST:PORT#NAME is both in one.")
+
+
 def server_option() -> Decorator:
     return click.option(
         "--server", metavar="URL",
@@ -132,13 +136,20 @@ def server_model_or_last(
 
 def require_no_worker_options(values: Mapping[str, Any]) -> None:
     """Check that no option is given that only a model on this machine has. Raises UsageError if one is."""
+    if (name := worker_option(values)) is not None:
+        raise UsageError(
+            f"{name} has no effect on a model on a server.",
+            "Leave the option out, and start the server with its own.",
+        )
+
+
+def worker_option(values: Mapping[str, Any]) -> str | None:
+    """Return an option that is given and that only a model on this machine has, as `engine.threads`."""
     for name, value in values.items():
         section, _, key = name.partition("__")
         if value is not None and section in _OF_THE_WORKER:
-            raise UsageError(
-                f"{section}.{key} has no effect on a model on a server.",
-                "Leave the option out, and start the server with its own.",
-            )
+            return f"{section}.{key}"
+    return None
 
 
 def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:

@@ -21,7 +21,8 @@ Examples:
 
 Put the addresses of servers into the settings (F2, or servers.urls in config.toml).
 
-Exit codes: 0 reached, 2 wrong usage, 21 a server failed or was not reached, 22 API key refused."""
+Exit codes: 0 reached, 2 wrong usage, 21 a server failed or was not reached, 22 API key refused,
+1 anything else."""
 
 
 @click.group(epilog=_EPILOG, invoke_without_command=True)

@@ -20,9 +20,10 @@ Examples:
   cpuchat ask "Why is the sky blue?" | cpuchat speak
 
 Code blocks are announced and skipped, links are read by their text, numbers with their units. Without a sound
-device, a WAV file is written. The voice comes with `pip install "cpuchat[speech]"`.
+device, a WAV file is written. To install a voice, run `uv tool install ".[speech]"` in the checkout.
 
-Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 130 stopped by Ctrl+C."""
+Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 130 stopped by Ctrl+C,
+1 anything else."""
 
 
 @click.command(epilog=_EPILOG)

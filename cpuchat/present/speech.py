@@ -29,7 +29,9 @@ def summary(figures: Speech, where: str) -> str:
         return "Nothing to read aloud."
     parts = [f"{figures.sound_s:.1f} s of speech to {where}"]
     if figures.after_token_s is not None and figures.first_audio_s is not None:
-        parts.append(f"first audio {_duration(figures.after_token_s)} after the first token")
+        sentence = figures.after_sentence_s
+        more = f", {_duration(sentence)} after the first sentence" if sentence is not None else ""
+        parts.append(f"first audio {_duration(figures.after_token_s)} after the first token{more}")
     elif figures.after_token_s is not None:
         parts.append(f"first audio {_duration(figures.after_token_s)}")
     if figures.real_time_factor is not None:

@@ -177,8 +177,11 @@ class Reply(ABC):
 
     @property
     def _finish_reason(self) -> str:
+        """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
         finished = self.progress.finished
-        return _FINISH.get(finished.stop_reason, "length") if finished is not None else "length"
+        if finished is None or not finished.matches_grammar:
+            return "length"
+        return _FINISH.get(finished.stop_reason, "length")
 
     def _timings(self) -> dict[str, Any]:
         return {"timings": timings_fields(self.progress.timings)}

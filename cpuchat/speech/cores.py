@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.topology import Topology
+from cpuchat.protocol import ModelInfo
+from cpuchat.servers import computes_here
 
 MOST_CORES = 2
 """piper computes with as many threads as it has CPUs; one core is enough for either engine."""
@@ -21,6 +23,13 @@ def speech_cpus(topology: Topology, computing: Collection[int]) -> tuple[int, ..
     if idle:
         return tuple(sorted(cpu for cpus in idle[-MOST_CORES:] for cpu in cpus if cpu in allowed))
     return tuple(sorted(allowed - busy))[-MOST_CORES:]
+
+
+def beside_model(topology: Topology, cores: str, model: ModelInfo | None) -> tuple[tuple[int, ...], bool]:
+    """Return the same as `beside`. A server on this machine may compute on every CPU: it does not say on which."""
+    if model is None:
+        return beside(topology, cores, ())
+    return beside(topology, cores, topology.allowed if computes_here(model.path) else model.compute_cpus)
 
 
 def beside(topology: Topology, cores: str, computing: Collection[int]) -> tuple[tuple[int, ...], bool]:

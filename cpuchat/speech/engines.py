@@ -16,7 +16,7 @@ from cpuchat.paths import expanded, shown
 from cpuchat.settings import SpeechSection
 from cpuchat.speech.messages import EngineName
 
-INSTALL = 'Install the voice with `pip install "cpuchat[speech]"`, or put piper on the PATH and set its voice.'
+INSTALL = 'Run `uv tool install ".[speech]"` in the checkout of cpuchat, or put piper on the PATH and set its voice.'
 
 
 class Voice(Protocol):

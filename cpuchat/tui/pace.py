@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.protocol import ModelInfo
+from cpuchat.servers import computes_here
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,13 @@ SPARE = Pace(text=0.1, figures=0.25)
 # While every core computes, what the UI takes is taken from the model, and more: all threads wait for the one that was
 # interrupted. Measured, 8 % of a core cost 6 to 9 % of the tokens on two cores (benchmarks/README.md).
 CROWDED = Pace(text=1 / 3, figures=1.0)
+
+
+def pace_beside_model(model: ModelInfo | None) -> Pace:
+    """Return the pace beside a loaded model; a server on this machine may take every core."""
+    if model is None:
+        return SPARE
+    return CROWDED if computes_here(model.path) else pace_beside(model.n_threads)
 
 
 def pace_beside(n_threads: int) -> Pace:

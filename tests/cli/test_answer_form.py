@@ -76,6 +76,10 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, option: str, content: str | 
 
 
 def test_options_that_exclude_each_other(schema: str) -> None:
-    for more, message in ((("--grammar", schema), "exclude each other"), (("--stop", "x"), "--stop cannot be used")):
+    for more, message in (
+        (("--grammar", schema), "exclude each other"),
+        (("--stop", "x"), "--stop cannot be used"),
+        (("--speak",), "--speak cannot be used"),
+    ):
         done = run("ask", "--json-schema", schema, *more, "Hello")
         assert done.returncode == 2 and message in done.stderr

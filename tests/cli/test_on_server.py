@@ -8,13 +8,17 @@ import signal
 import threading
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cpuchat import settings
+from cpuchat.cli.app import _initial
 from cpuchat.cli.options import key_ring
+from cpuchat.models.library.library import Library
 from tests.cli.program import COMMAND, HANG_GUARD, run
 from tests.support.remote_server import Reply, remote_server
+from tests.support.sound_program import SoundProgram
 
 
 class _Refusing(http.server.BaseHTTPRequestHandler):
@@ -59,8 +63,28 @@ def test_ask_uses_it_without_the_key_of_another(
 
 def test_ask_refuses_options_of_the_worker() -> None:
     settings.update({"model": {"last": "http://127.0.0.1:9#name"}})
-    done = run("ask", "--threads", "1", "Hello")
-    assert done.returncode == 2 and "engine.threads" in done.stderr
+    done = run("ask", "--threads", "1", "Hello", stdin=b"\xff")
+    assert done.returncode == 2 and "engine.threads" in done.stderr  # before standard input is read
+
+
+def test_the_app_says_that_they_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    settings.update({"model": {"last": "http://127.0.0.1:9#name"}})
+    found = _initial(Library(()), None, settings.load(), {"engine__threads": 1})
+    assert str(found) == "http://127.0.0.1:9#name"
+    assert "engine.threads has no effect" in capsys.readouterr().err
+
+
+async def test_a_player_that_fails_leaves_the_answer_and_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = SoundProgram(tmp_path / "bin", monkeypatch, status="3 if heard > 0.1 else 0")  # the probe is shorter
+    async with remote_server() as server:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "ask", "--server", server.url, "--speak", "Hello", stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+        )
+        out, errors = await asyncio.wait_for(process.communicate(), HANG_GUARD)
+    assert (process.returncode, out) == (23, b"Hello there.\n") and b"aplay stopped playing" in errors
+    assert program.seconds() > 0.5
 
 
 @pytest.mark.parametrize("command", [("tune",), ("system", "measure"), ("bench",)])

@@ -87,7 +87,8 @@ def test_an_answer_is_read_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = run(*arguments, "--speak-output", str(file), "What can you do?")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert "after the first token" in done.stderr.splitlines()[-1]
+    assert "after the first token, " in done.stderr.splitlines()[-1]
+    assert "after the first sentence" in done.stderr.splitlines()[-1]
     assert listen(file).seconds > 1
     no_sound_program(tmp_path / "bin", monkeypatch)
     monkeypatch.chdir(tmp_path)

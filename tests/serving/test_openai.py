@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from tests.cli.program import run
 from tests.support.serving import Server, chat
 
 TIMINGS = {
@@ -143,6 +145,18 @@ def test_an_answer_has_the_form_that_is_asked_for(tiny: Server) -> None:
     assert answer.choices[0].finish_reason == "stop"
     grammar = {"prompt": "Hi", "grammar": 'root ::= "left" | "right"', "max_tokens": 40}
     assert tiny.post(grammar, "/v1/completions").json()["choices"][0]["text"] in ("left", "right")
+
+
+def test_ask_takes_its_form_from_the_server(tiny: Server, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["yes", "no"]}')
+    done = run("ask", "--server", tiny.url, "--json-schema", str(file), "--json", "Hi")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["text"] in ('"yes"', '"no"')
+    assert found["valid"] is None and "cpuchat" in found["server"]  # the server checks, and its word is not ours
+    cut = run("ask", "--server", tiny.url, "--json-schema", str(file), "--max-tokens", "1", "Hi")
+    assert cut.returncode == 24 and "cut off after 1 token" in cut.stderr
 
 
 def test_a_seed_repeats_an_answer(tiny: Server) -> None:

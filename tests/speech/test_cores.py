@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from cpuchat.hardware.topology import Core, Topology, read_topology
-from cpuchat.speech.cores import beside
+from cpuchat.speech.cores import beside, beside_model
+from tests.support.scripted_backend import MODEL
 
 
 def machine(cores: int, *, smt: bool = False, allowed: tuple[int, ...] = ()) -> Topology:
@@ -27,6 +29,13 @@ def test_hyper_threads_come_next() -> None:
 
 def test_where_everything_computes_the_scheduler_chooses() -> None:
     assert beside(machine(2), "auto", (0, 1)) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("server", "cpus"), [("http://127.0.0.1:8080", ((), True)), ("http://10.0.0.2:8080", ((6, 7), False))]
+)
+def test_a_server_on_this_machine_may_compute_anywhere(server: str, cpus: tuple[tuple[int, ...], bool]) -> None:
+    assert beside_model(machine(8), "auto", msgspec.structs.replace(MODEL, path=f"{server}#name")) == cpus
 
 
 def test_cpus_of_the_settings_are_used_where_this_process_may() -> None:

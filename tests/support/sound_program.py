@@ -25,9 +25,14 @@ sys.exit({status})
 
 
 class SoundProgram:
-    """What was played, in the file of a program that is the only one on the PATH."""
+    """What was played, in the file of a program that is the only one on the PATH.
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, paced: bool = False, status: int = 0) -> None:
+    `status` is its exit status, or an expression for it over the seconds that it `heard`.
+    """
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, paced: bool = False, status: int | str = 0
+    ) -> None:
         self.file = folder / "heard.raw"
         folder.mkdir()
         program = folder / "aplay"

@@ -5,6 +5,7 @@ They report the model's name and, at the end of an answer, the tokens (`usage`).
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ class ListedModel:
 class Adapter:
     """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
     `counts_beside`: its speculation figures are read beside the answer, and once more at its end;
-    `takes_grammars`: its answers match the grammar of a request; `takes`: the options of a request that it gets."""
+    `takes_grammars`: its answers match the grammar of a request, others get its JSON schema; `takes`: the options of a
+    request that it gets."""
 
     kind = "OpenAI-compatible server"
     by_line = False
@@ -145,6 +147,9 @@ class Adapter:
             content["max_tokens"] = request.max_tokens
         if request.stop:
             content["stop"] = list(request.stop)
+        if request.json_schema and not self.takes_grammars:
+            form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
+            content["response_format"] = {"type": "json_schema", "json_schema": form}
         self.extend(content, request)
         for name in self._rejected & set(content):
             value = content.pop(name)

@@ -185,7 +185,7 @@ class RemoteBackend:
         adapter, model = self._adapter, self._model
         if adapter is None or model is None:
             return  # the failure was reported
-        if request.grammar and not adapter.takes_grammars:
+        if request.grammar and not (adapter.takes_grammars or request.json_schema):
             yield _no_grammar(adapter, request_id)
             return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
@@ -297,7 +297,7 @@ class RemoteBackend:
             stop_reason=reason,
             timings=timings,
             note=" · ".join(notes),
-            matches_grammar=reason == "end" or not request.grammar,
+            matches_grammar=True if not request.grammar else None if reason == "end" else False,
         )
 
     async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
@@ -346,5 +346,5 @@ def _no_grammar(adapter: Adapter, request_id: int) -> Failed:
         request_id=request_id,
         code=UsageError.code,
         message=f"{adapter.kind} at {adapter.place} takes no grammars.",
-        hint="Use a llama-server, a vLLM or a model on this machine.",
+        hint="Give a JSON schema, or use a llama-server, a vLLM or a model on this machine.",
     )

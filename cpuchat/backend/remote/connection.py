@@ -228,11 +228,13 @@ def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
         return ServerRefused(f"{name} refused the request ({code}){reason}.", hint)
     if code == 404:
         return ServerError(f"{name} has no such model or route (404){reason}.", "See `cpuchat servers`.")
+    after = "later" if status.retry_after is None else f"in {status.retry_after:.0f} s"
     if code == 429:
-        after = "later" if status.retry_after is None else f"in {status.retry_after:.0f} s"
         return ServerBusy(f"{name} limits the rate of requests (429){reason}.", f"Try again {after}.")
     if code == _LOADING:
-        return ServerBusy(f"{name} is not ready (503){reason}.", "It may be loading its model: try again in a moment.")
+        says_why = status.retry_after is not None or isinstance(status.error.get("code"), str)
+        hint = f"Try again {after}." if says_why else "It may be loading its model: try again in a moment."
+        return ServerBusy(f"{name} is not ready (503){reason}.", hint)
     if 300 <= code < 400:
         return ServerError(f"{name} redirects to another address ({code}).", "Give the address that it redirects to.")
     if status.error.get("type") == "exceed_context_size_error":

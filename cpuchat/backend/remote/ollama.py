@@ -6,6 +6,7 @@ Fields: docs/api.md of Ollama. Times in nanoseconds.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from typing import Any
 
@@ -74,6 +75,8 @@ class Ollama(Adapter):
             "shift": False,
             "options": options,
         }
+        if request.json_schema:
+            content["format"] = json.loads(request.json_schema)
         if request.reasoning is not None:
             content["think"] = request.reasoning
         if request.prompt is not None:

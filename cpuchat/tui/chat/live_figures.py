@@ -14,7 +14,7 @@ from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.markdown.transcript import Transcript
-from cpuchat.tui.pace import SPARE, pace_beside
+from cpuchat.tui.pace import SPARE, pace_beside_model
 from cpuchat.tui.services import Services
 
 
@@ -51,8 +51,7 @@ class LiveFigures:
 
     def share_the_cores(self) -> None:
         """Choose the pace: slower if the model uses every core."""
-        model = self._services.conversation.model
-        self._pace = pace_beside(model.n_threads) if model is not None else SPARE
+        self._pace = pace_beside_model(self._services.conversation.model)
         self._services.conversation.frame_seconds = self._pace.text
         self._transcript.min_interval = self._pace.interval
         self._timer.stop()

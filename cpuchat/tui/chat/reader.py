@@ -90,7 +90,7 @@ class Reader:
     async def prepare(self) -> None:
         """Start the speech process beside the loaded model, if it does not run there. Raises SpeechFailed."""
         from cpuchat.hardware.topology import read_topology
-        from cpuchat.speech.cores import beside
+        from cpuchat.speech.cores import beside_model
         from cpuchat.speech.engines import choose_voice
         from cpuchat.speech.player import SoundDevice
         from cpuchat.speech.speaker import Speaker
@@ -105,8 +105,7 @@ class Reader:
             await self.close()
         if self._speaker is None:
             self._speaker = Speaker(voice, self._player, tell=self._failed, ended=self._over, meter=self._meter)
-        model = self._services.conversation.model
-        cpus, shared = beside(self._topology, section.cores, model.compute_cpus if model is not None else ())
+        cpus, shared = beside_model(self._topology, section.cores, self._services.conversation.model)
         self._speaker.prepare(cpus, shared=shared)
 
     async def prepare_if_enabled(self) -> None:

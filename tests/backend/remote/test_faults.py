@@ -145,9 +145,12 @@ async def test_a_refusal_says_what_to_do(status: int, code: str, said: str) -> N
     assert "\x1b" not in got.failed.message
 
 
-async def test_a_rate_limit_is_waited_for_only_when_it_is_short() -> None:
+@pytest.mark.parametrize(
+    ("status", "error"), [(429, "slow down"), (503, {"message": "The queue is full.", "code": "queue_full"})]
+)
+async def test_a_busy_server_is_waited_for_only_when_it_is_short(status: int, error: object) -> None:
     async def answer(reply: Reply) -> None:
-        await reply.json({"error": "slow down"}, 429, Retry_After="3600")
+        await reply.json({"error": error}, status, Retry_After="3600")
 
     async with connected(answer) as (server, backend):
         got = await collect(backend.generate(chat("Hello")))

@@ -232,7 +232,7 @@ async def test_ending_the_reasoning_of_a_model_that_does_not_reason_does_no_harm
 async def test_an_answer_matches_its_grammar(demo: str) -> None:
     backend = await connected(demo)
     got = await collect(backend.generate(chat("Hello", grammar='root ::= "yes" | "no"')))
-    assert got.text in ("yes", "no") and got.finished.matches_grammar
+    assert got.text in ("yes", "no") and got.finished.matches_grammar is None  # by its word
     cut = await collect(backend.generate(chat("Hello", grammar="root ::= [a-z]+ [0-9]", max_tokens=1)))
-    assert not cut.finished.matches_grammar
+    assert cut.finished.matches_grammar is False
     await backend.close()
