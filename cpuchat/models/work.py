@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.costmodel.work import Attention, ModelWork, Weights, by_type
+from cpuchat.costmodel.work import ALIKE, Attention, ModelWork, Weights, by_type
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.traffic import TABLES, attention_madds, is_used, traffic_of
-from cpuchat.protocol import ModelInfo
+from cpuchat.protocol import ModelInfo, Traffic
 
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
@@ -62,12 +62,18 @@ def loaded_work(model: ModelInfo, *, alike: float = 0.0) -> ModelWork:
     Raises:
         ModelNotFound, ModelDamaged: its file is gone or has changed.
     """
-    cache = model.traffic.kv if model.traffic is not None else ()
+    return _as_loaded(model.path, model.traffic, model.n_expert_used, alike)
+
+
+def loaded_draft_work(model: ModelInfo) -> ModelWork | None:
+    """Return the work of the draft model beside a loaded one, as `loaded_work`; None without one."""
+    return _as_loaded(model.draft_path, model.draft_traffic, 0, ALIKE) if model.draft_path else None
+
+
+def _as_loaded(path: str, traffic: Traffic | None, n_experts: int, alike: float) -> ModelWork:
+    cache = traffic.kv if traffic is not None else ()
     work = model_work(
-        read_model(Path(model.path)),
-        n_experts=model.n_expert_used,
-        flash_attn=all(part.step == 1 for part in cache),
-        alike=alike,
+        read_model(Path(path)), n_experts=n_experts, flash_attn=all(part.step == 1 for part in cache), alike=alike
     )
     if [part.window for part in cache] != [one.window for one in work.attention]:
         return work

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.costmodel.passes import draft_cost, pass_cost
+from cpuchat.costmodel.passes import draft_cost, pair_costs, pass_cost, tokens_per_pass, verify_costs
 from cpuchat.costmodel.profile import CostProfile, on_other_cores
 from cpuchat.costmodel.work import ALIKE, ModelWork
 from cpuchat.errors import CpuchatError, UsageError
@@ -16,10 +16,12 @@ from cpuchat.hardware.placement.ceiling import Ceiling, ceiling, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
-from cpuchat.models.dimensions import typical_work
+from cpuchat.models.drafts.calibrations import target_costs
+from cpuchat.models.drafts.candidates import LONGEST
+from cpuchat.models.drafts.gain import TYPICAL, gain, measured_acceptance
 from cpuchat.models.machine import costs_here
-from cpuchat.models.work import N_PAST, loaded_work
-from cpuchat.protocol import ModelInfo
+from cpuchat.models.work import N_PAST, loaded_draft_work, loaded_work
+from cpuchat.protocol import ModelInfo, Traffic
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.roofline import fits_cache
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.survey import Survey
 
-ASSUMED_ACCEPTANCE, ASSUMED_DEPTH = 0.7, 4
-"""Values until drafting was measured with this model."""
+_ASSUMED_ACCEPTANCE = sum(rate for _, rate in TYPICAL) / len(TYPICAL)
+_ASSUMED_DEPTH = 4  # where the cost model does not tell which is best
 _WORTH = 1.02
 
 
@@ -70,15 +72,19 @@ class PlacementOptions:
 class LoadedCosts:
     """What passes of the loaded models cost on `cpus`, those in use.
 
-    `factor`: by how much longer than by the profile the target's take; `source` is what the profile rests on.
+    By how much longer than by the profile they take: `factor`, plain passes of the target; `verify_factors`, its passes
+    over 1, 2, ... tokens beside the draft model; `draft_factor`, those of the draft model. `source` is what the profile
+    rests on.
     """
 
     profile: CostProfile
     source: str
     cpus: tuple[int, ...]
     target: ModelWork
-    draft: ModelWork | None
-    factor: float
+    factor: float = 1.0
+    draft: ModelWork | None = None
+    draft_factor: float = 1.0
+    verify_factors: tuple[float, ...] = (1.0,) * LONGEST
 
 
 def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> LoadedCosts | None:
@@ -97,28 +103,41 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
         return None
     try:
         target = loaded_work(model, alike=ALIKE)
-    except CpuchatError:  # its file no longer exists
+        draft = loaded_draft_work(model)
+    except CpuchatError:  # a file no longer exists
         return None
     costs, _ = costs_here(cpus, memory, peak.bytes_per_s, root)
-    draft = None
-    if (beside := model.draft_traffic) is not None:  # its file is not known
-        draft = typical_work(max(beside.weights + beside.experts, 1), model.draft_quantization)
     source = costs.source or "usual of such cores: passes not measured"
-    return LoadedCosts(costs.profile, source, cpus, target, draft, factor_of(costs.factors, Path(model.path)))
+    path = Path(model.path)
+    found = LoadedCosts(costs.profile, source, cpus, target, factor_of(costs.factors, path))
+    return _with_draft(found, draft, model, costs.factors) if draft is not None else found
+
+
+def _with_draft(costs: LoadedCosts, draft: ModelWork, model: ModelInfo, factors: Mapping[str, float]) -> LoadedCosts:
+    """Add the draft model: with what was measured of this pair, as the list of draft models does."""
+    both = pair_costs(costs.profile, costs.target, draft, N_PAST, LONGEST)
+    path = Path(model.draft_path)
+    draft_ms = target_costs(Path(model.path)).measured_draft(path)
+    measured = tuple(1e-3 * ms / seconds for ms, seconds in zip(model.pass_ms, both.verify, strict=False))
+    return replace(
+        costs,
+        draft=draft,
+        draft_factor=1e-3 * draft_ms / both.draft if draft_ms else factor_of(factors, path),
+        verify_factors=measured or (costs.factor,) * LONGEST,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """The basis of predictions, and its source."""
+    """The basis of predictions, and its source. `acceptance` of drafted tokens is None where nothing is drafted."""
 
-    target_bytes: float
-    draft_bytes: float
+    target: Traffic
+    draft: Traffic | None
     peak: float
     l3_link: float | None
     one_core: float | None
     n_past: int
-    tokens_per_pass: float
-    depth: int
+    acceptance: float | None
     source: str
     computing: bool
 
@@ -146,10 +165,11 @@ def compare_placements(
         spec = candidate.spec
         if not taken and now is not None and _same(candidate.placement, now):
             spec, taken = in_use, True  # other words for the same
-        most = _ceiling(candidate, topology, basis, model) if basis is not None and not cached else None
-        tok_s = 0.0
+        tok_s, depth, most = 0.0, _ASSUMED_DEPTH, None
         if basis is not None and costs is not None and (costs.draft is not None or not candidate.placement.is_split):
-            tok_s = _predicted(candidate, topology, basis, costs, in_use)
+            tok_s, depth = _predicted(candidate, topology, basis, costs, in_use)
+        if basis is not None and not cached:
+            most = _ceiling(candidate, topology, basis, depth)
             if most is not None and candidate.placement.is_split:  # both models read the same memory
                 tok_s = min(tok_s, most.tok_s)
         options.append(
@@ -160,7 +180,7 @@ def compare_placements(
                 most,
                 tok_s,
                 _speed(candidate, most, tok_s, model),
-                _about(candidate, most, basis, why_not, model, costs.source if tok_s and costs is not None else ""),
+                _about(candidate, most, basis, why_not, model, _told(costs, basis, depth) if tok_s else ""),
             )
         )
     return PlacementOptions(tuple(options), _advice(options, in_use))
@@ -200,52 +220,50 @@ def _basis(
         peak, source = theoretical.bytes_per_s, "the theoretical peak (press m to measure)"
     else:
         return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
-    n_past = figures.n_past or 0
-    drafting = figures.drafting
-    depth, tokens = 0, 1.0
-    if model.draft_traffic is not None:
-        depth, tokens = drafting.depth or ASSUMED_DEPTH, drafting.tokens_per_pass or 0.0
-        if not drafting.depth or not tokens:
-            depth = ASSUMED_DEPTH
-            tokens = (1 - ASSUMED_ACCEPTANCE ** (depth + 1)) / (1 - ASSUMED_ACCEPTANCE)
-            source += f", {100 * ASSUMED_ACCEPTANCE:.0f} % acceptance assumed"
+    acceptance = None
+    if model.draft_traffic is not None and figures.drafting.wanted and not figures.drafting.reason:
+        acceptance = measured_acceptance(figures.drafting)
+        if acceptance is None:
+            acceptance = _ASSUMED_ACCEPTANCE
+            source += f", {100 * acceptance:.0f} % acceptance assumed"
     group = survey.l3_group if survey is not None else None
     link = survey.fabric_link if survey is not None else None
     return _Basis(
-        pass_bytes(model.traffic, depth + 1, n_past),
-        pass_bytes(model.draft_traffic, 1, n_past) if model.draft_traffic is not None else 0.0,
+        model.traffic,
+        model.draft_traffic,
         peak,
         (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
         survey.one_core.bytes_per_s if survey is not None else None,
         figures.n_past or N_PAST,
-        tokens,
-        depth,
+        acceptance,
         source,
         figures.roofline.limit == "compute",
     ), ""
 
 
-def _ceiling(candidate: Candidate, topology: Topology, basis: _Basis, model: ModelInfo | None) -> Ceiling | None:
-    if candidate.placement.is_split and (model is None or not model.draft):
+def _ceiling(candidate: Candidate, topology: Topology, basis: _Basis, depth: int) -> Ceiling | None:
+    if candidate.placement.is_split and basis.draft is None:
         return None
+    depth = depth if basis.acceptance is not None else 0
     return ceiling(
         candidate,
         topology,
-        target_bytes=basis.target_bytes,
-        draft_bytes=basis.draft_bytes,
+        target_bytes=pass_bytes(basis.target, depth + 1, basis.n_past),
+        draft_bytes=pass_bytes(basis.draft, 1, basis.n_past) if basis.draft is not None else 0.0,
         peak=basis.peak,
         l3_link=basis.l3_link,
         one_core=basis.one_core,
-        tokens_per_pass=basis.tokens_per_pass,
-        depth=basis.depth,
+        tokens_per_pass=tokens_per_pass(basis.acceptance or 0.0, depth),
+        depth=depth,
         overlap=candidate.placement.is_split,
     )
 
 
 def _predicted(
     candidate: Candidate, topology: Topology, basis: _Basis, costs: LoadedCosts, in_use: PlacementSpec
-) -> float:
-    """Return tok/s by the cost model, whose cores are exchanged for those of the candidate."""
+) -> tuple[float, int]:
+    """Return tok/s and the draft depth by the cost model, whose cores are exchanged for those of the candidate: the
+    rate of plain decoding as the models list predicts it, times the gain as the list of draft models does."""
 
     def rate(cpus: Collection[int], memory: str) -> float:
         found, _ = read_rate(
@@ -260,16 +278,30 @@ def _predicted(
             compute=topology.n_cores(cpus) / topology.n_cores(costs.cpus),
         )
 
-    placement, draft = candidate.placement, costs.draft
-    cpus, past = placement.cpus, basis.n_past
-    beside = draft.weight_bytes if draft is not None else 0.0
-    target = costs.factor * pass_cost(on(cpus), costs.target, basis.depth + 1, past, beside=beside).seconds
-    if draft is None:
-        return basis.tokens_per_pass / target
-    split = placement.is_split
-    drafted = draft_cost(on(placement.draft_cpus if split else cpus), draft, past, costs.target.weight_bytes)
-    drafting = basis.depth * drafted
-    return basis.tokens_per_pass / (max(target, drafting) if split else target + drafting)
+    placement, draft, past = candidate.placement, costs.draft, basis.n_past
+    profile = on(placement.cpus)
+    plain = 1 / (costs.factor * pass_cost(profile, costs.target, 1, past).seconds)
+    if draft is None or basis.acceptance is None:
+        return plain, 0
+    verify = verify_costs(profile, costs.target, len(costs.verify_factors), past, draft.weight_bytes)
+    drafting = on(placement.draft_cpus) if placement.is_split else profile
+    best = gain(
+        [1e3 * own * seconds for own, seconds in zip(costs.verify_factors, verify, strict=True)],
+        1e3 * costs.draft_factor * draft_cost(drafting, draft, past, costs.target.weight_bytes),
+        basis.acceptance,
+        overlap=placement.is_split,
+    )
+    return plain * best.speedup, best.depth
+
+
+def _told(costs: LoadedCosts | None, basis: _Basis | None, depth: int) -> str:
+    """Return what a prediction rests on; `depth` is the best one by it."""
+    if costs is None or basis is None or costs.draft is None:
+        return costs.source if costs is not None else ""
+    if basis.acceptance is None:
+        return f"{costs.source}; drafting is off"
+    how = f"draft depth {depth}" if depth else "drafting gains nothing"
+    return f"{costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance"
 
 
 def _speed(candidate: Candidate, most: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:

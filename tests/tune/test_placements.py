@@ -13,6 +13,8 @@ from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
+from cpuchat.models.drafts.calibrations import TargetCosts
+from cpuchat.models.drafts.candidates import expected_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import predict
@@ -22,8 +24,10 @@ from cpuchat.protocol import LoadOptions, ModelInfo
 from cpuchat.settings import Settings
 from cpuchat.synthetic.model import write_model
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.meter import Figures, Meter
 from cpuchat.telemetry.roofline import Roofline
+from cpuchat.telemetry.speculation import Drafting
+from cpuchat.timings import DrafterCount
 from cpuchat.tune.placements import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
 from tests.costmodel.made_up import probe, two_cores, work
 from tests.hardware.trees import make_tree
@@ -36,6 +40,10 @@ def small_model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "small.gguf", "0.05b", "Q8_0")
 
 
+def figures(drafting: bool = True) -> Figures:
+    return dataclasses.replace(Meter().figures(), drafting=Drafting(wanted=drafting))
+
+
 def options(
     tmp_path: Path, model: ModelInfo | None, in_use: PlacementSpec | None = None, known: bool = True
 ) -> PlacementOptions:
@@ -45,7 +53,7 @@ def options(
         surveyed(topology) if known else None,
         None,
         on(topology, model) if model is not None else None,
-        Meter().figures(),
+        figures(),
         in_use or PlacementSpec(),
     )
 
@@ -54,16 +62,15 @@ def test_without_a_draft_the_speed_is_bandwidth_by_bytes(tmp_path: Path) -> None
     first = options(tmp_path, ON_8_CORES).options[0]
     assert first.ceiling is not None
     kv = TRAFFIC.kv[0]
-    # One token is in the context, and llama.cpp reads its cache in steps.
-    least = 367e9 / (TRAFFIC.weights + 256 * kv.bytes_per_token)
-    assert least <= first.ceiling.tok_s <= 367e9 / TRAFFIC.weights
+    context = 256 * -(-(N_PAST + 1) // 256)  # llama.cpp reads its cache in steps
+    assert first.ceiling.tok_s == pytest.approx(367e9 / (TRAFFIC.weights + context * kv.bytes_per_token), rel=0.01)
     assert first.recommended
 
 
 def test_a_prediction_by_bandwidth_says_so_where_compute_is_the_limit(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9354"))
-    figures = dataclasses.replace(Meter().figures(), roofline=Roofline(limit="compute"))
-    found = compare_placements(topology, surveyed(topology), None, on(topology, ON_8_CORES), figures, PlacementSpec())
+    now = dataclasses.replace(figures(), roofline=Roofline(limit="compute"))
+    found = compare_placements(topology, surveyed(topology), None, on(topology, ON_8_CORES), now, PlacementSpec())
     assert "compute is the limit now" in found.options[0].about
     assert "compute" not in options(tmp_path / "other", ON_8_CORES).options[0].about
 
@@ -107,10 +114,10 @@ def test_nothing_is_predicted_from_nothing(tmp_path: Path, model: ModelInfo | No
 def test_after_a_measurement_the_cost_model_predicts_each_placement(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9354"))
     model, target = on(topology, ON_8_CORES), work("1.5b", "Q8_0")
-    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, target, None, 1.25)
+    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, target, 1.25)
 
-    def found(model: ModelInfo, in_use: PlacementSpec, costs: LoadedCosts) -> PlacementOptions:
-        return compare_placements(topology, surveyed(topology), None, model, Meter().figures(), in_use, costs)
+    def found(model: ModelInfo, in_use: PlacementSpec, costs: LoadedCosts, wanted: bool = True) -> PlacementOptions:
+        return compare_placements(topology, surveyed(topology), None, model, figures(wanted), in_use, costs)
 
     options = found(model, PlacementSpec(), costs).options
     everywhere, fewer = options[0], next(one for one in options if one.spec.cores == "2/l3")
@@ -120,12 +127,16 @@ def test_after_a_measurement_the_cost_model_predicts_each_placement(tmp_path: Pa
     assert "probe of 32 cores" in everywhere.about
     drafting = dataclasses.replace(costs, draft=work("0.5b"))
     with_draft = found(on(topology, WITH_DRAFT), PlacementSpec(draft_cores="l3:7"), drafting)
+    assert "70 % acceptance" in with_draft.options[0].about
     apart = next(one for one in with_draft.options if one.spec.draft_cores == "l3:7")
     assert 0 < apart.predicted < with_draft.options[0].predicted
     assert "is predicted" in with_draft.advice
+    off = found(on(topology, WITH_DRAFT), PlacementSpec(), drafting, wanted=False).options[0]
+    assert off.predicted == pytest.approx(everywhere.predicted)
+    assert "drafting is off" in off.about and "acceptance" not in off.about
 
 
-def test_a_list_and_the_hardware_screen_predict_the_same(small_model: Path) -> None:
+def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, tmp_path: Path) -> None:
     header, topology = read_model(small_model), read_topology()
     cpus = choose_cores(topology).cpus
     remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
@@ -133,16 +144,33 @@ def test_a_list_and_the_hardware_screen_predict_the_same(small_model: Path) -> N
     model = info(small_model, cpus=cpus, traffic=traffic_of(header), peak_read=25e9)
     listed = predict(header, LoadOptions(), this_machine(Settings())).tok_s
     costs = loaded_costs(model, "local")
-    options = compare_placements(topology, None, None, model, Meter().figures(), PlacementSpec(), costs).options
+    options = compare_placements(topology, None, None, model, figures(), PlacementSpec(), costs).options
     assert listed is not None and options[0].predicted == pytest.approx(listed)
+    small_draft = write_model(tmp_path / "draft.gguf", "tiny", "Q8_0")
+    pair = msgspec.structs.replace(
+        model, draft="draft", draft_path=str(small_draft), draft_traffic=traffic_of(read_model(small_draft)),
+        pass_ms=tuple(10 + 0.5 * n for n in range(32)),
+    )  # fmt: skip
+    right = Drafting(
+        wanted=True,
+        by_drafter=(DrafterCount(name="draft", draft_n=500, draft_n_accepted=400),),
+        by_position=((500, 400),),
+    )
+    now = dataclasses.replace(figures(), drafting=right)
+    costs = loaded_costs(pair, "local")
+    options = compare_placements(topology, None, None, pair, now, PlacementSpec(), costs).options
+    gains = expected_pair(
+        header, read_model(small_draft), TargetCosts(pass_ms=pair.pass_ms), this_machine(Settings())
+    ).gains
+    (code,) = (one for one in gains if one.acceptance == 0.8)
+    assert code.speedup > 1.5 and options[0].predicted == pytest.approx(listed * code.speedup)
 
 
 def test_weights_in_the_cache_are_predicted_without_a_ceiling(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9354"))
     model = msgspec.structs.replace(on(topology, ON_8_CORES), cache_bytes=2 * round(TRAFFIC.weights))
-    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"), None, 1.0)
-    figures = Meter().figures()
-    found = compare_placements(topology, surveyed(topology), None, model, figures, PlacementSpec("2/l3"), costs)
+    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"))
+    found = compare_placements(topology, surveyed(topology), None, model, figures(), PlacementSpec("2/l3"), costs)
     first = found.options[0]
     assert first.ceiling is None and first.predicted and first.speed.startswith("≈")
     assert "probe of 32 cores" in first.about and "At most" not in first.about

@@ -90,6 +90,7 @@ def set_up_speculation(
         info,
         notes=(*info.notes, *notes),
         draft=draft.info.name if draft is not None else "",
+        draft_path=draft.info.path if draft is not None else "",
         draft_quantization=draft.info.quantization if draft is not None else "",
         draft_traffic=traffic(draft) if draft is not None else None,
         draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),

@@ -9,6 +9,7 @@ from typing import Final
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.drafting.model_drafting import ModelDrafting
 from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.models.drafts.gain import MIN_PLAIN_MS
 from cpuchat.protocol import Speculation
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
@@ -22,10 +23,6 @@ from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.speculation.stats import SpeculationStats
 from cpuchat.timings import SpeculationFigures
 
-MIN_PLAIN_MS: Final = 2.0
-"""Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
-0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
-"""
 LOOKUP_SHARE: Final = 0.01
 """Share of the time of plain passes that may be spent on exploring whether to draft."""
 _LOOKUP_AHEAD: Final = 0.1

@@ -9,16 +9,23 @@ counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from cpuchat.timings import SpeculationFigures
 
+if TYPE_CHECKING:
+    from cpuchat.telemetry.speculation import Drafting
+
 Kind = Literal["measured", "prose", "code"]
 
 TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 """Acceptance rate per token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
+MIN_PLAIN_MS: Final = 2.0
+"""Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
+0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
+"""
 WORTH = 1.1
 """Smallest speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
@@ -79,20 +86,27 @@ def _where(gain: Gain) -> str:
     )
 
 
-def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured") -> Gain:
+def gain(
+    pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured", *, overlap: bool = False
+) -> Gain:
     """Return the best depth, 0 included.
 
     Args:
         pass_ms: milliseconds of a pass of the target over 1, 2, ... tokens; at least one.
         draft_ms: milliseconds for a drafted token.
         acceptance: probability that a drafted token is accepted if those before it were, 0 to 1.
+        overlap: the next tokens are drafted while these are verified.
     """
     tokens = reached = 1.0
     best = Gain(kind, acceptance, 0, 1.0)
+    if pass_ms[0] < MIN_PLAIN_MS:
+        return best
     for depth in range(1, len(pass_ms)):
         reached *= acceptance
         tokens += reached
-        speedup = tokens * pass_ms[0] / (pass_ms[depth] + depth * draft_ms)
+        drafting = depth * draft_ms
+        took = max(pass_ms[depth], drafting) if overlap else pass_ms[depth] + drafting
+        speedup = tokens * pass_ms[0] / took
         if speedup > best.speedup:
             best = Gain(kind, acceptance, depth, speedup)
     return best
@@ -116,13 +130,15 @@ def expectation(pass_ms: Sequence[float], draft_ms: float, basis: str, measured:
 
 
 def _why_none(pass_ms: Sequence[float], draft_ms: float) -> str:
+    if pass_ms[0] < MIN_PLAIN_MS:
+        return f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
     best = max(rate for _, rate in TYPICAL)
     if not gain(pass_ms, 0.0, best).depth:
         return "batch verification costs as much as token-by-token decoding"
     return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
 
 
-def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
+def measured_acceptance(figures: SpeculationFigures | Drafting | None) -> float | None:
     """Return the acceptance rate per token of an answer; None when too little was drafted, or not by a draft model.
 
     Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token.
