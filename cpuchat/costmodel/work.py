@@ -70,10 +70,6 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     def is_moe(self) -> bool:
         return self.n_expert > 0
 
-    def kv_bytes(self, n_ctx: float) -> float:
-        """Return the bytes of KV cache and state of one sequence of `n_ctx` tokens; windows are kept in full."""
-        return n_ctx * sum(one.nbytes for one in self.attention) + self.state
-
 
 class Part(NamedTuple):
     """A part of a pass: matrices of one `type` that `batch` tokens are multiplied with at once."""

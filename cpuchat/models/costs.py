@@ -125,7 +125,8 @@ class CostLog:
         Args:
             file: identifies the model's files, as in `Known`.
         """
-        if not _plain_seconds(timings) and model.fingerprint in self.read().chats:
+        known = self.read().chats.get(model.fingerprint, ())
+        if not _plain_seconds(timings) and any(one.n_tokens > 1 for one in known):
             return  # its calibrated passes are known
         found = _of_answer(model, timings)
         if not found:
@@ -146,10 +147,6 @@ class CostLog:
             )
 
         self._change(changed)
-
-    def profile(self, start: CostProfile) -> tuple[CostProfile, str]:
-        """Return the profile of these cores and what it is fitted to; as `costs`."""
-        return self.costs(start)[:2]
 
     def costs(self, start: CostProfile) -> Costs:
         """Return the profile of these cores; `start` where nothing was measured.

@@ -184,9 +184,10 @@ def compute_rate(model: ModelInfo, memory: str = "") -> float:
     if costs is None or not probed:
         return 0.0
     try:
-        return compute_ceiling(costs.profile, loaded_work(model, alike=ALIKE), N_PAST)
+        ceiling = compute_ceiling(costs.profile, loaded_work(model, alike=ALIKE), N_PAST)
     except CpuchatError:  # its file no longer exists
         return 0.0
+    return ceiling / factor_of(costs.factors, Path(model.path))
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:

@@ -58,8 +58,8 @@ def reaches(plan: Plan, tok_s: float, acceptance: float | None = None) -> bool:
 
 
 def cheapest(plans: Sequence[Plan], tok_s: float, acceptance: float | None = None) -> Plan | None:
-    """Return the first of `machine_plans` that reaches `tok_s`; None when none does."""
-    return next((plan for plan in plans if reaches(plan, tok_s, acceptance)), None)
+    """Return the first of `machine_plans` that has a price and reaches `tok_s`; None when none does."""
+    return next((plan for plan in plans if plan.costs is not None and reaches(plan, tok_s, acceptance)), None)
 
 
 def _price(plan: Plan, prices: Prices) -> tuple[bool, float]:

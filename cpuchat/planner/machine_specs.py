@@ -24,10 +24,9 @@ _WORDS = re.compile(r"[a-z]+|\d+")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
 _LARGE = 1e12  # bytes of weights that no cache holds
 _MEASURED_MOST = 1.05  # of the theoretical bandwidth: data sheets round
-_FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.1}
-"""Speed against a fitted profile: one fitted to a 1.5B model was within 5 to 11 % for two others on the same cores.
-Models with much of a tensor type that none of the measured ones has are off by more (a third, for 0.5B in Q4_K_M).
-"""
+_FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.15}
+"""Speed against a profile fitted to a probe: of 15 models of 0.05B to 30B-A3B in Q4_K_M, Q8_0 and F16, 13 decoded
+within this range (benchmarks/README.md, costs.py)."""
 
 
 class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -42,7 +42,7 @@ class Service:
         return self.users * self.machine_rate / self.rate
 
 
-def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
+def simulate_service(plan: Plan) -> Service:
     """Simulate the users of `plan.workload` with its expected figures; lengths are random with those means.
 
     Raises:
@@ -61,7 +61,7 @@ def simulate_service(plan: Plan, pause_s: float = PAUSE_S) -> Service:
         )
     server = server_of(plan, chats)
     # A user waits for the answer, reads it, and asks again.
-    cycle = pause_s + server.prefill_s(workload.n_prompt) + workload.n_answer / workload.tok_s
+    cycle = PAUSE_S + server.prefill_s(workload.n_prompt) + workload.n_answer / workload.tok_s
     demand = Demand(workload.users / cycle, exponential(workload.n_prompt), exponential(workload.n_answer))
     limit = capacity(server, workload.n_prompt, workload.n_answer)
     least = demand.rate / limit

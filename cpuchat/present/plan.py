@@ -271,9 +271,12 @@ def service_rows(found: Service) -> list[tuple[str, ...]]:
 
 def service_lines(found: Service, plan: Plan) -> list[str]:
     """Return what the simulation says, in sentences."""
+    from cpuchat.planner.service import PAUSE_S
+
     workload = plan.workload
     said = [
-        f"{found.users:,} users send {units.about(60 * found.rate)} requests a minute; a machine with {found.chats} "
+        f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message, send "
+        f"{units.about(60 * found.rate)} requests a minute; a machine with {found.chats} "
         f"chats at once saturates at {units.about(60 * found.machine_rate)}, which is {found.saturates_at:.0f} users."
     ]
     if found.enough is None:

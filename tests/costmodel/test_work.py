@@ -53,7 +53,7 @@ def test_passes_over_many_tokens_read_the_union_of_the_experts() -> None:
 
 def test_every_chat_has_a_kv_cache_of_its_own_and_the_weights_are_shared() -> None:
     ours = work("8b")
-    kv = ours.kv_bytes(1000)
+    kv = 1000 * sum(one.nbytes for one in ours.attention)
     alone, together = bytes_read(ours, 1, 999), bytes_read(ours, 10, 999, sequences=10)
     assert together - alone == pytest.approx(9 * kv + 9 * ours.row, rel=1e-6)
 

@@ -50,29 +50,29 @@ def chatted(file: Path, true: CostProfile = TRUE, **changes: object) -> tuple[Mo
 
 
 def test_nothing_measured_leaves_what_is_usual() -> None:
-    assert CostLog(CPUS).profile(START) == (START, "")
+    assert CostLog(CPUS).costs(START)[:2] == (START, "")
 
 
 def test_a_probe_makes_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     CostLog(CPUS).probed(probe(two_cores()))
-    profile, source = CostLog(CPUS).profile(START)
+    profile, source = CostLog(CPUS).costs(START)[:2]
     assert source == "probe of 2 cores"
     for shape in ("1.5b", "30b-a3b"):
         model = work(shape, "Q4_K_M", 4)
         assert decode_rate(profile, model, 100) == pytest.approx(decode_rate(two_cores(), model, 100), rel=0.05)
     monkeypatch.setattr("cpuchat.costmodel.fit.fit", None)  # fitted once
-    assert CostLog(CPUS).profile(START) == (profile, source)
+    assert CostLog(CPUS).costs(START)[:2] == (profile, source)
 
 
 def test_other_cores_have_other_costs() -> None:
     CostLog(CPUS).probed(probe(two_cores()))
-    assert CostLog((0,)).profile(START) == (START, "")
+    assert CostLog((0,)).costs(START)[:2] == (START, "")
 
 
 def test_another_build_of_the_engine_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     CostLog(CPUS).probed(probe(two_cores()))
     monkeypatch.setattr("cpuchat.models.costs.engine_fingerprint", lambda: "another")
-    assert CostLog(CPUS).profile(START) == (START, "")
+    assert CostLog(CPUS).costs(START)[:2] == (START, "")
 
 
 def test_chats_teach_the_profile(small: Path) -> None:
@@ -80,12 +80,20 @@ def test_chats_teach_the_profile(small: Path) -> None:
     known = CostLog(CPUS).read()
     (passes,) = known.chats.values()
     assert sorted({one.n_tokens for one in passes}) == [n for n in KNOTS if n <= 32]
-    profile, source = CostLog(CPUS).profile(START)
+    profile, source = CostLog(CPUS).costs(START)[:2]
     assert source == "chats with 1 model"
     model = model_work(read_model(small))
     for n in (1, 8, 32):
         true, before, now = (pass_cost(one, model, n, 32).seconds for one in (TRUE, START, profile))
         assert abs(now / true - 1) < max(0.5 * abs(before / true - 1), 0.1)
+
+
+def test_calibrated_passes_count_after_a_plain_chat_without_them(small: Path) -> None:
+    model, timings = chatted(small)
+    CostLog(CPUS).answered(msgspec.structs.replace(model, pass_ms=()), timings)
+    CostLog(CPUS).answered(model, msgspec.structs.replace(timings, draft_n=9))
+    (passes,) = CostLog(CPUS).read().chats.values()
+    assert len(passes) == 1 + sum(n <= 32 for n in KNOTS)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +181,10 @@ def test_a_disturbed_chat_with_a_small_model_changes_no_other_prediction(small: 
     """After a chat at 41 % of its speed with a small model, a list promised half the true speed for all others."""
     CostLog(CPUS).probed(probe(two_cores()))
     large = work("8b", "Q4_K_M")
-    before = decode_rate(CostLog(CPUS).profile(START)[0], large, 500)
+    before = decode_rate(CostLog(CPUS).costs(START).profile, large, 500)
     model, timings = chatted(small, pass_ms=())
     UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=timings.predicted_ms / 0.41))
-    assert decode_rate(CostLog(CPUS).profile(START)[0], large, 500) == pytest.approx(before, rel=0.03)
+    assert decode_rate(CostLog(CPUS).costs(START).profile, large, 500) == pytest.approx(before, rel=0.03)
 
 
 def test_without_a_probe_too_a_small_model_says_little_about_a_large_one(small: Path) -> None:
@@ -185,7 +193,7 @@ def test_without_a_probe_too_a_small_model_says_little_about_a_large_one(small: 
     large = work("8b", "Q4_K_M")
     before = decode_rate(START, large, 500)
     UsageLog().answered(*chatted(small, true))
-    profile, _ = CostLog(CPUS).profile(START)
+    profile, _ = CostLog(CPUS).costs(START)[:2]
     assert decode_rate(profile, large, 500) == pytest.approx(before, rel=0.15)
     model = model_work(read_model(small))
     assert decode_rate(profile, model, 100) < 0.6 * decode_rate(START, model, 100)
@@ -200,14 +208,14 @@ def test_this_machine_is_predicted_by_its_probe() -> None:
     assert machine.profile is not None
     model = work("1.5b")
     assert decode_rate(machine.profile, model) == pytest.approx(decode_rate(two_cores(), model), rel=0.1)
-    assert CostLog(cpus).profile(usual_here(cpus, 25e9))[0] == machine.profile
+    assert CostLog(cpus).costs(usual_here(cpus, 25e9)).profile == machine.profile
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1, "entries": {"a": 3}}'])
 def test_a_damaged_file_counts_as_empty_and_is_replaced(content: bytes) -> None:
     paths.costs_file().parent.mkdir(parents=True)
     paths.costs_file().write_bytes(content)
-    assert CostLog(CPUS).profile(START) == (START, "")
+    assert CostLog(CPUS).costs(START)[:2] == (START, "")
     CostLog(CPUS).probed([Observation(work=work("tiny"), n_tokens=1, seconds=1e-3)])
     assert len(CostLog(CPUS).read().probe) == 1
 
@@ -218,5 +226,9 @@ def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Pat
     assert compute_rate(model, "local") == 0.0
     CostLog(CPUS, "local").probed(probe(two_cores()))
     assert compute_rate(model, "local") == pytest.approx(compute_ceiling(two_cores(), work, N_PAST), rel=0.35)
+    before = compute_rate(model, "local")
+    slower = answer(decode_rate(two_cores(), work, 100) / 1.5, n=201, n_past=200)
+    UsageLog().answered(msgspec.structs.replace(model, fingerprint="f" * 32), slower, "local")
+    assert compute_rate(model, "local") == pytest.approx(before / 1.5, rel=0.15)
     small.unlink()
     assert compute_rate(model, "local") == 0.0

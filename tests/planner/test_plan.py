@@ -161,6 +161,9 @@ def test_the_cheapest_machine_for_a_target_rate(catalog: Catalog) -> None:
     drafted = cheapest(plans, 15.0, 0.8)
     assert drafted is not None
     assert drafted.machine.id == "epyc-9754"
+    unpriced = msgspec.structs.replace(first.machine, price_usd=None, usd_per_hour=None)
+    (plan,) = machine_plans([unpriced], model, Workload(), draft=None, prices=Prices())
+    assert reaches(plan, 6.0) and cheapest([plan], 6.0) is None
 
 
 @pytest.fixture(scope="module")
