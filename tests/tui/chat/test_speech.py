@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.style import Style
 
@@ -16,9 +17,10 @@ from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.frame import Frame
 from cpuchat.tui.chat.speech import speech, speech_in_line
 from cpuchat.tui.chat.telemetry import PARTS
+from cpuchat.tui.pace import CROWDED
 from tests.support.chat_app import RunningApp, running
 from tests.support.listening import listen
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.sound_program import SoundProgram, no_sound_program
 
 ANSWER = "The first sentence is read while the second one is written. Here it is, complete at last."
@@ -38,13 +40,16 @@ async def switch_on(app: RunningApp) -> None:
 async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_sound_program(tmp_path / "bin", monkeypatch)
     gate = Gate()
-    async with running(ScriptedBackend([answer(ANSWER, gate=gate)])) as app:
+    served = msgspec.structs.replace(MODEL, path="http://127.0.0.1:9#name", server="llama-server", n_threads=0)
+    async with running(ScriptedBackend([answer(ANSWER, gate=gate)], model=served)) as app:
         await switch_on(app)
         await app.until(lambda: settings.load().speech.answers)
         await app.count_up_to(gate)
         await app.until(files)
         await app.until(lambda: listen(files()[0]).seconds > 1)
         assert app.chat.busy  # the answer is not complete
+        assert app.chat._reader.figures().shared  # beside a server on this machine, which may compute anywhere
+        assert app.chat._figures._pace == CROWDED
         gate.open()
         await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
         heard = listen(files()[0])
