@@ -149,20 +149,13 @@ def _machine(
     name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any], model: str = ""
 ) -> MachineSpec:
     """Return the machine to plan the file `model` for, with the price and the power of the options."""
-    import msgspec
-
-    from cpuchat.costmodel.usual import Figure
-    from cpuchat.planner.machine_specs import HERE, find_machine, read_machine
+    from cpuchat.planner.machine_specs import HERE, find_machine, read_machine, with_costs
 
     found = read_machine(like) if like is not None else None
     if found is None:
         found = _this_machine(chosen, model) if name in (None, HERE) else find_machine(name)
-    if values["price"]:
-        price = Figure(values["price"], basis="given", source="--price")
-        found = msgspec.structs.replace(found, price_usd=price, usd_per_hour=None)
-    if values["watts"]:
-        found = msgspec.structs.replace(found, watts=Figure(values["watts"], basis="given", source="--watts"))
-    return found
+    found = with_costs(found, "--price", price_usd=values["price"])
+    return with_costs(found, "--watts", watts=values["watts"])
 
 
 def _this_machine(chosen: Settings, model: str) -> MachineSpec:

@@ -28,11 +28,16 @@ def catalog_plans(
     return sorted(fitting, key=_speed, reverse=True)
 
 
-def usual_draft(target: PlannedModel, catalog: Catalog) -> PlannedModel | None:
-    """Return the draft model that the catalog has for one of its models; None for others, or without one."""
+def catalog_drafts(target: PlannedModel, catalog: Catalog) -> list[PlannedModel]:
+    """Return the draft models that the catalog has for one of its models, the best first; none for others."""
     entry = next((one for one in catalog.models if one.name == target.name), None)
     drafts = catalog.drafts_of(entry) if entry is not None else []
-    return from_catalog(drafts[0]) if drafts and drafts[0].sizes else None
+    return [from_catalog(one) for one in drafts if one.sizes]
+
+
+def usual_draft(target: PlannedModel, catalog: Catalog) -> PlannedModel | None:
+    """Return the best draft model that the catalog has for one of its models, if any."""
+    return next(iter(catalog_drafts(target, catalog)), None)
 
 
 def machine_plans(

@@ -160,6 +160,18 @@ def find_machine(wanted: str) -> MachineSpec:
     raise UsageError(f"Unknown machine {wanted!r}.", f"{hint} {more}")
 
 
+def with_costs(
+    machine: MachineSpec, source: str, price_usd: float | None = None, watts: float | None = None
+) -> MachineSpec:
+    """Return the machine with what the user says that it costs, bought and not rented, and takes at the wall."""
+    if price_usd is not None:
+        price = Figure(price_usd, basis="given", source=source)
+        machine = msgspec.structs.replace(machine, price_usd=price, usd_per_hour=None)
+    if watts is not None:
+        machine = msgspec.structs.replace(machine, watts=Figure(watts, basis="given", source=source))
+    return machine
+
+
 def _words(name: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(name.lower().replace("×", "x")))
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cpuchat.models.shortlist import PACE
-from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -35,7 +33,10 @@ MACHINE_HEADS = (
     "TOK/S/$1000",
 )
 SERVICE_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "FIRST TOKEN P50", "P95", "TOK/S P50", "P95", "ALL TOK/S", "")
-_CODE = 0.8
+CODE = 0.8
+"""The acceptance rate per token at which a draft model is compared: that of code."""
+Lines = list[tuple[str, str]]
+"""Labels and texts."""
 
 
 def rates(found: Range | None) -> str:
@@ -53,10 +54,11 @@ def _span(found: Range) -> str:
 
 def seconds(found: Range) -> str:
     """`3.2 s (2.1–4.9)`."""
-    return f"{_seconds(found.value)} s ({_seconds(found.low)}–{_seconds(found.high)})"
+    return f"{time_of(found.value)} s ({time_of(found.low)}–{time_of(found.high)})"
 
 
-def _seconds(value: float) -> str:
+def time_of(value: float) -> str:
+    """Return seconds with three digits or so."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
@@ -66,11 +68,10 @@ def _gb(count: float) -> str:
 
 def title(plan: Plan) -> str:
     """`70B Q4_K_M on EPYC 9754`."""
-    beside = f", drafted by {plan.draft.name} {plan.draft.quantization}" if plan.draft is not None else ""
-    return f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}{beside}"
+    return f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}"
 
 
-def lines(plan: Plan) -> list[tuple[str, str]]:
+def lines(plan: Plan) -> Lines:
     """Return the plan as labels and texts."""
     found = [("memory", _memory(plan))]
     if plan.tok_s is None:
@@ -85,16 +86,20 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
     ]
-    if plan.drafted:
-        found.append(("with a draft", "; ".join(_drafted(one) for one in plan.drafted)))
-        if not any(one.pays for one in plan.drafted):
-            found.append(("", "Off is recommended: the best gain is under 10 %."))
-        if plan.draft_ceiling is not None:
-            found.append(("", f"ceiling, every drafted token accepted: {rates(plan.draft_ceiling)} tok/s"))
-    elif plan.model.work.is_moe:
-        found.append(("with a draft", "rarely pays: a verify pass reads the experts of all of its tokens"))
-    found += _shared(plan)
-    return found + _costs(plan)
+    return [*found, *_draft_lines(plan), *_shared(plan), *_costs(plan)]
+
+
+def _draft_lines(plan: Plan) -> Lines:
+    if plan.draft is None:
+        why = "rarely pays: a verify pass reads the experts of all of its tokens"
+        return [("draft model", why)] if plan.model.work.is_moe else []
+    found = [("draft model", f"{plan.draft.name} {plan.draft.quantization}")]
+    found += [("", _drafted(one)) for one in plan.drafted]
+    if plan.draft_ceiling is not None:
+        found.append(("", f"ceiling, every drafted token accepted: {rates(plan.draft_ceiling)} tok/s"))
+    if not any(one.pays for one in plan.drafted):
+        found.append(("", "Off is recommended: the best gain is under 10 %."))
+    return found
 
 
 def _memory(plan: Plan) -> str:
@@ -118,11 +123,11 @@ def _reason(plan: Plan) -> str:
 
 def _drafted(one: Drafted) -> str:
     if not one.depth:
-        return f"α {one.acceptance:g}: no gain"
-    return f"α {one.acceptance:g}: {rates(one.tok_s)}, {units.factor(one.speedup.value)} at depth {one.depth}"
+        return f"acceptance {one.acceptance:g}: no gain"
+    return f"acceptance {one.acceptance:g}: {rates(one.tok_s)}, {units.factor(one.speedup.value)} at depth {one.depth}"
 
 
-def _shared(plan: Plan) -> list[tuple[str, str]]:
+def _shared(plan: Plan) -> Lines:
     workload, users = plan.workload, plan.users
     if users is None or plan.shared_tok_s is None:
         return []
@@ -140,7 +145,7 @@ def _shared(plan: Plan) -> list[tuple[str, str]]:
     return found
 
 
-def _costs(plan: Plan) -> list[tuple[str, str]]:
+def _costs(plan: Plan) -> Lines:
     costs, watts = plan.costs, plan.machine.watts
     if costs is None:
         return [("cost", "n/a: price not known; give it with --price, or that of this machine in the settings")]
@@ -156,10 +161,11 @@ def _costs(plan: Plan) -> list[tuple[str, str]]:
 
 
 def workload_words(workload: Workload, quantization: str) -> str:
-    """`default quantization · context 8,192 · prompt 500 · 5 tok/s`, with `200 users at` where there are several."""
-    kind = quantization or "default quantization"
+    """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 200 users at 5 tok/s`, without what is usual."""
+    kind = f"{quantization} · " if quantization else ""
     target = f"{f'{workload.users:,} users at ' if workload.users > 1 else ''}{workload.tok_s:g} tok/s"
-    return f"{kind} · context {workload.n_ctx:,} · prompt {workload.n_prompt:,} · {target}"
+    lengths = f"prompt {workload.n_prompt:,} · answer {workload.n_answer:,}"
+    return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {target}"
 
 
 def catalog_row(plan: Plan) -> tuple[str, ...]:
@@ -171,35 +177,19 @@ def catalog_row(plan: Plan) -> tuple[str, ...]:
         units.size(round(plan.model.size)),
         units.about(plan.tok_s.value),
         _span(plan.tok_s),
-        f"{_seconds(plan.ttft_s.value)} s",
+        f"{time_of(plan.ttft_s.value)} s",
     )
 
 
-def catalog_rows(plans: Sequence[Plan], target: float) -> list[ListRow]:
-    """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
-    rows: list[ListRow] = []
-    bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s: reading speed", PACE), ("slower", 0.0)]
-    if target != PACE:
-        bounds = [(f"{target:g} tok/s or more", target), ("slower", 0.0)]
-    most = math.inf
-    for heading, least in bounds:
-        found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
-        rows += [ListRow(name=heading)] if found else []
-        rows += [_list_row(one, one.tok_s) for one in found if one.tok_s is not None]
-        most = least
-    return rows
-
-
-def _list_row(plan: Plan, tok_s: Range) -> ListRow:
-    speed = f"≈{units.about(tok_s.value)} tok/s"
-    columns = (plan.model.quantization, units.size(round(plan.model.size)), plan.memory.fit, speed)
-    return ListRow(key=plan.model.name, name=plan.model.name, columns=columns)
+def code_draft(plan: Plan) -> Drafted | None:
+    """Return the plan with its draft model in code; None without a draft model."""
+    return next((one for one in plan.drafted if one.acceptance == CODE), None)
 
 
 def machine_row(plan: Plan) -> tuple[str, ...]:
     """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
     machine, costs = plan.machine, plan.costs
-    code = next((one for one in plan.drafted if one.acceptance == _CODE), None)
+    code = code_draft(plan)
     cells = (machine.name, f"{machine.read_gbs.value:.0f} GB/s")
     if plan.tok_s is None or plan.users is None:
         return (*cells, "too large", "", "", "", "", "", "")
@@ -221,11 +211,11 @@ def cheapest_lines(tok_s: float, plain: Plan | None, drafted: Plan | None, draft
     found = [f"{tok_s:g} tok/s, plain decoding: {name}."]
     if draft is not None:
         name = drafted.machine.name if drafted is not None else "none of them"
-        found.append(f"{tok_s:g} tok/s in code (acceptance {_CODE:g}), drafted by {draft.name}: {name}.")
+        found.append(f"{tok_s:g} tok/s in code (acceptance {CODE:g}), drafted by {draft.name}: {name}.")
     return found
 
 
-def machine_figures(machine: MachineSpec) -> list[tuple[str, str]]:
+def machine_figures(machine: MachineSpec) -> Lines:
     """Return every figure of a machine with its basis and source."""
     figures: list[tuple[str, Figure | None, str]] = [
         ("cores", machine.cores, ""),
@@ -262,7 +252,7 @@ def service_rows(found: Service) -> list[tuple[str, ...]]:
         if one.saturated:
             rows.append((*first, "", "", "", "", units.about(one.total_tok_s), "saturated: the queue grows"))
             continue
-        times = (f"{_seconds(one.ttft_s.p50)} s", f"{_seconds(one.ttft_s.p95)} s")
+        times = (f"{time_of(one.ttft_s.p50)} s", f"{time_of(one.ttft_s.p95)} s")
         note = "enough" if one.machines == found.enough else ""
         tok_s = (units.about(one.tok_s.p50), units.about(one.tok_s.p95))
         rows.append((*first, *times, *tok_s, units.about(one.total_tok_s), note))

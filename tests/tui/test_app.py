@@ -24,6 +24,7 @@ from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.models.tune import TuneScreen
+from cpuchat.tui.plan.pages import MachinesPage, PlanPage
 from cpuchat.tui.plan.screen import PlanScreen
 from cpuchat.tui.settings.screen import SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
@@ -52,7 +53,8 @@ def test_every_action_of_the_table_exists() -> None:
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
-              "other_side": OtherSideScreen, "plan": PlanScreen, "tune": TuneScreen}  # fmt: skip
+              "other_side": OtherSideScreen, "plan": PlanScreen, "plan_page": PlanPage,
+              "plan_machines": MachinesPage, "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")
         owner = ChatScreen if place == "screen" else owners[key.place]
@@ -120,7 +122,7 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
 
 
 async def test_help_lists_every_key_and_closes() -> None:
-    async with running(size=(120, 170)) as app:
+    async with running(size=(120, 180)) as app:
         await app.ready()
         await app.press("f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen))

@@ -2,69 +2,49 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+import contextlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 from textual import on, work
-from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
-from textual.widgets import Footer
 
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.planner.choices import catalog_plans, usual_draft
-from cpuchat.planner.machine_specs import MachineSpec, all_machines
-from cpuchat.planner.plan import Plan, Workload, make_plan
+from cpuchat.planner.choices import catalog_drafts, catalog_plans, machine_plans
+from cpuchat.planner.machine_specs import HERE, MachineSpec, all_machines, with_costs
+from cpuchat.planner.model_specs import PlannedModel
+from cpuchat.planner.plan import Plan, Prices, Workload, make_plan
 from cpuchat.planner.this_machine import machine_here
 from cpuchat.present import plan as words
+from cpuchat.present import plan_lists as lists
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
+from cpuchat.tui.plan.figures import COSTS, WORKLOAD, Question
+from cpuchat.tui.plan.pages import MachinesPage, Page, PlanPage, PlanPanes, claims_page, machines_page, users_page
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import AskTextScreen
-from cpuchat.tui.widgets.labelled import Labelled
-from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
 
 _QUANTIZATIONS = ("", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
 """Quantizations to plan the catalog in; "": each model in its default."""
 
 
-class _Asked(NamedTuple):
-    """A figure of the workload that the user can change: its question and bounds."""
+class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The list that is asked for: number of the machine (0: this one, then the others), workload, quantization; and by
+    the id of a machine what the user says of its price and power, as of `with_costs`."""
 
-    title: str
-    least: float
-    most: float
-    whole: bool = True
-
-    def parse(self, text: str) -> float:
-        """Return the number. Raises UsageError."""
-        try:
-            value = float(text.replace(",", "").replace("_", "").replace(" ", ""))
-        except ValueError:
-            raise UsageError(f"{text} is not a number.") from None
-        if not self.least <= value <= self.most or (self.whole and value % 1):
-            what = "a whole number" if self.whole else "a number"
-            raise UsageError(f"Give {what} from {self.least:g} to {self.most:,.0f}.")
-        return int(value) if self.whole else value
+    machine: int = 0
+    workload: Workload = Workload()
+    quantization: str = ""
+    costs: Mapping[str, Mapping[str, float]] = {}
 
 
-_ASKED = {
-    "n_ctx": _Asked("Context per chat (tokens)", 256, 10_000_000),
-    "n_prompt": _Asked("Prompt length (tokens)", 1, 9_000_000),
-    "users": _Asked("Concurrent users", 1, 1_000_000),
-    "tok_s": _Asked("Target tok/s per user", 0.1, 1_000_000, whole=False),
-}
-
-
-class PlanScreen(ListScreen[None]):
+class PlanScreen(PlanPanes[None]):
     """Lists the catalog by planned speed on one machine at a time, and the whole plan of the selected model."""
 
-    CSS_PATH = "plan.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("plan")
     KEYS: ClassVar = "plan"
 
@@ -72,97 +52,173 @@ class PlanScreen(ListScreen[None]):
         super().__init__()
         self._services = services
         self._machines: list[MachineSpec] = []  # those that are not here
-        self._at = 0  # 0: this machine, then the others
-        self._workload = Workload()
-        self._quantization = ""
-        self._catalog: Catalog | None = None
+        self._catalog = Catalog(())
+        self._wanted = _Wanted()
         self._plans: dict[str, Plan] = {}
+        self._drafts: dict[str, int] = {}  # by model: which of the catalog's draft models, then none
         self._problem = ""
-
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="panes"):
-            with Vertical(id="list"):
-                yield ModelList(id="models")
-            with Vertical(id="about"):
-                yield Labelled(id="details")
-        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._read()
 
     @work(exclusive=True, group="read")
     async def _read(self) -> None:
-        if self._catalog is None:
-            await self._read_files()
-        at, workload, quantization = self._at, self._workload, self._quantization
+        if not self._machines:
+            self._machines, problems = await run_in_daemon_thread(all_machines)
+            self._catalog = await run_in_daemon_thread(load_catalog)
+            for one in problems:
+                self.notify(clean_line(one), severity="warning", markup=False)
+        wanted = self._wanted
         try:
-            found = await run_in_daemon_thread(lambda: self._planned(at, workload, quantization))
-            (machine, plans), self._problem = found, ""
+            machine, plans = await run_in_daemon_thread(lambda: self._planned(wanted))
+            self._problem = ""
         except CpuchatError as error:  # this machine was not measured yet
             machine, plans, self._problem = None, [], error.message
-        if (at, workload, quantization) == (self._at, self._workload, self._quantization) and self.has_widgets:
+        if wanted is self._wanted and self.has_widgets:
             self._show(machine, plans)
 
-    async def _read_files(self) -> None:
-        self._machines, problems = await run_in_daemon_thread(all_machines)
-        self._catalog = await run_in_daemon_thread(load_catalog)
-        for one in problems:
-            self.notify(clean_line(one), severity="warning", markup=False)
-
-    def _planned(self, at: int, workload: Workload, quantization: str) -> tuple[MachineSpec, list[Plan]]:
+    def _planned(self, wanted: _Wanted) -> tuple[MachineSpec, list[Plan]]:
         """Return a machine and the plans of the catalog on it; some tenths of a second, in a thread."""
-        assert self._catalog is not None  # read before
-        here = machine_here(self._services.settings, self._services.conversation.model) if at == 0 else None
-        machine = here or self._machines[at - 1]
-        return machine, catalog_plans(machine, self._catalog.models, workload, quantization)
+        machine = self._machines[wanted.machine - 1] if wanted.machine else self._here()
+        machine = with_costs(machine, "on this screen", **wanted.costs.get(machine.id, {}))
+        return machine, catalog_plans(machine, self._catalog.models, wanted.workload, wanted.quantization)
+
+    def _here(self) -> MachineSpec:
+        return machine_here(self._services.settings, self._services.conversation.model)
 
     def _show(self, machine: MachineSpec | None, plans: list[Plan]) -> None:
         self._plans = {plan.model.name: plan for plan in plans}
-        listed, pane = self.query_one(ModelList), self.query_one("#list")
-        name = clean_line(machine.name) if machine is not None else "This machine"
-        pane.border_title = Content(f"{name} · {self._at + 1} of {len(self._machines) + 1}")
-        pane.border_subtitle = Content(words.workload_words(self._workload, self._quantization))
-        listed.show(words.catalog_rows(plans, self._workload.tok_s), listed.marked)
+        wanted, name = self._wanted, machine.name if machine is not None else "This machine"
+        self.show_list(
+            f"{name} · {wanted.machine + 1} of {len(self._machines) + 1}",
+            words.workload_words(wanted.workload, wanted.quantization),
+            lists.catalog_rows(plans, wanted.workload.tok_s),
+            self.query_one(ModelList).marked,
+        )
+
+    @property
+    def _selected(self) -> Plan | None:
+        return self._plans.get(self.query_one(ModelList).marked)
+
+    def _draft(self, model: PlannedModel) -> PlannedModel | None:
+        choices = [*catalog_drafts(model, self._catalog), None]
+        return choices[self._drafts.get(model.name, 0) % len(choices)]
 
     @on(ModelList.Marked)
-    def _show_details(self) -> None:
-        plan = self._plans.get(self.query_one(ModelList).marked)
-        pane = self.query_one("#about")
+    def _marked(self) -> None:
+        self._show_plan()
+
+    @work(exclusive=True, group="details")
+    async def _show_plan(self) -> None:
+        plan = self._selected
         if plan is None:
-            pane.border_title = "Plan"
-            self.query_one(Labelled).show([("", clean_line(self._problem))] if self._problem else [])
+            self.show_details("Plan", [("", self._problem)] if self._problem else [])
             return
-        draft = usual_draft(plan.model, self._catalog) if self._catalog is not None else None
-        plan = make_plan(plan.machine, plan.model, plan.workload, draft=draft)
-        pane.border_title = Content(clean_line(f"{plan.model.name} {plan.model.quantization}"))
-        beside = [("draft", f"{draft.name} {draft.quantization}")] if draft is not None else []
-        self.query_one(Labelled).show([*words.lines(plan), *beside, ("", ""), *words.machine_figures(plan.machine)])
+        machine, model, workload, draft = plan.machine, plan.model, plan.workload, self._draft(plan.model)
+        plan = await run_in_daemon_thread(lambda: make_plan(machine, model, workload, draft=draft))
+        if self.has_widgets:
+            title = f"{model.name} {model.quantization}"
+            self.show_details(title, [*words.lines(plan), ("", ""), *words.machine_figures(machine)])
+
+    def _change(self, **changes: Any) -> None:
+        self._wanted = msgspec.structs.replace(self._wanted, **changes)
+        self._read()
 
     def action_machine(self, step: int) -> None:
-        self._at = (self._at + step) % (len(self._machines) + 1)
-        self._read()
+        self._change(machine=(self._wanted.machine + step) % (len(self._machines) + 1))
 
     def action_quantization(self) -> None:
-        at = _QUANTIZATIONS.index(self._quantization)
-        self._quantization = _QUANTIZATIONS[(at + 1) % len(_QUANTIZATIONS)]
-        self._read()
+        at = _QUANTIZATIONS.index(self._wanted.quantization)
+        self._change(quantization=_QUANTIZATIONS[(at + 1) % len(_QUANTIZATIONS)])
+
+    def action_draft(self) -> None:
+        if (plan := self._selected) is None:
+            return
+        if not catalog_drafts(plan.model, self._catalog):
+            self.notify(f"The catalog has no draft model for {plan.model.name}.", severity="warning", markup=False)
+            return
+        self._drafts[plan.model.name] = self._drafts.get(plan.model.name, 0) + 1
+        self._show_plan()
 
     @work(exclusive=True, group="ask")
     async def action_ask(self, name: str) -> None:
-        asked, now = _ASKED[name], getattr(self._workload, name)
-        text = await self.app.push_screen_wait(AskTextScreen(asked.title, f"{now:g}" if name == "tok_s" else str(now)))
-        if text is None:
-            return
+        await self._ask(name)
+
+    async def _ask(self, name: str) -> bool:
+        """Ask for a figure, and plan with it; False when it was not given."""
+        question, now = WORKLOAD[name], getattr(self._wanted.workload, name)
+        value = await self._answer(question, question.title, f"{now:.10g}")
+        if value is None:
+            return False
         try:
-            value = asked.parse(text)
-            changed = {name: value}
-            if name == "n_prompt":  # a longer prompt takes a longer context
-                changed["n_ctx"] = max(self._workload.n_ctx, int(value) + self._workload.n_answer)
-            self._workload = msgspec.structs.replace(self._workload, **changed)
+            self._change(workload=_changed(self._wanted.workload, name, value))
         except UsageError as error:
             self.notify(error.message, severity="warning", markup=False)
+            return False
+        return True
+
+    @work(exclusive=True, group="ask")
+    async def action_cost(self, name: str) -> None:
+        """Ask for the price or the power of the machine."""
+        if (plan := self._selected) is None:
             return
-        self._read()
+        machine, known, costs = plan.machine, getattr(plan.machine, name), self._wanted.costs
+        question, now = COSTS[name], f"{known.value:.10g}" if known is not None else ""
+        value = await self._answer(question, f"{machine.name}: {question.title}", now)
+        if value is not None:
+            self._change(costs={**costs, machine.id: {**costs.get(machine.id, {}), name: value}})
+
+    async def _answer(self, question: Question, title: str, now: str) -> float | None:
+        """Return the number that the user gives; None when it is not given, or wrong."""
+        text = await self.app.push_screen_wait(AskTextScreen(title, now))
+        try:
+            return question.parse(text) if text is not None else None
+        except UsageError as error:
+            self.notify(error.message, severity="warning", markup=False)
+            return None
+
+    @work(exclusive=True, group="ask")
+    async def action_machines(self) -> None:
+        """Compare all machines for the selected model; the one that is chosen becomes that of the list."""
+        if (plan := self._selected) is None:
+            return
+        wanted, draft = self._wanted, self._draft(plan.model)
+
+        def make() -> Page:
+            machines = list(self._machines)
+            with contextlib.suppress(CpuchatError):  # this machine was not measured yet
+                machines.append(self._here())
+            priced = [with_costs(one, "on this screen", **wanted.costs.get(one.id, {})) for one in machines]
+            return machines_page(machine_plans(priced, plan.model, wanted.workload, draft=draft, prices=Prices()))
+
+        chosen = await self.app.push_screen_wait(MachinesPage(f"{plan.model.name} {plan.model.quantization}", make))
+        if chosen is not None:
+            self._change(machine=[HERE, *(one.id for one in self._machines)].index(chosen))
+
+    @work(exclusive=True, group="ask")
+    async def action_users(self) -> None:
+        """Ask for a number of users of the selected model, and simulate them."""
+        if (plan := self._selected) is None or not await self._ask("users"):
+            return
+        machine, model, workload = plan.machine, plan.model, self._wanted.workload
+        page = PlanPage(machine.name, lambda: users_page(make_plan(machine, model, workload)))
+        await self.app.push_screen_wait(page)
+
+    def action_claims(self) -> None:
+        self.app.push_screen(PlanPage("Published claims", claims_page))
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+
+def _changed(workload: Workload, name: str, value: float) -> Workload:
+    """Return the workload with another figure; a longer prompt or answer takes a longer context.
+
+    Raises:
+        UsageError: as of `Workload`.
+    """
+    changes = {name: value}
+    if name in ("n_prompt", "n_answer"):
+        other = workload.n_answer if name == "n_prompt" else workload.n_prompt
+        changes["n_ctx"] = max(workload.n_ctx, int(value) + other)
+    return msgspec.structs.replace(workload, **changes)

@@ -8,17 +8,20 @@ from textual.widgets import Input
 from cpuchat import paths
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.machine_specs import machines
+from cpuchat.tui.plan.pages import MachinesPage, PlanPage
 from cpuchat.tui.plan.screen import PlanScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
+from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.snapshots import snapshot
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan for four models of the catalog: quicker than for all."""
-    names = ("Llama 3.3 70B Instruct", "Llama 3.1 8B Instruct", "Llama 3.2 1B Instruct", "gpt-oss 20B")
+    """Plan for some models of the catalog: quicker than for all."""
+    names = ("Llama 3.3 70B Instruct", "Llama 3.1 8B Instruct", "Llama 3.2 1B Instruct", "PARD Llama 3.2 1B",
+             "gpt-oss 20B", "Qwen3 30B A3B Instruct 2507")  # fmt: skip
     few = Catalog(tuple(one for one in load_catalog().models if one.name in names))
     monkeypatch.setattr("cpuchat.tui.plan.screen.load_catalog", lambda: few)
 
@@ -49,6 +52,21 @@ def details(app: RunningApp) -> str:
     return str(app.app.screen.query_one("#about").border_title)
 
 
+def figures(app: RunningApp) -> str:
+    return "\n".join("  ".join(row) for row in app.app.screen.query_one(Labelled)._rows)
+
+
+async def marked(app: RunningApp, name: str) -> None:
+    """Select a model, and wait for its plan."""
+    listed(app).mark(name)
+    await app.until(lambda: name in details(app))
+
+
+async def on_page(app: RunningApp, kind: type[PlanPage] = PlanPage) -> None:
+    """Wait for a page that a key has opened."""
+    await app.until(lambda: isinstance(app.app.screen, kind) and app.app.screen.query(Labelled) and figures(app))
+
+
 async def on_machine(app: RunningApp, name: str) -> None:
     """Press → until that machine is shown."""
     number = 1 + next(at for at, one in enumerate(machines()) if one.name == name)
@@ -62,7 +80,7 @@ async def answered(app: RunningApp, key: str, text: str) -> None:
     await app.until(lambda: isinstance(app.app.screen, AskTextScreen) and app.app.screen.query(Input))
     app.app.screen.query_one(Input).value = text
     await app.press("enter")
-    await app.until(lambda: isinstance(app.app.screen, PlanScreen))
+    await app.until(lambda: not isinstance(app.app.screen, AskTextScreen))
 
 
 async def test_this_machine_says_what_is_missing_until_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,49 +100,89 @@ async def test_other_machines_list_models_by_speed_with_their_plan() -> None:
         names = [row.name for row in listed(app).rows]
         assert names.index("10 tok/s or more") < names.index("Qwen3 30B A3B Instruct 2507")
         assert names.index("Qwen3 30B A3B Instruct 2507") < names.index("Llama 3.3 70B Instruct")
-        listed(app).mark("Llama 3.3 70B Instruct")
-        await app.until(lambda: "Llama 3.3 70B" in details(app))
-        assert "with a draft" in app.screen_text
-        assert "tok/s" in app.screen_text
+        await marked(app, "Llama 3.3 70B Instruct")
+        assert "draft model  Llama 3.2 1B Instruct" in figures(app)
+        assert "acceptance 0.8: " in figures(app)
+        await app.press("d")
+        await app.until(lambda: "draft model  PARD Llama 3.2 1B" in figures(app))
+        await app.press("d")
+        await app.until(lambda: "draft model" not in figures(app))
+        await app.press("left")
+        await app.until(lambda: title(app) != "EPYC 9754")
+        assert listed(app).marked == "Llama 3.3 70B Instruct"
+        assert "draft model" not in figures(app)
+        await marked(app, "gpt-oss 20B")
+        await app.press("d")
+        await app.until(lambda: any("no draft model for gpt-oss 20B" in one for one in app.notices))
 
 
-@pytest.mark.usefixtures("few_models")
-async def test_the_selected_model_stays_selected_on_the_next_machine() -> None:
+async def test_every_figure_that_is_planned_with_has_a_key() -> None:
     async with running() as app:
         await opened(app)
         await on_machine(app, "EPYC 9334")
-        listed(app).mark("Llama 3.1 8B Instruct")
-        await app.press("right")
-        await app.until(lambda: title(app) == "EPYC 9354")
-        assert listed(app).marked == "Llama 3.1 8B Instruct"
-        await app.press("left", "left")
-        await app.until(lambda: "his machine" in title(app))
-
-
-@pytest.mark.usefixtures("few_models")
-async def test_quantization_context_prompt_users_and_target_have_keys() -> None:
-    async with running() as app:
-        await opened(app)
-        await on_machine(app, "EPYC 9334")
-        assert load(app) == "default quantization · context 8,192 · prompt 500 · 5 tok/s"
-        listed(app).mark("Llama 3.3 70B Instruct")
+        assert load(app) == "ctx 8,192 · prompt 500 · answer 300 · 5 tok/s"
+        await marked(app, "Llama 3.3 70B Instruct")
         await app.press("q", "q", "q", "q")
         await app.until(lambda: load(app).startswith("Q8_0 · "))
         await app.until(lambda: details(app) == "Llama 3.3 70B Instruct Q8_0")
         assert {row.columns[0] for row in listed(app).rows if row.columns} == {"Q8_0", "MXFP4"}
         await answered(app, "p", "20,000")
-        await app.until(lambda: "context 20,300 · prompt 20,000" in load(app))
+        await answered(app, "a", "1000")
+        await app.until(lambda: "ctx 21,000 · prompt 20,000 · answer 1,000" in load(app))
         await answered(app, "c", "9000")
         await app.until(lambda: any("exceed the context" in one for one in app.notices))
-        await answered(app, "u", "many")
+        await answered(app, "t", "many")
         await app.until(lambda: any("many is not a number" in one for one in app.notices))
-        await answered(app, "u", "200")
         await answered(app, "t", "2.5")
-        await app.until(lambda: load(app) == "Q8_0 · context 20,300 · prompt 20,000 · 200 users at 2.5 tok/s")
+        await app.until(lambda: load(app) == "Q8_0 · ctx 21,000 · prompt 20,000 · answer 1,000 · 2.5 tok/s")
         assert "2.5 tok/s or more" in [row.name for row in listed(app).rows]
+        await answered(app, "dollar_sign", "17532")
+        await answered(app, "w", "1000")
+        await app.until(lambda: "$0.65 an hour, 1000 W" in figures(app))  # over 4 years, at $0.15 per kWh
+        assert "17,532 USD, given: on this screen" in figures(app)
 
 
-@pytest.mark.usefixtures("few_models")
+async def test_the_cheapest_machine_for_a_model_becomes_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.hardware.bandwidth.peaks.known_peak", lambda *_, **__: None)  # only known machines
+    async with running(size=SMALL) as app:
+        await opened(app)
+        await on_machine(app, "EPYC 9754")
+        await answered(app, "t", "15")
+        await marked(app, "Llama 3.3 70B Instruct")
+        await app.press("m")
+        await on_page(app, MachinesPage)
+        names = [row.name for row in listed(app).rows]
+        assert names[:2] == ["only with the draft model, in code", "EPYC 9754"]
+        assert names[-3:] == ["too large", "Apple M4 Pro, CPU only", "Ampere A2, 8 OCPU"]
+        snapshot(app.app, "plan-machines-80x24")
+        listed(app).mark("epyc-9655")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, PlanScreen) and title(app) == "EPYC 9655")
+        assert listed(app).marked == "Llama 3.3 70B Instruct"
+
+
+async def test_users_are_simulated_and_claims_listed() -> None:
+    async with running(size=SMALL) as app:
+        await opened(app)
+        await on_machine(app, "EPYC 9754")
+        await marked(app, "Qwen3 30B A3B Instruct 2507")
+        await answered(app, "u", "20")
+        await on_page(app)
+        assert listed(app).rows[int(listed(app).marked) - 1].columns[2] == "enough"
+        assert "95 % of the answers" in figures(app)
+        snapshot(app.app, "plan-users-80x24")
+        await app.press("escape")
+        await marked(app, "Llama 3.3 70B Instruct")
+        await answered(app, "t", "100")
+        await answered(app, "u", "20")
+        await on_page(app)
+        assert "no number of machines" in figures(app)
+        await app.press("escape", "k")
+        await app.until(lambda: "Published claims" in title(app) and figures(app))
+        assert "verdict  only if the stack is untuned" in figures(app)
+        snapshot(app.app, "plan-claims-80x24")
+
+
 async def test_machines_of_the_config_folder_are_listed_and_wrong_ones_told() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)
@@ -144,7 +202,6 @@ async def test_snapshots(size: tuple[int, int]) -> None:
     async with running(size=size) as app:
         await opened(app)
         await on_machine(app, "EPYC 9754")
-        listed(app).mark("Llama 3.3 70B Instruct")
-        await app.until(lambda: "Llama 3.3 70B" in details(app))
+        await marked(app, "Llama 3.3 70B Instruct")
         await app.pilot.pause()
         snapshot(app.app, f"plan-{size[0]}x{size[1]}")
