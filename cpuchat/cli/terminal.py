@@ -12,7 +12,7 @@ import click
 
 from cpuchat.cli.output import cleaned
 from cpuchat.errors import CpuchatError
-from cpuchat.present.answers import SERVER_PHASES, load_progress
+from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progress
 from cpuchat.present.table import table
 from cpuchat.protocol import LoadProgress, PrefillProgress
 from cpuchat.text import clean
@@ -101,13 +101,10 @@ class Terminal:
     def progress(self, event: LoadProgress | PrefillProgress) -> None:
         """Show how far a load or a prompt is, on one line that the next output replaces; terminals only."""
         match event:
-            case LoadProgress(phase=phase) if phase in SERVER_PHASES:
-                text = load_progress("the server", event)
-            case LoadProgress(phase=phase, done=done, total=total):
-                share = f" {100 * done // total} %" if total else ""
-                text = f"{phase} the model{share}"
-            case PrefillProgress(processed=processed, total=total):
-                text = f"processing the prompt {processed:,} of {total:,} tokens"
+            case LoadProgress(phase=phase):
+                text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skip="")
+            case PrefillProgress():
+                text = prefill_progress(event)
         self.status(text)
 
     def status(self, text: str) -> None:

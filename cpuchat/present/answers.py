@@ -27,17 +27,17 @@ _STOP_REASONS = {
 _PHASES = {"reading": "reading the file", "preparing": "preparing", "probing": "measuring the read bandwidth"}
 SERVER_PHASES = ("connecting", "waiting")
 """Phases of a load at a server in place of a worker."""
-_CALIBRATING = "calibrating speculation for this model · Esc skips"
+_CALIBRATING = "calibrating speculation for this model"
 _SERVER_LOADS = "the server is loading the model"
 
 
-def load_progress(name: str, event: LoadProgress) -> str:
-    """Format the state line of a load; the percentage keeps its width."""
+def load_progress(name: str, event: LoadProgress, skip: str = " · Esc skips") -> str:
+    """Format the state line of a load; the percentage keeps its width. `skip`: how to skip the calibration."""
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
-        return f"{_CALIBRATING} {share}".rstrip()
+        return f"{_CALIBRATING}{skip} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
 
 

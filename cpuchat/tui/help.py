@@ -48,6 +48,14 @@ MACHINE = (
     ("placement", "which cores compute, and where memory is allocated. Applying one measures short answers before "
      "and after, and keeps it if the gain is significant"),
 )  # fmt: skip
+SERVERS = (
+    ("network", "part of the first token: connecting, and a round trip to the server"),
+    ("queue", "part of the first token: waiting for other requests at the server"),
+    ("running, queued", "requests that the server is answering and that wait, those of others too"),
+    ("KV in use", "share of the server's KV cache that is in use, by all requests"),
+    ("source", "who counted drafted tokens: the server for this answer; server-wide is for all of its requests"),
+    ("≈", "beside tok/s and tokens: counted by the parts of text that came, each of which may hold several tokens"),
+)
 SPEECH = (
     ("first audio", "time from sending to the first sound; after token: from the first token"),
     ("RTF", "real-time factor: time to synthesize ÷ length of the sound; below 1 is faster than speech"),
@@ -100,6 +108,8 @@ class HelpScreen(Dismissable[None]):
             yield Static(self._rows(list(DRAFTING)), classes="rows")
             yield Static("Memory bandwidth and ceilings", classes="heading")
             yield Static(self._rows(list(MACHINE)), classes="rows")
+            yield Static("Models on servers", classes="heading")
+            yield Static(self._rows(list(SERVERS)), classes="rows")
             yield Static("Reading aloud", classes="heading")
             yield Static(self._rows(list(SPEECH)), classes="rows")
             yield Static("Tips", classes="heading")

@@ -18,7 +18,7 @@ from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import welcome
-from cpuchat.servers import Source, source
+from cpuchat.servers import ServerModel, Source, source
 from cpuchat.settings import Changes, Settings, with_changes
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
 from cpuchat.tui.machine_watch import MachineWatch
@@ -122,6 +122,8 @@ class Services:
         """The API keys of servers."""
         self.servers_seen: dict[str, None] = {}
         """Servers that were used or typed in this run, in order."""
+        self.served: list[ServerModel] = []
+        """Models on servers, as they were listed last."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
         self.on_input: Callable[[], None] = lambda: None

@@ -17,7 +17,7 @@ from cpuchat.cli.ask import compose
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
-from cpuchat.protocol import LoadProgress
+from cpuchat.protocol import LoadProgress, PrefillProgress
 
 
 @given(st.text())
@@ -129,8 +129,12 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", screen.stream)
     terminal = Terminal()
     terminal.progress(LoadProgress(phase="reading", done=1, total=2))
+    terminal.progress(PrefillProgress(request_id=1, processed=512, total=1203, cache_n=0))
     terminal.answer("hi")
-    assert screen.text() == "\r\x1b[2Kreading the model 50 %\r\x1b[2K"
+    assert screen.text() == (
+        "\r\x1b[2Kloading the model · reading the file  50 %"
+        "\r\x1b[2Kprocessing the prompt · 512 of 1,203 tokens\r\x1b[2K"
+    )
 
 
 def test_no_progress_when_quiet_or_piped(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:

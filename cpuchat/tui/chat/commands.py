@@ -9,6 +9,7 @@ from textual.content import Content
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.model import LocalModel
+from cpuchat.servers import host
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui.commands import Listed, highlighted, line
@@ -38,7 +39,7 @@ def chat_provider(services: Services) -> type[Provider]:
 
 
 def model_provider(services: Services) -> type[Provider]:
-    """Models on this machine, those that were used last before anything is typed."""
+    """Models on this machine, those that were used last before anything is typed; and those that servers listed."""
 
     class ModelProvider(Provider):
         _models: list[LocalModel]
@@ -67,6 +68,11 @@ def model_provider(services: Services) -> type[Provider]:
                 if (score := matcher.match(title)) > 0:
                     shown = line(self.app, "Model", highlighted(matcher, title), units.size(model.size))
                     yield Hit(score, shown, partial(services.chat.load_model, model.path), text=title)
+            for source in services.served:
+                title = clean_line(f"Load {source.stem} on {host(source.server)}")
+                if source != services.loaded and (score := matcher.match(title)) > 0:
+                    shown = line(self.app, "Model", highlighted(matcher, title))
+                    yield Hit(score, shown, partial(services.chat.load_model, source), text=title)
 
     return ModelProvider
 

@@ -1,4 +1,4 @@
-"""Opens the compare screen from the chat screen, and returns to the chat; and what only models on servers do."""
+"""Opens the compare screen from the chat screen, and returns to the chat; ends the reasoning of an answer."""
 
 from __future__ import annotations
 
@@ -65,9 +65,11 @@ class ComparingScreen(HistoryScreen):
         return served
 
     async def action_answer_now(self) -> None:
-        """End the reasoning of a model on a server that can do so."""
-        if not await self.conversation.end_reasoning():
-            self.tell("Nothing is being reasoned about, or the server cannot end it. Esc stops the answer.")
+        """End the reasoning of the running answer, so that the model answers now."""
+        newest = self.conversation.messages[-1:]
+        is_answering = any(message.role == "assistant" and message.content for message in newest)
+        if is_answering or not await self.conversation.end_reasoning():
+            self.tell("The model is not reasoning, or cannot be interrupted. Esc stops the answer.")
 
     def _demo_pair(self) -> Sides:
         from cpuchat.compare.side import Side

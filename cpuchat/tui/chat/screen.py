@@ -390,10 +390,10 @@ class ChatScreen(SpeakingScreen):
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)
         self._figures.show()
-        if not draft_controls.needs_reload(before, result) or isinstance(self._stream.path, ServerModel | None):
+        if not draft_controls.needs_reload(before, result) or self._stream.path is None:
             return
-        if self.busy:
-            self.tell("Some of these settings take effect on the next load.")
+        if self.busy or isinstance(self._stream.path, ServerModel):
+            self.tell("Some of these settings take effect on the next load of a model on this machine.")
         else:
             question = "Some of these settings take effect on the next load. Reload the model now?"
             if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):

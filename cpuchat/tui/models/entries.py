@@ -108,7 +108,7 @@ class ModelListState:
         words = text.lower().split()
         sections = [
             Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
-            Section("on servers", tuple(self._on_servers(words))),
+            *self._on_servers(words),
             Section("downloads", tuple(self._downloads(words))),
             Section("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
             Section("catalog", tuple(self._catalog(self.catalog.others, words))),
@@ -128,10 +128,14 @@ class ModelListState:
         for one in known or [ServerEntry(source)]:
             yield Entry(f"server {one.source}", one)
 
-    def _on_servers(self, words: list[str]) -> Iterator[Entry]:
+    def _on_servers(self, words: list[str]) -> list[Section]:
+        """Return one section for each server, and one for those whose models are not known."""
+        found: dict[str, list[Entry]] = {}
         for one in self.on_servers:
             if _has(words, str(one.source), one.kind):
-                yield Entry(f"server {one.source}", one)
+                heading = f"on {host(one.source.server)} · {one.kind}" if one.model is not None else "on servers"
+                found.setdefault(heading, []).append(Entry(f"server {one.source}", one))
+        return [Section(heading, tuple(entries)) for heading, entries in found.items()]
 
     def _local_note(self) -> str:
         if self.local is None:

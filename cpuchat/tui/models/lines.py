@@ -95,7 +95,7 @@ def _on_server(key: str, served: ServerEntry, loaded: Source | None) -> ListRow:
     model, is_loaded = served.model, served.source == loaded
     state = "loaded" if is_loaded else "ready" if model.loaded else ""
     size = units.size(model.size) if model.size else ""
-    columns = (model.quantization, size, state, place)
+    columns = (model.quantization, size, state, "")
     return ListRow(key, LOADED if is_loaded else HERE, served.source.stem, columns, strong=is_loaded)
 
 

@@ -97,6 +97,7 @@ class ReadingScreen(ListScreen[Source | None]):
         if at is not None:  # else it has ended meanwhile
             others = [one for one in entries if one.source.server != server]
             self._update(on_servers=(*others[:at], *found, *others[at:]))
+            self.services.served = [one.source for one in self.state.on_servers if one.model is not None]
 
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:

@@ -19,6 +19,7 @@ from cpuchat import paths
 from cpuchat import settings as settings_file
 from cpuchat.errors import CpuchatError
 from cpuchat.models.tuned import TunedSettings, value_of
+from cpuchat.servers import ServerModel
 from cpuchat.settings import Settings, with_changes
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
@@ -135,6 +136,11 @@ class SettingRow(Horizontal):
         self.post_message(self.Edited(self))
 
 
+_OF_THE_WORKER = ("Speculation", "Engine")
+"""Tabs that have no effect on a model on a server."""
+_SERVED_TAB = "The loaded model is on a server: these settings are for models on this machine."
+
+
 class SettingsScreen(Dismissable[Settings | None]):
     """Returns the settings after saving, or None when nothing was saved."""
 
@@ -162,9 +168,10 @@ class SettingsScreen(Dismissable[Settings | None]):
                     with TabPane(tab, id=tab.lower()), VerticalScroll(can_focus=False):
                         for field in fields(tab):
                             value = current(self._settings, field)
-                            yield SettingRow(field, value, self._themes, self._tuned_note(field))
-                        if tab in NOTES:
-                            yield Static(NOTES[tab], classes="note", markup=False)
+                            note = self._served_note(tab, field) or self._tuned_note(field)
+                            yield SettingRow(field, value, self._themes, note)
+                        if note := _SERVED_TAB if self._is_served and tab in _OF_THE_WORKER else NOTES.get(tab):
+                            yield Static(note, classes="note", markup=False)
         yield Static(id="hint", markup=False)
         yield Footer(show_command_palette=False)
 
@@ -218,6 +225,20 @@ class SettingsScreen(Dismissable[Settings | None]):
         for row in self._rows:
             if focused is not None and row in focused.ancestors:
                 row.put(row.field.default)
+
+    @property
+    def _is_served(self) -> bool:
+        return isinstance(self._services.loaded, ServerModel)
+
+    def _served_note(self, tab: str, field: Field) -> str:
+        """Return why a setting has no effect on the loaded model if that is on a server, "" else."""
+        model = self._services.conversation.model
+        if not self._is_served or tab in _OF_THE_WORKER:  # the tab says so
+            return ""
+        if field.section in ("engine", "speculation"):
+            return "not for the loaded model, which is on a server"
+        ignored = model is not None and field.name in model.ignored and field.section in ("sampling", "chat")
+        return "not supported by the server" if ignored else ""
 
     def _tuned_note(self, field: Field) -> str:
         """Return what tuning made of a setting of the loaded model, "" if nothing."""

@@ -138,6 +138,7 @@ SILENT = msgspec.structs.replace(
     unreported=(
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
+        ("prefill_cached", "not reported"),
         ("queue_s", "not reported"),
         ("running", "start it with --metrics"),
         ("acceptance", "not reported by this server"),

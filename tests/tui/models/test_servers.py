@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from textual.widgets import Static
+
 from cpuchat import settings
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.running_servers import RunningServer, recorded
 from cpuchat.servers import ServerModel
 from cpuchat.tui.models.screen import ModelsScreen
+from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
 from tests.support.chat_app import running
 from tests.support.models_screen import about, keys, marked, type_in
 from tests.support.remote_server import Reply, remote_server
@@ -23,7 +26,9 @@ async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path)
             await app.press("ctrl+o")
             await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
             await app.until(lambda: f"server {server.url}#two" in keys(app) and "cannot be reached" in app.screen_text)
-            assert "on servers" in app.screen_text
+            place = server.url.removeprefix("http://")
+            assert f"on {place} · OpenAI-compatible server" in app.screen_text and "on servers" in app.screen_text
+            assert app.screen_text.count(place) == 1  # the rows have no room for it
             await type_in(app, "two")
             await app.until(lambda: marked(app) == f"server {server.url}#two")
             assert "OpenAI-compatible server" in about(app)
@@ -34,6 +39,9 @@ async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path)
             assert app.conversation.messages[-1].content == "Hello there."
             assert "≈" in app.screen_text
             assert settings.load().model.last == str(ServerModel(server.url, "two"))
+            await app.press("ctrl+p", *"load one")
+            await app.until(lambda: f"Load one-Q8_0 on {place}" in app.screen_text)
+            assert f"Load two on {place}" not in app.screen_text  # it is loaded
 
 
 async def test_a_pasted_address_is_asked_for_its_models() -> None:
@@ -78,11 +86,28 @@ async def test_enter_on_what_is_no_address_says_so() -> None:
         assert not app.chat.services.servers_seen
 
 
-async def test_a_model_on_a_server_is_not_tuned() -> None:
+async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
     async with remote_server() as server, running(SwitchingBackend(), model=ServerModel(server.url)) as app:
         await app.ready()
         app.app.action_tune()
         await app.until(lambda: any("can be tuned" in notice for notice in app.notices))
+        await app.press("ctrl+t")
+        await app.until(lambda: any("does not report which tokens were drafted" in one for one in app.notices))
+        app.chat.run_worker(app.chat.action_answer_now())
+        await app.until(lambda: any("is not reasoning, or cannot be interrupted" in one for one in app.notices))
+        await app.press("f2")
+        await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))
+        about = {row.field.key: row.text_beside for row in app.app.screen.query(SettingRow)}
+        assert {about["engine.ctx"], about["speculation.drafters"]} == {
+            "not for the loaded model, which is on a server"
+        }
+        assert {about["chat.reasoning_budget"], about["sampling.top_k"]} == {"not supported by the server"}
+        assert about["sampling.temperature"].startswith("0 = greedy") and about["engine.threads"] == "0 = one per core"
+        notes = [str(note.render()) for note in app.app.screen.query(".note").results(Static)]
+        assert sum("are for models on this machine" in note for note in notes) == 2
+        app.app.screen.query_one("#row-engine-ctx", SettingRow).put(4096)
+        await app.press("ctrl+s")
+        await app.until(lambda: any("next load of a model on this machine" in notice for notice in app.notices))
 
 
 async def test_servers_that_run_here_are_listed_until_they_end() -> None:
