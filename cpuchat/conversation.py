@@ -347,7 +347,7 @@ class Conversation:
         measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
         try:
             draft, note = await asyncio.to_thread(
-                choose_draft, target, wanted, library, strict=strict, measured_only=measured_only
+                choose_draft, target, wanted, library, strict=strict, measured_only=measured_only, heads=True
             )
         except (CpuchatError, OSError) as error:
             if strict:

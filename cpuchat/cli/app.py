@@ -99,7 +99,7 @@ def _require_draft(target: Path, chosen: Settings, library: Library) -> None:
     from cpuchat.models.drafts.choice import choose_draft
 
     require_draft_in_use(chosen)
-    choose_draft(target, chosen.speculation.wanted_draft, library)
+    choose_draft(target, chosen.speculation.wanted_draft, library, heads=True)
 
 
 def _initial(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from cpuchat import paths
 from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.models.drafts.heads import title
+from cpuchat.models.heads import ENGINE
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
@@ -41,7 +43,7 @@ def rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]
 def _row(key: str, one: Candidate, *, is_loaded: bool) -> ListRow:
     mark = "●" if is_loaded else "○" if one.where == "here" else "◌"
     state = "unknown" if one.failed else {None: "checking…", True: "compatible", False: "mismatch"}[one.fits]
-    columns = (one.quantization, size(one.size) if one.size else "", state, _gain(one))
+    columns = (one.quantization, size(one.size) if one.size else "", state, ENGINE if one.head else _gain(one))
     return ListRow(key, mark, one.name, columns, strong=is_loaded, dim=one.fits is False or bool(one.failed))
 
 
@@ -63,7 +65,8 @@ def details(key: str, one: Candidate | None, *, is_loaded: bool, is_best: bool) 
     place = "loaded as draft model" if is_loaded else "downloaded" if one.where == "here" else "on Hugging Face"
     text = [
         ("state", place),
-        ("vocabulary", _vocabulary(one)),
+        ("head", f"{title(one)}, for {ENGINE} only: it runs in place of cpuchat's own engine" if one.head else ""),
+        ("target" if one.head else "vocabulary", _vocabulary(one)),
         ("advice", "best known candidate for this model" if is_best else ""),
         ("gain", one.expected.words if one.fits is not False else ""),
         ("basis", one.expected.why if one.expected.gains and one.fits is not False else ""),
@@ -90,4 +93,6 @@ def keys(one: Candidate | None, *, is_loaded: bool) -> str:
         return "Enter select"
     if is_loaded or one.fits is False:
         return ""
+    if one.head is not None and one.where == "here":
+        return f"Enter use with {ENGINE}"
     return "Enter use as draft model" if one.where == "here" else f"Enter download {size(one.size)} and use"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cpuchat import paths
 from cpuchat.errors import AccessDenied, CpuchatError
 from cpuchat.models.downloads.state import Download
+from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.present import downloads, prediction
 from cpuchat.present.rows import ListRow
@@ -105,12 +106,19 @@ def details(known: Known, repository: Repository) -> list[tuple[str, str]]:
         ("speed", prediction.speed_with_basis(predicted)),
         ("context", prediction.context(predicted) if predicted is not None else ""),
         ("draft", _draft(known)),
+        ("head", _head(known)),
         ("next", _next(known)),
         ("file", clean_line(known.key)),
         ("base model", clean_line(repository.base_model)),
         ("path", clean_line(paths.shown(known.path)) if known.path is not None else ""),
     ]
     return [(label, text) for label, text in lines if text]
+
+
+def _head(known: Known) -> str:
+    """Return what kind of draft head it is, and what can use it; "" for other files."""
+    kind = kind_named(known.key)
+    return "" if kind is None else f"{TITLES[kind]}, drafts for the models of this repository; {ONLY_ENGINE}"
 
 
 def _draft(known: Known) -> str:
@@ -126,6 +134,8 @@ def _next(known: Known) -> str:
     if known.loaded:
         return "currently loaded"
     if known.path is not None:
+        if known.model.kind == "head":
+            return "downloaded: load its model, then Ctrl+L"
         return "Enter load" if known.model.kind == "model" else "downloaded"
     if isinstance(known.problem, AccessDenied):
         return "Ctrl+R retry once you have access"

@@ -14,13 +14,14 @@ import msgspec
 
 from cpuchat.costmodel.passes import pair_costs
 from cpuchat.costmodel.work import ALIKE, ModelWork
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, NotOnHub
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.dimensions import typical_work
 from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
 from cpuchat.models.drafts.gain import Expectation, expectation
 from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files, check_pair
-from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.heads import HeadKind, difference
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
@@ -30,6 +31,7 @@ from cpuchat.telemetry.traffic import pass_bytes
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
+    from cpuchat.models.hub.repository import RepoModel, Repository
 
 # A draft model is small, so its least quantized file costs little more to read than the smallest one.
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
@@ -37,6 +39,8 @@ LONGEST = 32
 """Tokens of the longest verify pass that is considered."""
 _MAX_READ_SHARE = 0.5  # of the bytes that the target reads
 _LOCAL_BONUS = 1.05  # what must be downloaded has to be faster by more than this
+INCLUDED = "mtp"
+"""The value for `--draft-model` that means the MTP layers of the target itself."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     `size` in bytes (0: not known). `entry` is the id of its catalog entry, "" for none, and `named` whether the catalog
     names it for this target. `verdict` None: not checked yet. `failed` is why it could not be checked, else "".
+
+    `head` is the kind of a draft head, which only llama-server can use; None for a draft model. `included`: the target
+    itself contains it, and `path` is the target's. On the hub `file` is its path in the repository.
     """
 
     name: str
@@ -57,14 +64,21 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Compatibility | None = None
     failed: str = ""
     expected: Expectation = Expectation()
+    head: HeadKind | None = None
+    file: str = ""
+    included: bool = False
 
     @property
     def spec(self) -> str:
         """Return the value for `--draft-model`, and for one on the hub for `models download` first:
         `owner/name:Q8_0`.
         """
+        if self.included:
+            return INCLUDED
         if self.path is not None:
             return str(self.path)
+        if self.file:
+            return f"{self.repo}/{self.file}"
         return f"{self.repo}:{self.quantization}" if self.quantization else self.repo
 
     @property
@@ -218,6 +232,8 @@ def check(
         cache: as of `check_files`.
     """
     try:
+        if candidate.head is not None:
+            return _checked_head(candidate, target, hub)
         if candidate.path is not None:
             verdict = check_files(target.path, candidate.path, cache=cache)
         elif hub is None:
@@ -227,6 +243,31 @@ def check(
     except CpuchatError as error:
         return msgspec.structs.replace(candidate, failed=error.message)
     return msgspec.structs.replace(candidate, verdict=verdict)
+
+
+def _checked_head(candidate: Candidate, target: GGUFHeader, hub: Hub | None) -> Candidate:
+    """Check a draft head. Raises HubError, ModelDamaged, ModelNotFound."""
+    if candidate.path is not None:
+        head = target if candidate.included else read_model(candidate.path)
+    elif hub is None:
+        return candidate
+    else:
+        repository = hub.repository(candidate.repo)
+        head = hub.header(repository, model_of(repository, candidate))
+    reason = difference(target, head)
+    return msgspec.structs.replace(candidate, verdict=Compatibility(ok=not reason, reason=reason))
+
+
+def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
+    """Return the file of a candidate on the hub. Raises NotOnHub."""
+    from cpuchat.models.hub.choice import choose
+
+    if not candidate.file:
+        return choose(repository, candidate.quantization)
+    for model in repository.models:
+        if model.files[0].path == candidate.file and model.complete:
+            return model
+    raise NotOnHub(f"{repository.id} no longer has {candidate.file}.", "Choose another one.")
 
 
 def _checked_on_hub(candidate: Candidate, target: GGUFHeader, hub: Hub) -> tuple[Candidate, Compatibility]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat import paths
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, DraftMismatch
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
-from cpuchat.models.drafts.candidates import Candidate, candidates, check, most_read
+from cpuchat.models.drafts.candidates import INCLUDED, Candidate, candidates, check, most_read
 from cpuchat.models.drafts.pairing import check_files, check_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.heads import ONLY_ENGINE, require_head
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.text import clean_line
@@ -28,16 +29,23 @@ AUTO = ("", "auto")
 
 
 def choose_draft(
-    target: Path, wanted: str, library: Library, *, strict: bool = True, measured_only: bool = False
+    target: Path,
+    wanted: str,
+    library: Library,
+    *,
+    strict: bool = True,
+    measured_only: bool = False,
+    heads: bool = False,
 ) -> tuple[Path | None, str]:
     """Return the draft model for `target`, and a note for the user ("" for none).
 
     Args:
         wanted: "none"; "" or "auto" for the one that belongs to the target, if any (`own_draft`); else what
-            `Library.resolve` takes.
+            `Library.resolve` takes, or "mtp" for the MTP head that the target contains.
         strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
             made with another target in mind.
         measured_only: as of `own_draft`.
+        heads: the backend can use draft heads, too: a file of its own, or `target` itself for the one that it contains.
 
     Raises:
         DraftMismatch: the wanted model does not fit; the hint names one that would.
@@ -52,12 +60,23 @@ def choose_draft(
         except CpuchatError:  # not explicitly wanted
             return None, ""
     try:
-        draft = library.resolve(wanted)
+        draft = target if wanted == INCLUDED else library.resolve(wanted)
+        if heads and require_head(target, draft) is not None:
+            return draft, ""
+        if wanted == INCLUDED:
+            raise _no_mtp(target, heads)
         return draft, require_pair(target, draft, library).note
     except CpuchatError as error:
         if strict:
             raise
         return None, f"No draft model: {error}"
+
+
+def _no_mtp(target: Path, heads: bool) -> DraftMismatch:
+    name = clean_line(target.name)
+    if heads:
+        return DraftMismatch(f"{name} contains no MTP head.", "Choose a draft model, or `none`.")
+    return DraftMismatch(f"An MTP head cannot be used here: {ONLY_ENGINE}.", "Choose a draft model, or `none`.")
 
 
 def own_draft(target: Path, library: Library, *, measured_only: bool = False) -> tuple[Path | None, str]:

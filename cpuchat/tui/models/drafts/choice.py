@@ -44,7 +44,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         return  # the user has taken it off the list
     name, chat = clean_line(done.model.name), services.chat
     try:
-        await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library))
+        await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library, heads=True))
     except (CpuchatError, OSError) as error:
         text = clean_line(f"{name} cannot be the draft model. {error}")
         app.notify(text, title="Draft model", severity="error", timeout=10, markup=False)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.models.drafts.candidates import Candidate, candidates, check
+from cpuchat.errors import HubError
+from cpuchat.models.drafts.candidates import Candidate, candidates, check, model_of
 from cpuchat.models.drafts.gain import measured_acceptance
+from cpuchat.models.drafts.heads import heads_of, local_heads, repository_of
 from cpuchat.protocol import ModelInfo
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
@@ -56,7 +60,16 @@ class DraftReader:
         machine = machine_for(target.path, self.models.settings, self.loaded)
         found = candidates(target, here, self.models.catalog(), costs, machine,
                            acceptance=self.acceptance, beside=beside)  # fmt: skip
-        return target, found
+        return target, [*local_heads(target, here), *found]
+
+    def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
+        """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
+        repo = repository_of(target, self.models.local_models())
+        if not repo:
+            return []
+        with contextlib.suppress(HubError):
+            return heads_of(self.services.hub.repository(repo), found)
+        return []
 
     def is_loaded(self, name: str, quantization: str) -> bool:
         """Return whether it is the loaded draft model."""
@@ -68,7 +81,5 @@ class DraftReader:
 
     def to_download(self, candidate: Candidate) -> tuple[Repository, RepoModel]:
         """Find its file. Raises HubError and its kinds."""
-        from cpuchat.models.hub.choice import choose
-
         repository = self.services.hub.repository(candidate.repo)
-        return repository, choose(repository, candidate.quantization)
+        return repository, model_of(repository, candidate)

@@ -74,6 +74,11 @@ class DraftModelsScreen(ListScreen[Path | None]):
         for one in sorted(found, key=lambda one: one.where == "hub"):  # the hub may let all others wait
             self._found[one.spec] = await run_in_daemon_thread(partial(reader.check, one, target))
             self._show()
+        for one in await run_in_daemon_thread(lambda: reader.heads_on_hub(target, found)):
+            self._found[one.spec] = one
+            self._show()
+            self._found[one.spec] = await run_in_daemon_thread(partial(reader.check, one, target))
+            self._show()
 
     # Showing
 
@@ -120,7 +125,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
         elif one.path is not None and one.verdict is None:
             self._warn(f"{one.name} is still being checked.")
         elif one.path is not None:
-            self._use(str(one.path))
+            self._use(one.spec)
         else:
             self._fetch(one)
 
@@ -129,6 +134,8 @@ class DraftModelsScreen(ListScreen[Path | None]):
         one = (self._found or {}).get(self.query_one(ModelList).marked)
         if one is None or one.path is None:
             self._warn("Only a downloaded draft model can be measured.")
+        elif one.head is not None:
+            self._warn("A draft head cannot be measured beforehand: load it, and the panel shows its acceptance.")
         elif one.verdict is None or not one.verdict.ok:
             self._warn(f"{one.name} is incompatible." if one.verdict else f"{one.name} is still being checked.")
         elif self._services.chat.busy:

@@ -1,0 +1,141 @@
+"""Draft heads: parts of a model, or files beside it, that predict its next tokens from its hidden states.
+
+cpuchat's own engine has no access to hidden states; llama-server does (`--spec-type draft-*`). Whether a head fits is
+decided by the keys that llama.cpp reads: `target_hidden_size` and `target_layers` of EAGLE-3 and DFlash (src/models of
+llama.cpp; a layer that the target lacks ends llama-server with GGML_ABORT), `nextn_predict_layers` of MTP.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from cpuchat.errors import DraftMismatch
+from cpuchat.models.file_names import role_of
+from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.text import clean_line
+
+HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]
+
+TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
+ENGINE = "llama-server"
+"""The engine that can use heads."""
+ONLY_ENGINE = f"only {ENGINE} can use it"
+
+_NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
+_ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
+_MAX_SIZE_DIFFERENCE = 128  # of the vocabularies, as for draft models
+_MAX_LAYERS = 64  # of the target that a head reads: three to six are usual
+
+
+def kind_named(path: str) -> HeadKind | None:
+    """Return the kind that the path of a head in a repository names; None for a path that is not that of a head."""
+    if role_of(path) != "head":
+        return None
+    for part in reversed(path.split("/")):
+        if found := _NAMED.search(part):
+            return _kind(found["kind"])
+    return None
+
+
+def _kind(word: str) -> HeadKind:
+    match word.lower().replace("-", ""):
+        case "mtp":
+            return "mtp"
+        case "dflash":
+            return "dflash"
+        case "dspark":
+            return "dspark"
+    return "eagle3"
+
+
+def kind_of(header: GGUFHeader) -> HeadKind | None:
+    """Return the kind of a head in a file of its own; None for any other file."""
+    if not header.is_head:
+        return None
+    kind = _ARCHITECTURES.get(header.architecture, "mtp")
+    # A DSpark head is a DFlash one with more tensors; only its name says so.
+    return "dspark" if kind == "dflash" and kind_named(header.path.name) == "dspark" else kind
+
+
+def included_layers(header: GGUFHeader) -> int:
+    """Return how many MTP layers a model contains: `nextn_predict_layers`, unless their tensors were left out."""
+    n_layers = header.number("nextn_predict_layers")
+    if not n_layers or header.is_head:
+        return 0
+    return n_layers if any(".nextn." in tensor.name for tensor in header.tensors) else 0
+
+
+def difference(target: GGUFHeader, head: GGUFHeader) -> str:
+    """Return why `head` does not fit `target`, as a clause; "" when it does. The target's own MTP layers fit."""
+    if os.path.realpath(target.path) == os.path.realpath(head.path):
+        return "" if included_layers(target) else "it contains no MTP layers"
+    kind = kind_of(head)
+    if kind is None:
+        return "it is not a draft head"
+    if kind == "mtp":
+        reason = _mtp_difference(target, head)
+    else:
+        reason = _tap_difference(target, head)
+    return reason or _vocabulary_difference(target, head)
+
+
+def _mtp_difference(target: GGUFHeader, head: GGUFHeader) -> str:
+    """Compare an MTP head, which is the last layers of a model of the same architecture."""
+    ours, theirs = clean_line(target.architecture), clean_line(head.architecture)
+    if theirs == "gemma4-assistant":
+        return "" if ours.startswith("gemma4") else f"it is an MTP head for Gemma 4, the target is {ours}"
+    if ours != theirs:
+        return f"it is an MTP head for {theirs}, the target is {ours}"
+    return _width_difference(target.n_embd, head.n_embd)
+
+
+def _tap_difference(target: GGUFHeader, head: GGUFHeader) -> str:
+    """Compare a head that reads the hidden states of some of the target's layers."""
+    if reason := _width_difference(target.n_embd, head.number("target_hidden_size")):
+        return reason
+    last = max(_target_layers(head), default=0)
+    if last > target.n_layer:
+        return f"it reads layer {last}, the target has {target.n_layer}"
+    return ""
+
+
+def _target_layers(head: GGUFHeader) -> Sequence[int]:
+    value = head.value("target_layers")
+    values = value.first(_MAX_LAYERS) if isinstance(value, LazyArray) else []
+    return [one for one in values if isinstance(one, int)]
+
+
+def _width_difference(ours: int, theirs: int) -> str:
+    if ours and theirs and ours != theirs:
+        return f"it reads hidden states of {theirs:,} values, the target has {ours:,}"
+    return ""
+
+
+def _vocabulary_difference(target: GGUFHeader, head: GGUFHeader) -> str:
+    """Compare the sizes of both vocabularies, where the head has one of its own."""
+    tokens = head.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, LazyArray) and abs(len(tokens) - target.n_vocab) > _MAX_SIZE_DIFFERENCE:
+        return f"its vocabulary has {len(tokens):,} tokens against {target.n_vocab:,} of the target"
+    return ""
+
+
+def require_head(target: Path, draft: Path) -> HeadKind | None:
+    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model.
+
+    Raises:
+        DraftMismatch: a head that does not fit `target`.
+        ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
+    """
+    head = read_model(draft)
+    if os.path.realpath(target) == os.path.realpath(draft):
+        return "mtp" if included_layers(head) else None
+    kind = kind_of(head)
+    if kind is not None and (reason := difference(read_model(target), head)):
+        names = clean_line(draft.name), clean_line(target.name)
+        raise DraftMismatch(f"{names[0]} cannot draft for {names[1]}: {reason}.", "Choose a head made for this model.")
+    return kind
