@@ -263,6 +263,12 @@ class ServerRefused(ServerError):
     exit_code = 22
 
 
+class HeadEngineMissing(ServerError):
+    """A draft head was chosen, and there is no llama-server that could use it."""
+
+    code = "head_engine"
+
+
 class SpeechFailed(CpuchatError):
     """No voice is installed, or it failed; the answer is not affected."""
 

@@ -148,6 +148,8 @@ class ModelInfo(Data, frozen=True):
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
     why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
+
+    `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker).
     """
 
     path: str
@@ -182,6 +184,7 @@ class ModelInfo(Data, frozen=True):
     traffic: Traffic | None = None
     draft_traffic: Traffic | None = None
     server: str = ""
+    engine: str = ""
     unreported: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
 

@@ -20,11 +20,10 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
-from cpuchat.hardware.numa.mempolicy import current
-from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
@@ -66,7 +65,7 @@ class LocalBackend:
         self._state_limit = state_limit
         self._memory_limit = memory_limit
         self._log_dir = log_dir or paths.log_dir()
-        self._spawner = Spawner()
+        self.spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
         self._worker: WorkerProcess | None = None
         self.log_file: Path | None = None
@@ -98,7 +97,7 @@ class LocalBackend:
         It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
         `load`.
         """
-        self._prepared = self._spawner.spawn(self._log_dir, lambda: _place(spec, False).memory.words)
+        self._prepared = self.spawner.spawn(self._log_dir, lambda: place_here(spec, with_draft=False).memory.words)
 
     async def start(self) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
@@ -115,7 +114,7 @@ class LocalBackend:
         self._wanted = (path, options, spec)
         self._model = None
         try:
-            placement = await asyncio.to_thread(_place, spec, bool(options.draft_path))
+            placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
             return
@@ -249,7 +248,7 @@ class LocalBackend:
         async with self._starting:  # a start in progress sees that it is no longer wanted
             if (prepared := await self._take_prepared()) is not None:
                 await _discard(prepared)
-            self._spawner.close()
+            self.spawner.close()
 
     @contextlib.asynccontextmanager
     async def _exchange(
@@ -298,7 +297,7 @@ class LocalBackend:
             await _discard(worker)
             worker = None
         try:
-            worker = worker or await WorkerProcess.start(self._spawner, self._log_dir, memory)
+            worker = worker or await WorkerProcess.start(self.spawner, self._log_dir, memory)
         except OSError as error:
             return Failed(code=WorkerDied.code, message=f"Cannot start the inference worker: {error}.")
         if self._closed:
@@ -357,11 +356,3 @@ async def _discard(worker: WorkerProcess) -> None:
 
 def _is_death(event: AnyEvent) -> TypeGuard[Failed]:
     return isinstance(event, Failed) and event.code == WorkerDied.code
-
-
-def _place(spec: PlacementSpec, with_draft: bool) -> Placement:
-    """Raises UsageError for a placement that this machine does not allow."""
-    inherited = current()
-    return place(
-        read_topology(), spec, with_draft=with_draft, inherits_policy=inherited is None or bool(inherited.places)
-    )

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from cpuchat.frames import HEADER_SIZE, decode_event, encode, frame_length
 from cpuchat.hardware.numa.launch import launch_command
 from cpuchat.protocol import AnyEvent, Command, Failed, Shutdown, ShuttingDown
 
+WORKER = ("cpuchat.worker",)
 KEPT_LOGS = 10
 SHUTDOWN_SECONDS = 10.0
 """Seconds that a worker gets to save its state."""
@@ -53,26 +54,29 @@ class Spawner:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
         self._thread.submit(lambda: None)  # which has the thread made now, by a caller that is not lowered yet
 
-    def spawn(self, log_dir: Path, memory: Callable[[], str]) -> Future[Spawned]:
-        """Start a worker under the memory policy that `memory` returns, called in the thread. The result raises
+    def spawn(
+        self, log_dir: Path, memory: Callable[[], str], module: Sequence[str] = WORKER, **environment: str
+    ) -> Future[Spawned]:
+        """Start a worker under the memory policy that `memory` returns, called in the thread; or another `module` with
+        its arguments, and with `environment` added to what it inherits. The result raises
         OSError, and what `memory` raises.
         """
-        return self._thread.submit(lambda: _spawn(log_dir, memory()))
+        return self._thread.submit(lambda: _spawn(log_dir, memory(), module, environment))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
 
 
-def _spawn(log_dir: Path, memory: str) -> Spawned:
+def _spawn(log_dir: Path, memory: str, module: Sequence[str], environment: Mapping[str, str]) -> Spawned:
     log = _new_log(log_dir)
     with log.open("wb") as stderr:
         # A process group of its own, so that no helper of the worker outlives it.
         process = subprocess.Popen(
-            launch_command(memory, python_command("-m", "cpuchat.worker")),
+            launch_command(memory, python_command("-m", *module)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(),
+            env=_environment(environment),
             process_group=0 if sys.platform != "win32" else None,
         )
     return Spawned(process, log, memory)
@@ -231,9 +235,9 @@ class WorkerProcess:
         )
 
 
-def _environment() -> dict[str, str]:
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
     # numpy must not start a thread pool of its own beside llama.cpp's.
-    return child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+    return child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **more)
 
 
 def _new_log(log_dir: Path) -> Path:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
+from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadOptions, ModelInfo
+from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadCancelled, LoadOptions, ModelInfo
 from cpuchat.servers import ServerModel, Source
 
 if TYPE_CHECKING:
+    from cpuchat.backend.heads.backend import HeadBackend
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.backend.remote.keys import KeyRing
 
@@ -27,6 +31,8 @@ class SwitchingBackend:
         self.local = local or LocalBackend()
         self._keys = keys
         self._remote: RemoteBackend | None = None
+        self._heads: HeadBackend | None = None
+        self._stopped = False
         self._current: Backend = self.local
 
     @property
@@ -44,15 +50,53 @@ class SwitchingBackend:
     def load(
         self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
-        before, self._current = self._current, self._server if isinstance(path, ServerModel) else self.local
-        stream = self._current.load(path, options, spec)  # at once: a cancel may come before the first event
-        return stream if before is self._current else self._load(before, stream)
+        self._stopped = False
+        if isinstance(path, ServerModel):
+            return self._load_on(self._server, path, options, spec)
+        if options.draft_path:
+            return self._load_drafted(path, options, spec)
+        return self._load_on(self.local, path, options, spec)
 
-    async def _load(self, before: Backend, stream: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:
+    async def _load_drafted(
+        self, path: Path, options: LoadOptions, spec: PlacementSpec
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Load with a draft model, or on a llama-server if that is a draft head: its header tells."""
+        from cpuchat.models.heads import require_head  # not before the app's first paint
+
+        try:
+            head = await asyncio.to_thread(require_head, path, Path(options.draft_path))
+        except CpuchatError:
+            head = None  # the worker reports it
+        if self._stopped:
+            yield LoadCancelled()
+            return
+        backend = self.local if head is None else self._heads_backend
+        async with contextlib.aclosing(self._load_on(backend, path, options, spec)) as events:
+            async for event in events:
+                yield event
+
+    def _load_on(
+        self, backend: Backend, path: Source, options: LoadOptions, spec: PlacementSpec
+    ) -> AsyncGenerator[AnyEvent, None]:
+        before, self._current = self._current, backend
+        stream = backend.load(path, options, spec)  # at once: a cancel may come before the first event
+        return stream if before is backend else self._load_after(before, stream)
+
+    async def _load_after(
+        self, before: Backend, stream: AsyncGenerator[AnyEvent, None]
+    ) -> AsyncGenerator[AnyEvent, None]:
         async with contextlib.aclosing(stream) as events:
             await before.unload()
             async for event in events:
                 yield event
+
+    @property
+    def _heads_backend(self) -> HeadBackend:
+        if self._heads is None:
+            from cpuchat.backend.heads.backend import HeadBackend
+
+            self._heads = HeadBackend(self.local.spawner)
+        return self._heads
 
     @property
     def _server(self) -> RemoteBackend:
@@ -69,6 +113,7 @@ class SwitchingBackend:
         return await self._current.end_reasoning()
 
     async def cancel(self) -> None:
+        self._stopped = True
         await self._current.cancel()
 
     async def forget(self, chat_id: str) -> None:
@@ -79,10 +124,13 @@ class SwitchingBackend:
 
     def kill(self) -> None:
         self.local.kill()
-        if self._remote is not None:
-            self._remote.kill()
+        for other in (self._heads, self._remote):
+            if other is not None:
+                other.kill()
 
     async def close(self) -> None:
+        if self._heads is not None:
+            await self._heads.close()
         await self.local.close()
         if self._remote is not None:
             await self._remote.close()

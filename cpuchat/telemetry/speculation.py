@@ -79,7 +79,8 @@ class SpeculationMeter:
         self.reset()
         self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
         self._no_speculation = model.no_speculation if model is not None else ""
-        self._server = model is not None and bool(model.server)
+        # A server, also one of cpuchat's own, drafts as it was started and counts by itself.
+        self._server = model is not None and bool(model.server or model.engine)
 
     def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
         """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
@@ -88,12 +89,13 @@ class SpeculationMeter:
     def drafting(self, tok_s: float | None, answered: bool) -> Drafting:
         """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
         adaptive = self.asked.depth == 0
-        if not self.asked.drafters and not self._server:  # a server drafts as it was started
+        if not self.asked.drafters and not self._server:
             return Drafting(adaptive=adaptive)
         now = self._figures or SpeculationFigures(reason=self._no_speculation)
         # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
         long_enough = self._figures is not None and self._decode_ms >= max(now.draft_ms, 1.0)
-        share = now.draft_ms / self._decode_ms if long_enough and (now.draft_n or now.draft_ms) else None
+        timed = long_enough and not self._server and (now.draft_n or now.draft_ms)
+        share = now.draft_ms / self._decode_ms if timed else None
         return Drafting(
             wanted=True,
             adaptive=adaptive,

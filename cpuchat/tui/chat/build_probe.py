@@ -37,7 +37,7 @@ class BuildProbe(IdleProbe):
 
     def _is_wanted(self) -> bool:
         model = self._services.conversation.model
-        return model is not None and not model.server and model.path != self.done
+        return model is not None and not (model.server or model.engine) and model.path != self.done
 
     async def _cancel(self) -> None:
         await self._services.conversation.stop()

@@ -31,7 +31,7 @@ def drafting(frame: Frame) -> list[Line]:
             return explained(frame, f"acceptance n/a: {why}", 4) if why else []
     if now.reason and now.acceptance is None:
         return _sentence(frame, now.reason, ROWS)
-    if frame.figures.server is not None:
+    if frame.figures.server is not None or now.source == "server":  # it counts, and tells no times of its own
         source = [] if now.source == SERVER_WIDE else [_source(frame, now)]  # it stands beside the acceptance
         per_pass = _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens")
         return [_acceptance(frame, now), per_pass, *source, _bars(frame, now)]

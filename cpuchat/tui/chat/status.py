@@ -93,7 +93,8 @@ class StatusLine(Widget):
             what = "core" if len(model.cpus) == model.n_threads else "thread"
             threads = units.plural(model.n_threads, what)
             memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
-            where = [("", model.server)] if model.server else [("", threads), *memory]
+            engine = [("", model.engine)] if model.engine else []
+            where = [("", model.server)] if model.server else [*engine, ("", threads), *memory]
             full = 0 < 0.9 * model.n_ctx < self._used
             context = self._context_words()
             parts = [*where, *([("full" if full else "", context)] if context else [])]
