@@ -1,0 +1,100 @@
+"""Tests which draft heads are offered for a target, and that one is used only where an engine can use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.errors import DraftMismatch
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, model_of, recommended
+from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.drafts.heads import heads_of, local_heads
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.hub.repository import HubFile, Repository
+from cpuchat.models.hub.responses import models_of
+from cpuchat.models.library.library import Library
+from cpuchat.present import drafts
+from tests.support.head_files import mtp_head_file, tap_head_file, target_file
+from tests.support.hub_server import HubServer
+
+
+def repository(*paths: str) -> Repository:
+    files = [HubFile(path=path, size=100 + n, sha256=f"{n:064x}") for n, path in enumerate(paths)]
+    return Repository(id="owner/Big-GGUF", revision="0" * 40, models=models_of(files))
+
+
+def test_heads_on_this_machine_are_offered_beside_draft_models(tmp_path: Path, library: Library) -> None:
+    target = read_model(target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1))
+    head = tap_head_file(tmp_path / "mine" / "eagle3-Big-Q8_0.gguf")
+    tap_head_file(tmp_path / "mine" / "eagle3-Other-Q8_0.gguf", n_embd=96)
+    here = library.local_models()
+    found = {one.spec: check(one, target) for one in local_heads(target, here)}
+    own, other = found[INCLUDED], found[str(tmp_path / "mine" / "eagle3-Other-Q8_0.gguf")]
+    assert own.head == "mtp" and own.fits and own.path == target.path
+    assert found[str(head)].head == "eagle3" and found[str(head)].fits
+    assert other.fits is False and "96 values" in drafts.details(other.spec, other, is_loaded=False, is_best=False)[2][1]
+    assert len(found) == 3
+    assert recommended(found.values()) is None  # what it gains is not known
+    assert not any(one.head for one in candidates(target, here, load_catalog()))
+
+
+def test_a_candidate_says_which_engine_can_use_it(tmp_path: Path, library: Library) -> None:
+    target = read_model(target_file(tmp_path / "mine" / "Big-Q8_0.gguf"))
+    tap_head_file(tmp_path / "mine" / "eagle3-Big-Q8_0.gguf")
+    [one] = [check(one, target) for one in local_heads(target, library.local_models())]
+    details = dict(drafts.details(one.spec, one, is_loaded=False, is_best=False))
+    assert details["head"].startswith("EAGLE-3 head, for llama-server only")
+    assert details["target"] == "compatible"
+    assert drafts.keys(one, is_loaded=False) == "Enter use with llama-server"
+    [_, row, *_] = drafts.rows({one.spec: one}, "", drafts.AUTO)
+    assert row.columns[-1] == "llama-server"
+
+
+def test_the_heads_of_its_repository_are_offered_once_each() -> None:
+    found = heads_of(
+        repository("Big-Q4_K_M.gguf", "eagle3-Big-BF16.gguf", "eagle3-Big-Q8_0.gguf", "mtp-Big-Q8_0.gguf",
+                   "mmproj-F16.gguf")
+    )  # fmt: skip
+    assert [(one.file, one.head) for one in found] == [
+        ("eagle3-Big-Q8_0.gguf", "eagle3"), ("mtp-Big-Q8_0.gguf", "mtp")
+    ]  # fmt: skip
+    assert found[0].spec == "owner/Big-GGUF/eagle3-Big-Q8_0.gguf"
+
+
+def test_a_head_on_the_hub_is_checked_by_its_header(tmp_path: Path, hub_server: HubServer) -> None:
+    target = read_model(target_file(tmp_path / "Big-Q8_0.gguf"))
+    fitting, wide = tap_head_file(tmp_path / "a.gguf"), tap_head_file(tmp_path / "b.gguf", n_embd=96)
+    hub_server.add("owner/Big-GGUF", {"eagle3-Big-Q8_0.gguf": fitting, "dflash-Big-Q8_0.gguf": wide})
+    hub = Hub(tmp_path / "headers")
+    there = hub.repository("owner/Big-GGUF")
+    found = {one.file: check(one, target, hub=hub) for one in heads_of(there)}
+    assert found["eagle3-Big-Q8_0.gguf"].fits is True
+    assert found["dflash-Big-Q8_0.gguf"].fits is False
+    assert model_of(there, found["eagle3-Big-Q8_0.gguf"]).name == "eagle3-Big-Q8_0"
+
+
+def test_a_head_is_used_only_with_an_engine_that_can(tmp_path: Path, library: Library) -> None:
+    target = target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1)
+    head = mtp_head_file(tmp_path / "mine" / "mtp-Big-Q8_0.gguf")
+    assert choose_draft(target, str(head), library, heads=True) == (head, "")
+    assert choose_draft(target, INCLUDED, library, heads=True) == (target, "")
+    for wanted in (str(head), INCLUDED):
+        with pytest.raises(DraftMismatch, match="head"):
+            choose_draft(target, wanted, library)
+        path, note = choose_draft(target, wanted, library, strict=False)
+        assert path is None and "No draft model" in note
+
+
+def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, library: Library) -> None:
+    target = target_file(tmp_path / "mine" / "Big-Q8_0.gguf")
+    wide = tap_head_file(tmp_path / "mine" / "eagle3-Wide-Q8_0.gguf", n_embd=96)
+    with pytest.raises(DraftMismatch, match="96 values"):
+        choose_draft(target, str(wide), library, heads=True)
+    with pytest.raises(DraftMismatch, match="contains no MTP head"):
+        choose_draft(target, INCLUDED, library, heads=True)
+    with pytest.raises(DraftMismatch, match="target itself"):
+        choose_draft(target, str(target), library, heads=True)
+    assert choose_draft(target, "", library, heads=True) == (None, "")

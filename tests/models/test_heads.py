@@ -1,0 +1,83 @@
+"""Tests what is a draft head, of which kind, and whether it fits a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.errors import DraftMismatch
+from cpuchat.models.gguf.header import read_header
+from cpuchat.models.heads import HeadKind, difference, included_layers, kind_named, kind_of, require_head
+from tests.support.head_files import WORDS, mtp_head_file, tap_head_file, target_file
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("eagle3-gpt-oss-20b-Q8_0.gguf", "eagle3"),
+        ("Qwen3-8B_eagle3-F16.gguf", "eagle3"),
+        ("EAGLE-3/gpt-oss-120b-Q8_0.gguf", "eagle3"),
+        ("mtp-Qwen3.5-27B-Q8_0.gguf", "mtp"),
+        ("MTP/head-Q8_0.gguf", "mtp"),
+        ("Qwen3-8B-DFlash-b16-Q8_0.gguf", "dflash"),
+        ("dspark-Qwen3-8B-Q8_0.gguf", "dspark"),
+        ("Qwen3.5-27B-MTP-Q4_K_M.gguf", None),  # a model with its head
+        ("gpt-oss-20b-mxfp4.gguf", None),
+        ("mmproj-F16.gguf", None),
+    ],
+)
+def test_names_tell_the_kind(path: str, kind: HeadKind | None) -> None:
+    assert kind_named(path) == kind
+
+
+def test_headers_tell_the_kind(tmp_path: Path) -> None:
+    assert kind_of(read_header(tap_head_file(tmp_path / "a.gguf"))) == "eagle3"
+    assert kind_of(read_header(tap_head_file(tmp_path / "b.gguf", architecture="dflash"))) == "dflash"
+    assert kind_of(read_header(tap_head_file(tmp_path / "dspark-c.gguf", architecture="dflash"))) == "dspark"
+    assert kind_of(read_header(mtp_head_file(tmp_path / "d.gguf"))) == "mtp"
+    assert kind_of(read_header(target_file(tmp_path / "e.gguf", n_mtp=1))) is None
+
+
+def test_a_model_contains_as_many_mtp_layers_as_it_has_tensors_for(tmp_path: Path) -> None:
+    assert included_layers(read_header(target_file(tmp_path / "with.gguf", n_mtp=2))) == 2
+    assert included_layers(read_header(target_file(tmp_path / "without.gguf"))) == 0
+    assert included_layers(read_header(target_file(tmp_path / "cut.gguf", n_mtp=1, with_mtp_tensors=False))) == 0
+    assert included_layers(read_header(mtp_head_file(tmp_path / "head.gguf"))) == 0
+
+
+def test_a_head_made_for_the_target_fits(tmp_path: Path) -> None:
+    target = read_header(target_file(tmp_path / "m.gguf", n_mtp=1))
+    heads = (
+        tap_head_file(tmp_path / "eagle3.gguf"),
+        tap_head_file(tmp_path / "last-layer.gguf", layers=(1, 2, 4)),  # the output of the last one
+        tap_head_file(tmp_path / "own-tokens.gguf", tokens=None),
+        mtp_head_file(tmp_path / "mtp.gguf"),
+    )
+    assert [difference(target, read_header(head)) for head in heads] == [""] * 4
+    assert difference(target, target) == ""
+
+
+def test_a_head_for_another_model_does_not_fit_and_says_why(tmp_path: Path) -> None:
+    target = read_header(target_file(tmp_path / "m.gguf"))
+
+    def why(head: Path) -> str:
+        return difference(target, read_header(head))
+
+    assert "96 values, the target has 64" in why(tap_head_file(tmp_path / "wide.gguf", n_embd=96))
+    assert "reads layer 9, the target has 4" in why(tap_head_file(tmp_path / "deep.gguf", layers=(1, 5, 9)))
+    many = [*WORDS, *(f"more{n}" for n in range(200))]
+    assert "500 tokens against 300" in why(tap_head_file(tmp_path / "words.gguf", tokens=many))
+    assert "for llama, the target is qwen35" in why(mtp_head_file(tmp_path / "llama.gguf", architecture="llama"))
+    assert "32 values" in why(mtp_head_file(tmp_path / "narrow.gguf", n_embd=32))
+    assert "not a draft head" in why(target_file(tmp_path / "model.gguf"))
+
+
+def test_a_head_is_required_to_fit(tmp_path: Path) -> None:
+    target = target_file(tmp_path / "m.gguf", n_mtp=1)
+    plain = target_file(tmp_path / "plain.gguf")
+    assert require_head(target, tap_head_file(tmp_path / "eagle3.gguf")) == "eagle3"
+    assert require_head(target, target) == "mtp"
+    assert require_head(plain, plain) is None and require_head(target, plain) is None  # draft models, for others to check
+    with pytest.raises(DraftMismatch, match=r"wide.gguf cannot draft for m.gguf: it reads hidden states of 96"):
+        require_head(target, tap_head_file(tmp_path / "wide.gguf", n_embd=96))

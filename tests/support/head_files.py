@@ -1,0 +1,80 @@
+"""Small files of models and of draft heads: headers to compare, without useful weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cpuchat.synthetic.gguf_writer import from_array, write_gguf
+
+WORDS = [f"w{i}" for i in range(300)]
+
+
+def target_file(
+    path: Path,
+    *,
+    architecture: str = "qwen35",
+    n_embd: int = 64,
+    n_layer: int = 4,
+    n_mtp: int = 0,
+    with_mtp_tensors: bool = True,
+    tokens: Sequence[str] = WORDS,
+) -> Path:
+    """Write a model with `n_layer` layers, the last `n_mtp` of which are MTP layers."""
+    metadata = _metadata(path, architecture, n_embd, n_layer, tokens)
+    if n_mtp:
+        metadata[f"{architecture}.nextn_predict_layers"] = n_mtp
+    names = [f"blk.{layer}.attn_norm.weight" for layer in range(n_layer)]
+    if with_mtp_tensors:
+        names += [f"blk.{n_layer - 1 - number}.nextn.enorm.weight" for number in range(n_mtp)]
+    return _write(path, metadata, names)
+
+
+def tap_head_file(
+    path: Path,
+    *,
+    architecture: str = "eagle3",
+    n_embd: int = 64,
+    layers: Sequence[int] = (1, 2, 3),
+    tokens: Sequence[str] | None = WORDS,
+) -> Path:
+    """Write an EAGLE-3 or DFlash head that reads hidden states of `n_embd` values from these layers of its target."""
+    metadata = _metadata(path, architecture, 32, 1, tokens)
+    metadata[f"{architecture}.target_hidden_size"] = n_embd
+    metadata[f"{architecture}.target_layers"] = np.array(layers, np.int32)
+    return _write(path, metadata, ["blk.0.attn_norm.weight"])
+
+
+def mtp_head_file(path: Path, *, architecture: str = "qwen35", n_embd: int = 64, n_layer: int = 4) -> Path:
+    """Write the MTP layer of a model in a file of its own."""
+    metadata = _metadata(path, architecture, n_embd, n_layer, None)
+    metadata[f"{architecture}.nextn_predict_layers"] = 1
+    return _write(path, metadata, [f"blk.{n_layer - 1}.nextn.enorm.weight"])
+
+
+def _metadata(
+    path: Path, architecture: str, n_embd: int, n_layer: int, tokens: Sequence[str] | None
+) -> dict[str, object]:
+    metadata: dict[str, object] = {
+        "general.architecture": architecture,
+        "general.name": path.stem,
+        f"{architecture}.block_count": n_layer,
+        f"{architecture}.embedding_length": n_embd,
+    }
+    if tokens is not None:
+        metadata |= {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": list(tokens),
+            "tokenizer.ggml.merges": ["a b"],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        }
+    return metadata
+
+
+def _write(path: Path, metadata: dict[str, object], names: Sequence[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_gguf(path, metadata, [from_array(name, np.ones(32, np.float32)) for name in names])
