@@ -68,7 +68,7 @@ def test_a_head_for_another_model_does_not_fit_and_says_why(tmp_path: Path) -> N
     assert "reads layer 9, the target has 4" in why(tap_head_file(tmp_path / "deep.gguf", layers=(1, 5, 9)))
     many = [*WORDS, *(f"more{n}" for n in range(200))]
     assert "500 tokens against 300" in why(tap_head_file(tmp_path / "words.gguf", tokens=many))
-    assert "for llama, the target is qwen35" in why(mtp_head_file(tmp_path / "llama.gguf", architecture="llama"))
+    assert "for glm4moe, the target is llama" in why(mtp_head_file(tmp_path / "glm.gguf", architecture="glm4moe"))
     assert "32 values" in why(mtp_head_file(tmp_path / "narrow.gguf", n_embd=32))
     assert "not a draft head" in why(target_file(tmp_path / "model.gguf"))
 
@@ -78,6 +78,6 @@ def test_a_head_is_required_to_fit(tmp_path: Path) -> None:
     plain = target_file(tmp_path / "plain.gguf")
     assert require_head(target, tap_head_file(tmp_path / "eagle3.gguf")) == "eagle3"
     assert require_head(target, target) == "mtp"
-    assert require_head(plain, plain) is None and require_head(target, plain) is None  # draft models, for others to check
+    assert require_head(plain, plain) is None and require_head(target, plain) is None  # a draft model, if anything
     with pytest.raises(DraftMismatch, match=r"wide.gguf cannot draft for m.gguf: it reads hidden states of 96"):
         require_head(target, tap_head_file(tmp_path / "wide.gguf", n_embd=96))

@@ -15,7 +15,7 @@ WORDS = [f"w{i}" for i in range(300)]
 def target_file(
     path: Path,
     *,
-    architecture: str = "qwen35",
+    architecture: str = "llama",
     n_embd: int = 64,
     n_layer: int = 4,
     n_mtp: int = 0,
@@ -47,7 +47,7 @@ def tap_head_file(
     return _write(path, metadata, ["blk.0.attn_norm.weight"])
 
 
-def mtp_head_file(path: Path, *, architecture: str = "qwen35", n_embd: int = 64, n_layer: int = 4) -> Path:
+def mtp_head_file(path: Path, *, architecture: str = "llama", n_embd: int = 64, n_layer: int = 4) -> Path:
     """Write the MTP layer of a model in a file of its own."""
     metadata = _metadata(path, architecture, n_embd, n_layer, None)
     metadata[f"{architecture}.nextn_predict_layers"] = 1

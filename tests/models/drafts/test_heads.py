@@ -35,7 +35,8 @@ def test_heads_on_this_machine_are_offered_beside_draft_models(tmp_path: Path, l
     own, other = found[INCLUDED], found[str(tmp_path / "mine" / "eagle3-Other-Q8_0.gguf")]
     assert own.head == "mtp" and own.fits and own.path == target.path
     assert found[str(head)].head == "eagle3" and found[str(head)].fits
-    assert other.fits is False and "96 values" in drafts.details(other.spec, other, is_loaded=False, is_best=False)[2][1]
+    told = dict(drafts.details(other.spec, other, is_loaded=False, is_best=False))
+    assert other.fits is False and "96 values" in told["target"]
     assert len(found) == 3
     assert recommended(found.values()) is None  # what it gains is not known
     assert not any(one.head for one in candidates(target, here, load_catalog()))

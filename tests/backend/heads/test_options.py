@@ -1,0 +1,76 @@
+"""Tests how a llama-server is started for a draft head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.backend.heads import options
+from cpuchat.backend.heads.host import parameters
+from cpuchat.backend.heads.options import ServerOptions, command, cpu_mask, find_program
+from cpuchat.errors import HeadEngineMissing
+from cpuchat.protocol import LoadOptions
+
+SERVER = ServerOptions(
+    program="/usr/bin/llama-server", model="/m.gguf", head="/eagle3.gguf", kind="eagle3", port=8123, n_ctx=4096,
+    cpus=(0, 1, 3), options=LoadOptions(n_batch=256, n_ubatch=512, poll=10, type_k="q8_0", use_repack=False),
+)  # fmt: skip
+
+
+def test_the_command_line_has_cores_threads_and_the_head() -> None:
+    words = command(SERVER)
+    given = dict(zip(words, words[1:], strict=False))
+    assert words[0] == "/usr/bin/llama-server"
+    wanted = {
+        "--model": "/m.gguf", "--host": "127.0.0.1", "--port": "8123", "--ctx-size": "4096", "--parallel": "1",
+        "--threads": "3", "--threads-batch": "3", "--cpu-mask": "b", "--cpu-strict": "1", "--poll": "10",
+        "--batch-size": "256", "--ubatch-size": "256", "--cache-type-k": "q8_0", "--cache-type-v": "f16",
+        "--spec-type": "draft-eagle3", "--spec-draft-model": "/eagle3.gguf", "--device": "none",
+    }  # fmt: skip
+    assert {name: given[name] for name in wanted} == wanted
+    assert "--no-repack" in words and "--load-mode" not in words
+    assert not any("key" in word for word in words)  # other users would see it
+
+
+def test_a_head_in_the_model_is_no_file() -> None:
+    server = ServerOptions(program="x", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, cpus=(0,))
+    words = command(server)
+    assert "draft-mtp" in words and "--spec-draft-model" not in words
+
+
+@pytest.mark.parametrize(("cpus", "mask"), [((0,), "1"), ((4, 5, 6, 7), "f0"), ((0, 64), "10000000000000001")])
+def test_cpus_become_a_mask(cpus: tuple[int, ...], mask: str) -> None:
+    assert cpu_mask(cpus) == mask
+
+
+def test_the_wheel_gets_the_same() -> None:
+    import xllamacpp
+
+    params = parameters(SERVER, xllamacpp)
+    assert (params.model.path, params.port, params.n_ctx, params.n_parallel) == ("/m.gguf", 8123, 4096, 1)
+    assert (params.n_batch, params.n_ubatch, params.no_extra_bufts) == (256, 256, True)
+    assert params.cpuparams.n_threads == params.cpuparams_batch.n_threads == 3
+    assert [cpu for cpu, used in enumerate(params.cpuparams.cpumask) if used] == [0, 1, 3]
+    assert params.speculative.draft.mparams.path == "/eagle3.gguf" and not params.load_mtp
+    assert params.speculative.types == [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
+    own = ServerOptions(
+        program="", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, cpus=(0,),
+        options=LoadOptions(load_mode="read", flash_attn="off", type_v="f32"),
+    )  # fmt: skip
+    params = parameters(own, xllamacpp)
+    assert params.load_mtp and not params.no_extra_bufts
+    assert params.load_mode == xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+
+
+def test_the_program_on_path_comes_before_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program() == ""
+    monkeypatch.setattr(options, "WHEEL", "no_such_wheel")
+    with pytest.raises(HeadEngineMissing) as caught:
+        find_program()
+    assert "cpuchat[heads]" in caught.value.hint
+    program = tmp_path / "llama-server"
+    program.touch(0o755)
+    program.chmod(0o755)
+    assert find_program() == str(program)
