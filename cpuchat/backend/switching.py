@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, DraftMismatch
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadCancelled, LoadOptions, ModelInfo
+from cpuchat.protocol import AnyEvent, EngineInfo, Failed, Generate, LoadCancelled, LoadOptions, ModelInfo
 from cpuchat.servers import ServerModel, Source
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class SwitchingBackend:
 
         try:
             head = await asyncio.to_thread(require_head, path, Path(options.draft_path))
+        except DraftMismatch as error:
+            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            return
         except CpuchatError:
             head = None  # the worker reports it
         if self._stopped:

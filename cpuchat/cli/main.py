@@ -84,8 +84,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(
-    "--draft-model", metavar="FILE|REPO|none",
-    help="Draft model with the same vocabulary; default: the catalog's recommendation.",
+    "--draft-model", metavar="FILE|REPO|mtp|none",
+    help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free.")
 @click.option(

@@ -139,3 +139,8 @@ def require_head(target: Path, draft: Path) -> HeadKind | None:
         names = clean_line(draft.name), clean_line(target.name)
         raise DraftMismatch(f"{names[0]} cannot draft for {names[1]}: {reason}.", "Choose a head made for this model.")
     return kind
+
+
+def title(kind: HeadKind) -> str:
+    """Return `EAGLE-3 head`."""
+    return f"{TITLES[kind]} head"

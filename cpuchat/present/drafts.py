@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from cpuchat import paths
 from cpuchat.models.drafts.candidates import Candidate
-from cpuchat.models.drafts.heads import title
-from cpuchat.models.heads import ENGINE
+from cpuchat.models.heads import ENGINE, title
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
@@ -65,7 +64,7 @@ def details(key: str, one: Candidate | None, *, is_loaded: bool, is_best: bool) 
     place = "loaded as draft model" if is_loaded else "downloaded" if one.where == "here" else "on Hugging Face"
     text = [
         ("state", place),
-        ("head", f"{title(one)}, for {ENGINE} only: it runs in place of cpuchat's own engine" if one.head else ""),
+        ("head", f"{title(one.head)}, for {ENGINE} only: it runs in place of cpuchat's own engine" if one.head else ""),
         ("target" if one.head else "vocabulary", _vocabulary(one)),
         ("advice", "best known candidate for this model" if is_best else ""),
         ("gain", one.expected.words if one.fits is not False else ""),

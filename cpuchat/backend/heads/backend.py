@@ -24,7 +24,7 @@ from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.fit import choose_context
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import TITLES, HeadKind, require_head
+from cpuchat.models.heads import HeadKind, require_head, title
 from cpuchat.protocol import (
     AnyEvent,
     EngineInfo,
@@ -286,7 +286,7 @@ class _Plan(msgspec.Struct, frozen=True):
     def described(self, model: ModelInfo) -> ModelInfo:
         """Return the model that the server describes as one of this machine."""
         placement, head = self.placement, self.head
-        title = f"{TITLES[self.kind]} head"
+        named = title(self.kind)
         return msgspec.structs.replace(
             model,
             path=str(self.path),
@@ -300,9 +300,9 @@ class _Plan(msgspec.Struct, frozen=True):
             cpus=placement.cpus,
             cores_reason=placement.reason,
             fingerprint=file_fingerprint(self.path),
-            draft=head.name if head is not None else title,
+            draft=head.path.stem if head is not None else named,
             draft_quantization=head.quantization if head is not None else "",
-            notes=(*placement.notes, f"Answered by {ENGINE}, which drafts with its {title}.", *model.notes),
+            notes=(*placement.notes, f"Answered by {ENGINE}, which drafts with its {named}.", *model.notes),
             server="",
             engine=ENGINE,
             unreported=(),

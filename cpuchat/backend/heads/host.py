@@ -8,7 +8,9 @@ however the app ended. The only line on standard output is the PID of the proces
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.backend.heads.options import HOST, KEY_VARIABLE, ServerOptions, command
+from cpuchat.backend.heads.options import HOST, KEY_VARIABLE, WHEEL, ServerOptions, command
 from cpuchat.protocol import LoadOptions
 
 _ENDING_SECONDS = 3.0
@@ -47,8 +49,6 @@ def _run_program(server: ServerOptions) -> int:
     # As the server ended, so that the app can tell a crash from an exit.
     if status < 0:
         with contextlib.suppress(ValueError, OSError):
-            import signal
-
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
@@ -64,12 +64,10 @@ def _end_with_input(process: subprocess.Popen[bytes]) -> None:
 
 
 def _run_wheel(server: ServerOptions) -> int:
-    import xllamacpp
-
+    xllamacpp: Any = importlib.import_module(WHEEL)
     print(os.getpid(), flush=True)
-    running = xllamacpp.Server(parameters(server, xllamacpp))
+    _running = xllamacpp.Server(parameters(server, xllamacpp))
     sys.stdin.buffer.read()
-    del running
     os._exit(0)  # what runs there has nothing to save
 
 

@@ -78,6 +78,7 @@ def _predicted(
 
 def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
     from cpuchat.cli.terminal import echo_table
+    from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
     from cpuchat.telemetry.units import size
     from cpuchat.text import clean_line
 
@@ -94,7 +95,9 @@ def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
     else:
         click.echo("cpuchat: This repository has no GGUF models.", err=True)
     for model in others:
-        click.echo(f"{model.kind}: {clean_line(model.files[0].path)}  {size(model.size)}")
+        kind = kind_named(model.files[0].path)
+        use = f" ({TITLES[kind]}; {ONLY_ENGINE})" if kind is not None else ""
+        click.echo(f"{model.kind}: {clean_line(model.files[0].path)}  {size(model.size)}{use}")
     notes = _notes(repository, found)
     for note in ("", *notes) if notes else ():
         click.echo(clean_line(note))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.drafts.gain import Expectation
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.heads import ENGINE, TITLES, HeadKind, included_layers, kind_named
+from cpuchat.models.heads import ENGINE, HeadKind, included_layers, kind_named, title
 from cpuchat.models.library.model import LocalModel
 
 if TYPE_CHECKING:
@@ -22,10 +22,9 @@ _RANK = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
 def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[Candidate]:
     """Return the MTP layers of the target itself, then the head files on this machine, unchecked."""
     found: list[Candidate] = []
-    if layers := included_layers(target):
-        name = f"MTP head of {target.name}" if layers == 1 else f"{layers} MTP heads of {target.name}"
+    if included_layers(target):
         one = Candidate(
-            name=name, where="here", path=target.path, head="mtp", included=True, expected=_NOT_PREDICTED
+            name=title("mtp"), where="here", path=target.path, head="mtp", included=True, expected=_NOT_PREDICTED
         )
         found.append(one)
     for model in here:
@@ -74,11 +73,6 @@ def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Can
 
 def _rank(one: Candidate) -> int:
     return _RANK.index(one.quantization) if one.quantization in _RANK else len(_RANK)
-
-
-def title(one: Candidate) -> str:
-    """Return `EAGLE-3 head`; "" for a draft model."""
-    return f"{TITLES[one.head]} head" if one.head is not None else ""
 
 
 def repository_of(target: GGUFHeader, here: Iterable[LocalModel]) -> str:
