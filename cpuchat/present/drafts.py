@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cpuchat import paths
 from cpuchat.models.drafts.candidates import Candidate
-from cpuchat.models.heads import ENGINE, title
+from cpuchat.models.heads import ENGINE, TITLES, title
 from cpuchat.present.rows import ListRow
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
@@ -42,7 +42,7 @@ def rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]
 def _row(key: str, one: Candidate, *, is_loaded: bool) -> ListRow:
     mark = "●" if is_loaded else "○" if one.where == "here" else "◌"
     state = "unknown" if one.failed else {None: "checking…", True: "compatible", False: "mismatch"}[one.fits]
-    columns = (one.quantization, size(one.size) if one.size else "", state, ENGINE if one.head else _gain(one))
+    columns = (one.quantization, size(one.size) if one.size else "", state, TITLES[one.head] if one.head else _gain(one))
     return ListRow(key, mark, one.name, columns, strong=is_loaded, dim=one.fits is False or bool(one.failed))
 
 

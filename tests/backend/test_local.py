@@ -81,7 +81,7 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
     def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
         return Placement(own_cpus()[:1], (), parse_policy(spec.memory), "", "")
 
-    monkeypatch.setattr(local, "_place", placed)
+    monkeypatch.setattr(local, "place_here", placed)
     backend = LocalBackend(state_dir=tmp_path / "kv")
     request = chat("hello there, this is a chat that has some text in it", chat_id="one")
     try:
@@ -130,7 +130,7 @@ async def test_a_prepared_worker_under_another_policy_is_replaced(
     def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
         return Placement(own_cpus()[:1], (), parse_policy(spec.memory), "", "")
 
-    monkeypatch.setattr(local, "_place", placed)
+    monkeypatch.setattr(local, "place_here", placed)
     before = children()
     backend = LocalBackend(log_dir=tmp_path)
     backend.prepare(PlacementSpec(memory="local"))

@@ -51,7 +51,7 @@ def test_a_candidate_says_which_engine_can_use_it(tmp_path: Path, library: Libra
     assert details["target"] == "compatible"
     assert drafts.keys(one, is_loaded=False) == "Enter use with llama-server"
     [_, row, *_] = drafts.rows({one.spec: one}, "", drafts.AUTO)
-    assert row.columns[-1] == "llama-server"
+    assert row.columns is not None and row.columns[-1] == "EAGLE-3"
 
 
 def test_the_heads_of_its_repository_are_offered_once_each() -> None:

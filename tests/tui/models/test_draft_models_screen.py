@@ -22,6 +22,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.big_headers import big_header
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.downloads import ShownDownloads, model
+from tests.support.head_files import tap_head_file
 from tests.support.hub_server import HubServer
 from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
 from tests.support.shelf import shelf_reader
@@ -85,6 +86,19 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) 
         path, options = app.backend.loads[1]
         assert path == TARGET and options.draft_path == str(DRAFT)
         await app.until(lambda: settings.load().speculation.draft_model == str(DRAFT))
+
+
+async def test_a_draft_head_is_listed_with_its_engine_and_enter_loads_the_model_with_it(tmp_path: Path) -> None:
+    demo = read_model(TARGET)
+    head = tap_head_file(tmp_path / "eagle3-demo-Q8_0.gguf", n_embd=demo.n_embd, layers=(0, 1, 2), tokens=None)
+    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
+        await opened(app)
+        assert states(app)[str(head)] == "compatible"
+        await mark(app, str(head))
+        await app.until(lambda: "EAGLE-3 head, for llama-server" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
+        assert app.backend.loads[1][1].draft_path == str(head)
 
 
 async def test_one_that_does_not_fit_is_not_taken(tmp_path: Path) -> None:
