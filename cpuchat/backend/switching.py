@@ -61,10 +61,10 @@ class SwitchingBackend:
         self, path: Path, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with a draft model, or on a llama-server if that is a draft head: its header tells."""
-        from cpuchat.models.heads import require_head  # not before the app's first paint
+        from cpuchat.models.drafts.choice import head_for  # not before the app's first paint
 
         try:
-            head = await asyncio.to_thread(require_head, path, Path(options.draft_path))
+            head = await asyncio.to_thread(head_for, path, Path(options.draft_path))
         except DraftMismatch as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
             return

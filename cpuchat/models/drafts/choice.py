@@ -14,9 +14,9 @@ from cpuchat.errors import CpuchatError, DraftMismatch
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
 from cpuchat.models.drafts.candidates import INCLUDED, Candidate, candidates, check, most_read
-from cpuchat.models.drafts.pairing import check_files, check_pair, require_pair
+from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import ONLY_ENGINE, require_head
+from cpuchat.models.heads import ONLY_ENGINE, HeadKind, require_head
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.text import clean_line
@@ -61,7 +61,7 @@ def choose_draft(
             return None, ""
     try:
         draft = target if wanted == INCLUDED else library.resolve(wanted)
-        if heads and require_head(target, draft) is not None:
+        if heads and head_for(target, draft) is not None:
             return draft, ""
         if wanted == INCLUDED:
             raise _no_mtp(target, heads)
@@ -70,6 +70,11 @@ def choose_draft(
         if strict:
             raise
         return None, f"No draft model: {error}"
+
+
+def head_for(target: Path, draft: Path) -> HeadKind | None:
+    """Return the kind of head that `draft` is for `target`; None for a draft model. Raises as `require_head`."""
+    return None if is_known_pair(target, draft) else require_head(target, draft)
 
 
 def _no_mtp(target: Path, heads: bool) -> DraftMismatch:

@@ -193,6 +193,14 @@ def _checked(target: Path, draft: Path, cache: PairCache | None) -> Compatibilit
     return _verdict(reason, *sizes)
 
 
+def is_known_pair(target: Path, draft: Path) -> bool:
+    """Return whether both, as they are now, were found to fit before; reads no header."""
+    try:
+        return PairCache().reason(pair_key(_first_part(target), _first_part(draft))) == ""
+    except OSError:
+        return False
+
+
 def file_size(path: Path) -> int:
     """Return the bytes of a model, all parts of a split one. Raises OSError when one is missing."""
     return sum(part.stat().st_size for part in split_parts(path) or [path])
