@@ -42,7 +42,8 @@ def rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]
 def _row(key: str, one: Candidate, *, is_loaded: bool) -> ListRow:
     mark = "●" if is_loaded else "○" if one.where == "here" else "◌"
     state = "unknown" if one.failed else {None: "checking…", True: "compatible", False: "mismatch"}[one.fits]
-    columns = (one.quantization, size(one.size) if one.size else "", state, TITLES[one.head] if one.head else _gain(one))
+    gain = TITLES[one.head] if one.head else _gain(one)
+    columns = (one.quantization, size(one.size) if one.size else "", state, gain)
     return ListRow(key, mark, one.name, columns, strong=is_loaded, dim=one.fits is False or bool(one.failed))
 
 
