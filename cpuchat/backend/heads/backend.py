@@ -92,6 +92,9 @@ class HeadBackend:
         await self._stop()
         try:
             plan = await asyncio.to_thread(_Plan.of, path, options, spec)
+            if self._closed:
+                yield _CLOSED
+                return
             memory = plan.placement.memory.words
             self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
@@ -101,6 +104,10 @@ class HeadBackend:
             yield Failed(code=WorkerDied.code, message=f"Cannot start llama-server: {error}.")
             return
         self.log_file = server.log
+        if self._closed:  # meanwhile
+            await self._stop()
+            yield _CLOSED
+            return
         try:
             yield LoadProgress(phase="waiting", done=0, total=1)
             if not await self._until_cancelled(server):
@@ -204,6 +211,9 @@ class HeadBackend:
                         yield self._ending(server, event.request_id)
                     case GenerationFinished() if not server.alive:
                         yield self._ending(server, event.request_id)
+                    case GenerationFinished():  # on this machine there is neither a network nor a queue
+                        timings = msgspec.structs.replace(event.timings, network_ms=None, queue_ms=None)
+                        yield msgspec.structs.replace(event, timings=timings)
                     case _:
                         yield event
 
@@ -255,6 +265,7 @@ class _Plan(msgspec.Struct, frozen=True):
     header: GGUFHeader
     head: GGUFHeader | None
     server: ServerOptions
+    fingerprint: str
 
     @classmethod
     def of(cls, path: Path, options: LoadOptions, spec: PlacementSpec) -> _Plan:
@@ -281,7 +292,7 @@ class _Plan(msgspec.Struct, frozen=True):
             cpus=placement.cpus,
             options=options,
         )
-        return cls(path, options, placement, kind, header, head, server)
+        return cls(path, options, placement, kind, header, head, server, file_fingerprint(path))
 
     def described(self, model: ModelInfo) -> ModelInfo:
         """Return the model that the server describes as one of this machine."""
@@ -299,7 +310,7 @@ class _Plan(msgspec.Struct, frozen=True):
             n_threads=len(placement.cpus),
             cpus=placement.cpus,
             cores_reason=placement.reason,
-            fingerprint=file_fingerprint(self.path),
+            fingerprint=self.fingerprint,
             draft=head.path.stem if head is not None else named,
             draft_quantization=head.quantization if head is not None else "",
             notes=(*placement.notes, f"Answered by {ENGINE}, which drafts with its {named}.", *model.notes),
