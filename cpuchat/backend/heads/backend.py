@@ -18,7 +18,7 @@ from cpuchat.backend.heads.options import ServerOptions, find_program
 from cpuchat.backend.heads.process import ServerProcess, free_port
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawner
-from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
+from cpuchat.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.fingerprint import file_fingerprint
@@ -207,7 +207,9 @@ class HeadBackend:
                 match event:
                     case LoadProgress() | ModelLoaded() | ServerLoad():
                         pass  # of the connection, not of the model
-                    case Failed() if await server.is_gone_within(_GONE_SECONDS):
+                    case Failed() if not server.alive or (
+                        event.code == ServerUnreachable.code and await server.is_gone_within(_GONE_SECONDS)
+                    ):
                         yield self._ending(server, event.request_id)
                     case GenerationFinished() if not server.alive:
                         yield self._ending(server, event.request_id)
