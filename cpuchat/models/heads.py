@@ -77,10 +77,7 @@ def difference(target: GGUFHeader, head: GGUFHeader) -> str:
     kind = kind_of(head)
     if kind is None:
         return "it is not a draft head"
-    if kind == "mtp":
-        reason = _mtp_difference(target, head)
-    else:
-        reason = _tap_difference(target, head)
+    reason = _mtp_difference(target, head) if kind == "mtp" else _tap_difference(target, head)
     return reason or _vocabulary_difference(target, head)
 
 

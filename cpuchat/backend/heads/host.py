@@ -55,7 +55,7 @@ def _run_program(server: ServerOptions) -> int:
 
 
 def _end_with_input(process: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()
+    _read_to_end()
     process.terminate()
     try:
         process.wait(_ENDING_SECONDS)
@@ -63,11 +63,17 @@ def _end_with_input(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+def _read_to_end() -> None:
+    """Wait until the app closes the pipe; not by `sys.stdin`, whose lock Python aborts on when it exits meanwhile."""
+    while os.read(0, 4096):
+        pass
+
+
 def _run_wheel(server: ServerOptions) -> int:
     xllamacpp: Any = importlib.import_module(WHEEL)
     print(os.getpid(), flush=True)
     _running = xllamacpp.Server(parameters(server, xllamacpp))
-    sys.stdin.buffer.read()
+    _read_to_end()
     os._exit(0)  # what runs there has nothing to save
 
 

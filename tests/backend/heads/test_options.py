@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ SERVER = ServerOptions(
 
 def test_the_command_line_has_cores_threads_and_the_head() -> None:
     words = command(SERVER)
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(itertools.pairwise(words))
     assert words[0] == "/usr/bin/llama-server"
     wanted = {
         "--model": "/m.gguf", "--host": "127.0.0.1", "--port": "8123", "--ctx-size": "4096", "--parallel": "1",
