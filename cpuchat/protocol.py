@@ -48,13 +48,27 @@ MIN_CTX: Final = 256
 """Tokens of the smallest context: llama.cpp makes them in steps of this size."""
 
 
+class Speculation(Data, frozen=True):
+    """Speculation options of one answer. No drafters: plain decoding.
+
+    `depth` tokens per verify pass, 0 = adaptive. `min_probability`: a drafted token that its drafter gives less ends
+    the draft. `across_chats`: suffix decoding also looks into chats that this model answered before.
+    """
+
+    drafters: tuple[DrafterName, ...] = ()
+    depth: int = 0
+    min_probability: float = 0.0
+    across_chats: bool = False
+
+
 class LoadOptions(Data, frozen=True):
     """Options of a load. 0 or None means "automatic".
 
     `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `poll` is how hard idle threads spin,
     0-100; `use_repack` allows llama.cpp to keep a repacked private copy of the weights that computes faster.
     `n_experts` is how many experts a token uses in a mixture of experts; fewer than the model was trained with change
-    its quality. `draft_path` is a draft model to load beside it ("" = none).
+    its quality. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is
+    what the first answer asks for: some engines can change that only by a new start.
 
     `probe`: measure the read bandwidth of the CPUs in use, `calibrate`: measure what passes cost, for adaptive draft
     depth; each unless that was done before.
@@ -73,20 +87,8 @@ class LoadOptions(Data, frozen=True):
     n_experts: int = 0
     probe: bool = False
     draft_path: str = ""
+    speculation: Speculation = Speculation()
     calibrate: bool = False
-
-
-class Speculation(Data, frozen=True):
-    """Speculation options of one answer. No drafters: plain decoding.
-
-    `depth` tokens per verify pass, 0 = adaptive. `min_probability`: a drafted token that its drafter gives less ends
-    the draft. `across_chats`: suffix decoding also looks into chats that this model answered before.
-    """
-
-    drafters: tuple[DrafterName, ...] = ()
-    depth: int = 0
-    min_probability: float = 0.0
-    across_chats: bool = False
 
 
 class Message(Data, frozen=True):

@@ -66,10 +66,15 @@ def main(folder: str, draft: str, fails: str) -> None:
     params.endpoint_metrics = params.endpoint_slots = True
     params.api_keys = [key]
     speculative = params.speculative
+    if "--spec-type" in arguments:
+        _draft(xllamacpp, speculative, draft)
+    server = xllamacpp.Server(params)
+    sys.stderr.write(f"{server.listening_address}\n")
+    signal.pause()
+
+
+def _draft(xllamacpp: Any, speculative: Any, draft: str) -> None:
     speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     speculative.draft.mparams.path = draft
     speculative.draft.n_max = len(RATES)
     speculative.synth_rates = list(RATES)
-    server = xllamacpp.Server(params)
-    sys.stderr.write(f"{server.listening_address}\n")
-    signal.pause()

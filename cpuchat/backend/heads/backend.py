@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.heads.options import ServerOptions, find_program
+from cpuchat.backend.heads.options import Drafting, ServerOptions, find_program
 from cpuchat.backend.heads.process import ServerProcess, free_port
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawner
@@ -37,6 +37,7 @@ from cpuchat.protocol import (
     ModelInfo,
     ModelLoaded,
     ServerLoad,
+    Speculation,
 )
 from cpuchat.servers import ServerModel, Source
 from cpuchat.timings import Timings
@@ -62,6 +63,7 @@ class HeadBackend:
         self._remote: RemoteBackend | None = None
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
+        self._plan: _Plan | None = None
         self._cancelled = asyncio.Event()
         self._closed = False
         self.engine: EngineInfo | None = None
@@ -91,7 +93,7 @@ class HeadBackend:
         self._wanted, self._model = (path, options, spec), None
         await self._stop()
         try:
-            plan = await asyncio.to_thread(_Plan.of, path, options, spec)
+            self._plan = plan = await asyncio.to_thread(_Plan.of, path, options, spec)
             if self._closed:
                 yield _CLOSED
                 return
@@ -185,10 +187,12 @@ class HeadBackend:
         return self._generate(request)
 
     async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        if not self._is_alive or self._model is None:
-            if self._wanted is None:
-                yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-                return
+        if self._wanted is None:
+            yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
+            return
+        if not self._is_alive or self._model is None or not self._drafts_as(request.speculation):
+            path, options, spec = self._wanted
+            self._wanted = path, msgspec.structs.replace(options, speculation=request.speculation), spec
             async with contextlib.aclosing(self._load(*self._wanted)) as events:
                 async for event in events:
                     if not isinstance(event, LoadCancelled):
@@ -218,6 +222,11 @@ class HeadBackend:
                         yield msgspec.structs.replace(event, timings=timings)
                     case _:
                         yield event
+
+    def _drafts_as(self, wanted: Speculation) -> bool:
+        """Return whether the server was started for this kind of drafting; else it has to be started again."""
+        plan = self._plan
+        return plan is not None and plan.server.drafting == Drafting.of(wanted, plan.kind)
 
     async def cancel(self) -> None:
         self._cancelled.set()
@@ -289,6 +298,7 @@ class _Plan(msgspec.Struct, frozen=True):
             model=str(header.path.absolute()),
             head=str(head.path.absolute()) if head is not None else "",
             kind=kind,
+            drafting=Drafting.of(options.speculation, kind),
             port=free_port(),
             n_ctx=choose_context(header, options, available_bytes()),
             cpus=placement.cpus,

@@ -90,21 +90,22 @@ def parameters(server: ServerOptions, xllamacpp: Any) -> Any:
     draft = params.speculative.draft
     for cpu in (params.cpuparams, params.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
         cpu.n_threads = len(server.cpus)
-        cpu.poll = options.poll
+        cpu.poll = 0
         cpu.cpumask = [number in server.cpus for number in range(len(cpu.cpumask))]
         cpu.mask_valid = cpu.strict_cpu = True
     params.no_extra_bufts = not options.use_repack
     params.endpoint_metrics = True
     params.endpoint_slots = True
     _set_types(params, options, xllamacpp)
-    params.load_mtp = server.kind == "mtp" and not server.head
     if key := os.environ.get(KEY_VARIABLE):
         params.api_keys = [key]
-    kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_DRAFT_{server.kind.upper()}")
-    params.speculative.types = [kind]
-    draft.n_max = server.depth
-    if server.head:
-        draft.mparams.path = server.head
+    if server.drafting.depth:
+        kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_DRAFT_{server.kind.upper()}")
+        params.speculative.types = [kind]
+        params.load_mtp = server.kind == "mtp" and not server.head
+        draft.n_max, draft.p_min = server.drafting.depth, server.drafting.min_p
+        if server.head:
+            draft.mparams.path = server.head
     return params
 
 

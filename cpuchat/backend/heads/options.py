@@ -6,12 +6,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Literal
 
 import msgspec
 
 from cpuchat.errors import HeadEngineMissing
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.heads import HeadKind
+from cpuchat.protocol import LoadOptions, Speculation
 
 WHEEL = "xllamacpp"
 PROGRAM = "llama-server"
@@ -19,8 +19,22 @@ HOST = "127.0.0.1"
 KEY_VARIABLE = "LLAMA_API_KEY"
 """Where llama-server looks for its API key; other users would see one on the command line."""
 
-DEPTHS = {"eagle3": 3, "mtp": 2, "dflash": 7, "dspark": 7}
-"""Tokens of a draft. On a CPU each verified token costs compute; a DFlash head drafts a block in one pass."""
+_DEPTHS = {"eagle3": 3, "mtp": 2, "dflash": 7, "dspark": 7}
+"""Draft depth where the settings say adaptive. On a CPU each verified token costs compute; a DFlash head drafts a block
+in one pass."""
+
+
+class Drafting(msgspec.Struct, frozen=True):
+    """How a llama-server drafts from its start on: its requests cannot change that. `depth` 0: not at all."""
+
+    depth: int = 0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, wanted: Speculation, kind: HeadKind) -> Drafting:
+        if "draft" not in wanted.drafters:
+            return cls()
+        return cls(wanted.depth or _DEPTHS[kind], wanted.min_probability)
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,20 +42,20 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `program` is its path; "" for the one in the wheel. `head` is the file of the draft head, "" for one that the model
     contains. `cpus` has one logical CPU for each thread.
+
+    Threads that wait do not spin (`options.poll` is for the worker): llama-server computes drafts on other threads, on
+    the same cores.
     """
 
     program: str
     model: str
     head: str
-    kind: Literal["eagle3", "mtp", "dflash", "dspark"]
+    kind: HeadKind
+    drafting: Drafting
     port: int
     n_ctx: int
     cpus: tuple[int, ...]
     options: LoadOptions = LoadOptions()
-
-    @property
-    def depth(self) -> int:
-        return DEPTHS[self.kind]
 
 
 def find_program() -> str:
@@ -68,13 +82,16 @@ def command(server: ServerOptions) -> list[str]:
         server.program, "--model", server.model, "--host", HOST, "--port", str(server.port),
         "--ctx-size", str(server.n_ctx), "--parallel", "1", "--metrics", "--device", "none",
         "--threads", threads, "--threads-batch", threads,
-        "--cpu-mask", cpu_mask(server.cpus), "--cpu-strict", "1", "--poll", str(options.poll),
+        "--cpu-mask", cpu_mask(server.cpus), "--cpu-strict", "1", "--poll", "0",
         "--batch-size", str(options.n_batch), "--ubatch-size", str(min(options.n_ubatch, options.n_batch)),
         "--cache-type-k", options.type_k, "--cache-type-v", options.type_v, "--flash-attn", options.flash_attn,
-        "--spec-type", f"draft-{server.kind}", "--spec-draft-n-max", str(server.depth),
     ]  # fmt: skip
-    if server.head:
-        found += ["--spec-draft-model", server.head]
+    drafting = server.drafting
+    if drafting.depth:
+        found += ["--spec-type", f"draft-{server.kind}", "--spec-draft-n-max", str(drafting.depth)]
+        found += ["--spec-draft-p-min", str(drafting.min_p)]
+        if server.head:
+            found += ["--spec-draft-model", server.head]
     if options.mlock or options.load_mode == "read":
         found += ["--load-mode", "mlock" if options.mlock else "none"]
     if not options.use_repack:

@@ -28,9 +28,11 @@ def switch(services: Services) -> str:
     if conversation.in_effect.speculation.drafters == "off":
         return "Drafting stays off: tuning found it slower with this model (F2, then F8, undoes the tuning)."
     conversation.drafting = not conversation.drafting
+    loaded = conversation.model
+    how = f", which restarts {loaded.engine}" if loaded is not None and loaded.engine else ""
     if conversation.drafting:
-        return "Drafting on from the next answer."
-    return "Drafting off from the next answer. F9 turns it on again; F2 turns it off for good."
+        return f"Drafting on from the next answer{how}."
+    return f"Drafting off from the next answer{how}. F9 turns it on again; F2 turns it off for good."
 
 
 def color(services: Services, transcript: Transcript) -> str:

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from cpuchat import paths
-from cpuchat.backend.heads.options import ServerOptions
+from cpuchat.backend.heads.options import Drafting, ServerOptions
 from cpuchat.backend.heads.process import MODULE, free_port
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import LoadCancelled, LoadOptions, ModelInfo, ModelLoaded, TextDelta
+from cpuchat.protocol import LoadCancelled, LoadOptions, ModelInfo, ModelLoaded, Speculation, TextDelta
 from cpuchat.telemetry.speculation import SpeculationMeter
 from tests.support import head_server
 from tests.support.chatting import chat, collect, load
@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the program of these tests needs signal.pause and affinity"),
 ]
 DEMO, DRAFT = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+DRAFTING = Speculation(drafters=("suffix", "draft"))
 
 
 @pytest.fixture
@@ -66,7 +67,9 @@ async def test_a_model_with_a_head_is_one_of_this_machine(
     assert worker is not None
     cpu = min(os.sched_getaffinity(0))
     spec = PlacementSpec(cores=str(cpu))
-    answer = await collect(backend.load(DEMO, LoadOptions(n_ctx=2048, draft_path=str(head)), spec))
+    answer = await collect(
+        backend.load(DEMO, LoadOptions(n_ctx=2048, draft_path=str(head), speculation=DRAFTING), spec)
+    )
     assert isinstance(answer.events[-1], ModelLoaded), answer.events[-1]
     model = answer.events[-1].model
     assert not psutil.pid_exists(worker)  # its memory is free
@@ -79,23 +82,31 @@ async def test_a_model_with_a_head_is_one_of_this_machine(
     assert how["cpus"] == [cpu] and how["has_key"] and backend.pid == how["pid"]
     assert how["arguments"]["--spec-draft-model"] == str(head) and how["arguments"]["--threads"] == "1"
 
-    got = await collect(backend.generate(chat("Tell me a story", max_tokens=101, ignore_eos=True)))
+    got = await collect(
+        backend.generate(chat("Tell me a story", max_tokens=101, ignore_eos=True, speculation=DRAFTING))
+    )
     figures = got.timings.speculation
     assert figures is not None and figures.source == "server"
     assert got.timings.network_ms is None and got.timings.queue_ms is None
     assert figures.draft_n_accepted / figures.draft_n == pytest.approx(0.47, abs=0.05)
     assert got.timings.tokens_per_pass == pytest.approx(1.9, abs=0.15)
 
+    assert backend.pid == how["pid"]
+    got = await collect(backend.generate(chat("Hello")))  # drafting off
+    assert got.text and got.timings.speculation is None
+    assert not psutil.pid_exists(how["pid"]) and "--spec-type" not in head_server.started(programs)["arguments"]
+
+    pid = backend.pid
     await load(backend, DEMO, n_ctx=2048)  # the worker again
-    assert not psutil.pid_exists(how["pid"])
+    assert pid is not None and not psutil.pid_exists(pid)
     assert (await collect(backend.generate(chat("Hello")))).text
 
 
 async def test_an_answer_is_stopped_and_a_killed_server_started_again(
     backend: SwitchingBackend, programs: Path, head: Path
 ) -> None:
-    await load(backend, DEMO, n_ctx=2048, draft_path=str(head))
-    endless = chat("Tell me a story", max_tokens=0, ignore_eos=True)
+    await load(backend, DEMO, n_ctx=2048, draft_path=str(head), speculation=DRAFTING)
+    endless = chat("Tell me a story", max_tokens=0, ignore_eos=True, speculation=DRAFTING)
     events = []
     async for event in backend.generate(endless):
         events.append(event)
@@ -159,7 +170,7 @@ async def test_the_server_ends_with_the_app_however_that_ends(programs: Path, he
     """As when the app is killed: nobody closes the pipe but the system."""
     server = ServerOptions(
         program=str(programs / "llama-server"), model=str(DEMO), head=str(head), kind="eagle3", port=free_port(),
-        n_ctx=512, cpus=(min(os.sched_getaffinity(0)),),
+        drafting=Drafting(3), n_ctx=512, cpus=(min(os.sched_getaffinity(0)),),
     )  # fmt: skip
     host = subprocess.Popen(
         [sys.executable, "-m", MODULE, msgspec.json.encode(server).decode()],

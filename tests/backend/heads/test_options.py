@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.backend.heads import options
 from cpuchat.backend.heads.host import parameters
-from cpuchat.backend.heads.options import ServerOptions, command, cpu_mask, find_program
+from cpuchat.backend.heads.options import Drafting, ServerOptions, command, cpu_mask, find_program
 from cpuchat.errors import HeadEngineMissing
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol import LoadOptions, Speculation
 
 SERVER = ServerOptions(
     program="/usr/bin/llama-server", model="/m.gguf", head="/eagle3.gguf", kind="eagle3", port=8123, n_ctx=4096,
-    cpus=(0, 1, 3), options=LoadOptions(n_batch=256, n_ubatch=512, poll=10, type_k="q8_0", use_repack=False),
+    drafting=Drafting(4, 0.25), cpus=(0, 1, 3),
+    options=LoadOptions(n_batch=256, n_ubatch=512, poll=10, type_k="q8_0", use_repack=False),
 )  # fmt: skip
 
 
@@ -25,9 +27,10 @@ def test_the_command_line_has_cores_threads_and_the_head() -> None:
     assert words[0] == "/usr/bin/llama-server"
     wanted = {
         "--model": "/m.gguf", "--host": "127.0.0.1", "--port": "8123", "--ctx-size": "4096", "--parallel": "1",
-        "--threads": "3", "--threads-batch": "3", "--cpu-mask": "b", "--cpu-strict": "1", "--poll": "10",
+        "--threads": "3", "--threads-batch": "3", "--cpu-mask": "b", "--cpu-strict": "1", "--poll": "0",
         "--batch-size": "256", "--ubatch-size": "256", "--cache-type-k": "q8_0", "--cache-type-v": "f16",
         "--spec-type": "draft-eagle3", "--spec-draft-model": "/eagle3.gguf", "--device": "none",
+        "--spec-draft-n-max": "4", "--spec-draft-p-min": "0.25",
     }  # fmt: skip
     assert {name: given[name] for name in wanted} == wanted
     assert "--no-repack" in words and "--load-mode" not in words
@@ -35,9 +38,16 @@ def test_the_command_line_has_cores_threads_and_the_head() -> None:
 
 
 def test_a_head_in_the_model_is_no_file() -> None:
-    server = ServerOptions(program="x", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, cpus=(0,))
-    words = command(server)
+    words = command(msgspec.structs.replace(SERVER, head="", kind="mtp"))
     assert "draft-mtp" in words and "--spec-draft-model" not in words
+
+
+def test_the_settings_decide_how_it_drafts() -> None:
+    auto = Speculation(drafters=("suffix", "draft"))
+    assert Drafting.of(auto, "mtp").depth == 2
+    assert Drafting.of(msgspec.structs.replace(auto, depth=5, min_probability=0.5), "mtp") == Drafting(5, 0.5)
+    off = Drafting.of(Speculation(drafters=("suffix",), depth=5), "mtp")
+    assert not any(word.startswith("--spec") for word in command(msgspec.structs.replace(SERVER, drafting=off)))
 
 
 @pytest.mark.parametrize(("cpus", "mask"), [((0,), "1"), ((4, 5, 6, 7), "f0"), ((0, 64), "10000000000000001")])
@@ -56,8 +66,8 @@ def test_the_wheel_gets_the_same() -> None:
     assert params.speculative.draft.mparams.path == "/eagle3.gguf" and not params.load_mtp
     assert params.speculative.types == [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
     own = ServerOptions(
-        program="", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, cpus=(0,),
-        options=LoadOptions(load_mode="read", flash_attn="off", type_v="f32"),
+        program="", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, drafting=Drafting(2),
+        cpus=(0,), options=LoadOptions(load_mode="read", flash_attn="off", type_v="f32"),
     )  # fmt: skip
     params = parameters(own, xllamacpp)
     assert params.load_mtp and not params.no_extra_bufts
