@@ -65,7 +65,7 @@ class SpeculationMeter:
         """The speculation options of the running or the next answer."""
         self._model_plain_ms: float | None = None
         self._no_speculation = ""
-        self._server = False
+        self._remote = self._server = False
         self.reset()
 
     def reset(self) -> None:
@@ -79,8 +79,9 @@ class SpeculationMeter:
         self.reset()
         self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
         self._no_speculation = model.no_speculation if model is not None else ""
-        # A server, also one of cpuchat's own, drafts as it was started and counts by itself.
-        self._server = model is not None and bool(model.server or model.engine)
+        # A server counts by itself, also one of cpuchat's own; another one drafts as it was started.
+        self._remote = model is not None and bool(model.server)
+        self._server = self._remote or (model is not None and bool(model.engine))
 
     def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
         """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
@@ -88,8 +89,8 @@ class SpeculationMeter:
 
     def drafting(self, tok_s: float | None, answered: bool) -> Drafting:
         """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
-        adaptive = self.asked.depth == 0
-        if not self.asked.drafters and not self._server:
+        adaptive = self.asked.depth == 0 and not self._server
+        if not self.asked.drafters and not self._remote:
             return Drafting(adaptive=adaptive)
         now = self._figures or SpeculationFigures(reason=self._no_speculation)
         # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.

@@ -328,5 +328,6 @@ class _Plan(msgspec.Struct, frozen=True):
             notes=(*placement.notes, f"Answered by {ENGINE}, which drafts with its {named}.", *model.notes),
             server="",
             engine=ENGINE,
+            no_speculation="",
             unreported=(),
         )

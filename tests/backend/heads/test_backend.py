@@ -186,13 +186,13 @@ async def test_the_server_ends_with_the_app_however_that_ends(programs: Path, he
     host.stdout.close()
 
 
-def test_its_drafts_are_shown_whatever_the_drafters_of_the_settings() -> None:
+def test_its_drafts_are_shown_when_they_were_asked_for() -> None:
     info = ModelInfo(
         path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=512,
         n_ctx_train=512, n_vocab=300, n_layer=2, n_threads=1,
     )  # fmt: skip
     meter = SpeculationMeter()
-    meter.model(info)
-    assert not meter.drafting(None, False).wanted
     meter.model(msgspec.structs.replace(info, engine="llama-server"))
-    assert meter.drafting(None, False).wanted
+    assert not meter.drafting(None, False).wanted
+    meter.asked = DRAFTING
+    assert meter.drafting(None, False).wanted and not meter.drafting(None, False).adaptive
