@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
+COST_MODEL = 1
+"""Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
+and of this machine is then computed and measured again."""
+
 
 class Weights(msgspec.Struct, frozen=True):
     """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token.

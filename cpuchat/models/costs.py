@@ -1,6 +1,6 @@
 """Keeps what passes cost on this machine, in the probe and in chats, and the profile that fits them: `costs.json`.
 
-An entry belongs to a machine, the cores in use, a memory policy and a build of the engine.
+An entry belongs to a machine, the cores in use, a memory policy, a build of the engine and a version of the cost model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from cpuchat import paths
 from cpuchat.costmodel.observations import KNOTS, Fitted, Observation
 from cpuchat.costmodel.profile import UNCACHED, CostProfile, Rate
-from cpuchat.costmodel.work import ACTIVATIONS, ROUTED, ModelWork, bytes_read
+from cpuchat.costmodel.work import ACTIVATIONS, COST_MODEL, ROUTED, ModelWork, bytes_read
 from cpuchat.errors import CpuchatError
 from cpuchat.files import JsonCache
 from cpuchat.hardware.bandwidth.cache import ROOT, key
@@ -94,7 +94,10 @@ class CostLog:
         self._cache = JsonCache(paths.costs_file(), Known, version=2, max_entries=8, max_bytes=8 << 20)
 
     def _key_of(self, cpus: Sequence[int], memory: str) -> str:
-        return f"{key('costs', cpus, memory, self._root)} | engine {engine_fingerprint()[:12]}"
+        return f"{self._cores_key(cpus, memory)}{engine_fingerprint()[:12]} | model {COST_MODEL}"
+
+    def _cores_key(self, cpus: Sequence[int], memory: str) -> str:
+        return f"{key('costs', cpus, memory, self._root)} | engine "
 
     def read(self) -> Known:
         """Return what is known; nothing where nothing was measured."""
@@ -113,6 +116,20 @@ class CostLog:
 
         best = max(probed, key=shared, default=None)
         return CostLog(best.cpus, best.memory, self._root) if best is not None else None
+
+    def earlier_probe(self) -> CostLog | None:
+        """Return the entry of these cores that was probed last with another build of the engine, or by another version
+        of the cost model; None if there is none."""
+        known = {
+            name: one.taken
+            for name, one in self._cache.read().items()
+            if one.probe and name != self._key and name.startswith(self._cores_key(self.cpus, self.memory))
+        }
+        if not known:
+            return None
+        found = CostLog(self.cpus, self.memory, self._root)
+        found._key = max(known, key=lambda name: known[name])
+        return found
 
     def probed(self, found: Sequence[Observation]) -> None:
         """Replace the passes of the probe."""
@@ -160,11 +177,12 @@ class CostLog:
         seen = [*known.probe, *(one for found in known.chats.values() for one in found)]
         if not seen:
             return Costs(start, "", {})
+        start = with_points(start, seen)
         fitted = known.fitted if known.start == start else None
         if fitted is None:
             from cpuchat.costmodel.fit import fit
 
-            fitted = fit(with_points(start, seen), seen)
+            fitted = fit(start, seen)
             self._change(
                 lambda now: (
                     msgspec.structs.replace(now, start=start, fitted=fitted)

@@ -60,14 +60,19 @@ def stat_fingerprint(parts: list[Path], *, with_times: bool = True) -> str:
 
 @functools.cache
 def engine_fingerprint() -> str:
-    """Identify the installed engine by its libraries, without loading them; "" without one."""
+    """Identify the build of the installed engine by its version and the sizes of its libraries, without loading them:
+    the same after a reinstall, and wherever it is installed. "" without one."""
     found = importlib.util.find_spec("llama_cpp")
     if found is None or found.origin is None:
         return ""
+    package, digest = Path(found.origin).parent, hashlib.blake2b(digest_size=16)
     try:
-        return stat_fingerprint(sorted((Path(found.origin).parent / "lib").glob("lib*")))
+        names = [one.name for one in package.parent.glob("llama_cpp_python-*.dist-info")]
+        sizes = [(one.name, one.stat().st_size) for one in (package / "lib").glob("lib*")]
     except OSError:
         return ""
+    digest.update(repr((sorted(names), sorted(sizes))).encode())
+    return digest.hexdigest()
 
 
 def engine_replaced() -> bool:

@@ -133,7 +133,7 @@ def _usual_source(peak: Peak) -> str:
 
 def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = Path("/")) -> tuple[Costs, bool]:
     """Return what passes cost on cores that read `bandwidth` bytes per second together, and whether a probe tells it:
-    of these cores, or scaled from that of others.
+    of these cores, or scaled from that of others. One with an earlier engine is used, but does not count.
     """
     from cpuchat.hardware.bandwidth.peaks import known_peak
     from cpuchat.hardware.topology import read_topology
@@ -142,6 +142,11 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
     if log.read().probe:
         return log.costs(start), True
     near = log.nearest_probe()
+    if near is None and (earlier := log.earlier_probe()) is not None:
+        before = earlier.costs(start)
+        costs = log.costs(before.profile)
+        source = " and ".join(filter(None, (f"{before.source}, of an earlier engine", costs.source)))
+        return Costs(costs.profile, source, before.factors | costs.factors), False
     peak = known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
     if near is None or peak is None:
         return log.costs(start), False

@@ -1,7 +1,7 @@
 """Settings that tuning found to be faster for one model on this machine, kept in `tuned.json` of the cache folder.
 
-They belong to the model's content, the machine with the CPUs that this process may use, and the engine's build: with
-another of these they are not used.
+They belong to the model's content and the machine with the CPUs that this process may use: with another of these they
+are not used. With another build of the engine they are, and marked so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     """What tuning found for one model. `changes` as `settings.update` takes them; `replaced`: values by key
-    that the user had set when they were measured; `taken` in seconds since 1970.
+    that the user had set when they were measured; `taken` in seconds since 1970, with the build `engine`.
     """
 
     model: str
@@ -56,6 +56,12 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     replaced: dict[str, Any] = {}
     choices: tuple[TunedChoice, ...] = ()
     taken: float = msgspec.field(default_factory=time.time)
+    engine: str = msgspec.field(default_factory=engine_fingerprint)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether it was measured with another build of the engine."""
+        return self.engine != engine_fingerprint()
 
     def applied_to(self, chosen: Settings) -> Settings:
         """Return a copy of `chosen` in which tuned values replace defaults. What the user set wins, with all that
@@ -106,7 +112,7 @@ class TunedSettings:
         self._topology = topology
 
     def find(self, model: Path) -> Tuned | None:
-        """Return what was found for this model, machine and engine; None where nothing was, or it is not valid."""
+        """Return what was found for this model and machine; None where nothing was, or it is not valid."""
         entries = self._cache.read()
         try:
             size = _size(model) if entries else ""
@@ -134,7 +140,7 @@ class TunedSettings:
     def _key(self, model: Path) -> str:
         topology = self._topology = self._topology or read_topology()
         machine = (topology.name, format_cpu_list(topology.allowed), topology.quota)
-        parts = (file_fingerprint(model), machine, engine_fingerprint())
+        parts = (file_fingerprint(model), machine)
         return _size(model) + hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
 
 

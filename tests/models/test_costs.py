@@ -69,10 +69,21 @@ def test_other_cores_have_other_costs() -> None:
     assert CostLog((0,)).costs(START)[:2] == (START, "")
 
 
-def test_another_build_of_the_engine_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    CostLog(CPUS).probed(probe(two_cores()))
-    monkeypatch.setattr("cpuchat.models.costs.engine_fingerprint", lambda: "another")
-    assert CostLog(CPUS).costs(START)[:2] == (START, "")
+@pytest.mark.parametrize(("name", "value"), [("engine_fingerprint", lambda: "another"), ("COST_MODEL", 999)])
+def test_another_engine_or_cost_model_is_measured_anew_and_predicted_by_the_earlier_probe_until_then(
+    name: str, value: object, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CostLog(CPUS, "local").probed(probe(two_cores()))
+    UsageLog().answered(*chatted(small, msgspec.structs.replace(TRUE, pass_s=2e-3), pass_ms=()), "local")
+    before, probed = costs_here(CPUS, "local", 35e9)
+    assert probed and before.factors
+    monkeypatch.setattr(f"cpuchat.models.costs.{name}", value)
+    assert CostLog(CPUS, "local").costs(START)[:2] == (START, "")
+    now, probed = costs_here(CPUS, "local", 35e9)
+    assert (now.profile, now.factors, probed) == (before.profile, before.factors, False)
+    assert "earlier engine" in now.source
+    CostLog(CPUS, "local").probed(probe(two_cores()))
+    assert costs_here(CPUS, "local", 35e9)[1]
 
 
 def test_chats_teach_the_profile(small: Path) -> None:

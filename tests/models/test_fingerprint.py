@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.errors import ModelNotFound
-from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.fingerprint import engine_fingerprint, file_fingerprint
 from cpuchat.synthetic.model import write_model
 
 
@@ -38,3 +39,21 @@ def test_fingerprint_covers_all_parts_of_a_split_model(tmp_path: Path) -> None:
     assert file_fingerprint(second) == before
     second.write_bytes(random.Random(3).randbytes(2 << 20))
     assert file_fingerprint(first) != before
+
+
+def test_a_reinstalled_engine_is_the_same_and_another_build_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def identified(folder: str) -> str:
+        spec = importlib.util.spec_from_file_location("llama_cpp", tmp_path / folder / "llama_cpp" / "__init__.py")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+        return engine_fingerprint.__wrapped__()
+
+    library = tmp_path / "first" / "llama_cpp" / "lib" / "libllama.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"engine")
+    shutil.copytree(tmp_path / "first", tmp_path / "moved")
+    assert identified("first") == identified("moved") != ""
+    (tmp_path / "moved" / "llama_cpp_python-0.3.37.dist-info").mkdir()
+    library.write_bytes(b"another engine")
+    assert len({identified("first"), identified("moved")} | {engine_fingerprint()}) == 3

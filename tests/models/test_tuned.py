@@ -65,10 +65,12 @@ def test_files_of_another_size_are_not_read(tiny_model: Path, tmp_path: Path, mo
     assert read == [tiny_model]
 
 
-def test_another_build_of_the_engine_is_not_tuned(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_another_build_of_the_engine_it_is_outdated(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TunedSettings().put(tiny_model, TUNED)
+    assert not TUNED.is_outdated
     monkeypatch.setattr("cpuchat.models.tuned.engine_fingerprint", lambda: "another")
-    assert TunedSettings().find(tiny_model) is None
+    found = TunedSettings().find(tiny_model)
+    assert found == TUNED and found.is_outdated
 
 
 def test_it_is_forgotten(tiny_model: Path) -> None:

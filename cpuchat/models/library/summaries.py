@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from cpuchat import paths
+from cpuchat.costmodel.work import COST_MODEL
 from cpuchat.errors import CpuchatError, ModelDamaged
 from cpuchat.files import JsonCache
 from cpuchat.models.fingerprint import stat_fingerprint
@@ -21,7 +22,7 @@ from cpuchat.models.work import model_work
 from cpuchat.telemetry.traffic import pass_bytes
 from cpuchat.text import clean_line
 
-_VERSION = 4
+_VERSION = 100 * COST_MODEL + 4
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200

@@ -251,7 +251,8 @@ class SettingsScreen(Dismissable[Settings | None]):
             return ""
         gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
                  if gain]  # fmt: skip
-        words = ", ".join((f"tuned: {choice.words}", *gains))
+        how = "tuned with an earlier engine" if tuned is not None and tuned.is_outdated else "tuned"
+        words = ", ".join((f"{how}: {choice.words}", *gains))
         return words + (" · undone from the next load" if conversation.tuning_undone else " · F8 undoes")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
