@@ -2,7 +2,9 @@
 
     .venv/bin/python screenshots/make.py [NAME ...]
 
-Needs rsvg-convert and the Fira Code font (Debian: librsvg2-bin, fonts-firacode).
+Run `cpuchat probe` before, on an idle machine: the pictures show speeds that are predicted from its figures. Answers,
+`hardware` and `tune` measure, so the machine must stay idle. Needs rsvg-convert and the Fira Code font (Debian:
+librsvg2-bin, fonts-firacode).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def for_rsvg(svg: str) -> str:
 async def until(pilot: Any, condition: Callable[[], object], seconds: float = 120) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
-            await pilot.pause(0.05)
+            await pilot.pause(0.2)  # a process that looks more often disturbs what is measured
 
 
 async def ask(pilot: Any, text: str) -> None:
@@ -167,8 +169,16 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
 }
 
 
-def at_home(home: Path) -> None:
-    """An empty home with the program in it, so that no path of this machine is in a picture."""
+def measured() -> dict[str, bytes]:
+    """What `cpuchat probe` has measured here, by file name."""
+    from cpuchat import paths
+
+    files = (paths.bandwidth_file(), paths.costs_file())
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+def at_home(home: Path, probed: dict[str, bytes]) -> None:
+    """A home with the program and what was measured in it, so that no path of this machine is in a picture."""
     from cpuchat import paths
 
     demo = home / "cpuchat/cpuchat/models/demo"
@@ -177,6 +187,9 @@ def at_home(home: Path) -> None:
     os.environ |= {"HOME": str(home), "HF_HOME": str(home / ".cache/huggingface")}
     for kind, folder in (("CONFIG", ".config"), ("DATA", ".local/share"), ("CACHE", ".cache")):
         os.environ[f"CPUCHAT_{kind}_DIR"] = str(home / folder / "cpuchat")
+    paths.cache_dir().mkdir(parents=True)
+    for name, data in probed.items():
+        (paths.cache_dir() / name).write_bytes(data)
 
 
 def just_the_app(name: str, conversation: Any, library: Any) -> Any:
@@ -231,10 +244,11 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
 
 
 def main() -> None:
+    probed = measured()
     for name in sys.argv[1:] or SCENES:
         for size in SIZES:
             with tempfile.TemporaryDirectory() as folder:
-                at_home(Path(folder))
+                at_home(Path(folder), probed)
                 print(asyncio.run(shoot(name, size)).name)
 
 
