@@ -160,7 +160,8 @@ class ModelList(ScrollView, can_focus=False):
             text.truncate(width, overflow="ellipsis")
             return text
         quantization, size, state, speed = (clean_line(column) for column in row.columns)
-        columns = [f"{quantization[:10]:<10}", f"{size:>7}", f"{state:<11}", f"{speed:>11}"]
+        beside = 22 - max(len(speed), 11)  # `≈2,049 tok/s` is wider than others
+        columns = [f"{quantization[:10]:<10}", f"{size:>7}", f"{state:<{beside}}", f"{speed:>11}"]
         room = width - len(text) - sum(len(column) + 2 for column in columns)
         while room < _LEAST_NAME and len(columns) > 1:
             room += len(columns.pop()) + 2
