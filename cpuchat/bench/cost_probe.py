@@ -264,27 +264,32 @@ def is_disturbed(found: Sequence[Observation]) -> bool:
 
 
 async def probe_costs(probe: CostProbe, placement: Placement, bandwidth: float) -> Fitted | None:
-    """Measure, and save the passes with the profile that fits them; None where other programs ran. The profile is
-    returned even if it cannot be saved.
+    """Measure, and `save_passes`.
+
+    Raises:
+        As `CostProbe.run` and `save_passes`.
+    """
+    found = await probe.run()
+    return await asyncio.to_thread(save_passes, found, placement, bandwidth)
+
+
+def save_passes(found: Sequence[Observation], placement: Placement, bandwidth: float) -> Fitted | None:
+    """Save what a probe measured with the profile that fits it, which takes up to a second; None where other programs
+    ran. The profile is returned even if it cannot be saved.
 
     Args:
         placement: that of the probe.
         bandwidth: the read bandwidth of its cores together, in bytes per second.
 
     Raises:
-        As `CostProbe.run`; MeasureFailed also if another build of the engine was installed meanwhile.
+        MeasureFailed: another build of the engine was installed meanwhile.
     """
-    found = await probe.run()
+    from cpuchat.costmodel.fit import fit
+
     if not found or is_disturbed(found):
         return None
     if engine_replaced():
         raise MeasureFailed("The engine was updated.", "Restart cpuchat.")
-    return await asyncio.to_thread(_save, found, placement, bandwidth)
-
-
-def _save(found: Sequence[Observation], placement: Placement, bandwidth: float) -> Fitted:
-    from cpuchat.costmodel.fit import fit
-
     log, start = CostLog(placement.cpus, placement.memory.words), usual_here(placement.cpus, bandwidth)
     log.probed(found)
     log.costs(start)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from cpuchat.hardware.busy_cores import BusyCores
+
 
 @pytest.fixture(autouse=True)
 def on_a_measured_machine(measured_machine: None) -> None:
     """Avoid the bandwidth measurement: every test here may load models."""
+
+
+@pytest.fixture(autouse=True)
+def on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what waits for idle cores begin while tests keep them busy."""
+    monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: 0.0)

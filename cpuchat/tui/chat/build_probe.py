@@ -17,7 +17,7 @@ from cpuchat.tui.services import Services
 
 CHECK_SECONDS = 5.0
 IDLE_CHECKS = 4
-"""Consecutive checks that must find the app idle."""
+"""Consecutive checks that must find the app and the cores idle."""
 
 
 class BuildProbe(IdleProbe):
@@ -30,8 +30,7 @@ class BuildProbe(IdleProbe):
     name = "build-probe"
 
     def __init__(self, screen: Screen[Any], services: Services, is_idle: Callable[[], bool]) -> None:
-        super().__init__(screen, is_idle, CHECK_SECONDS, IDLE_CHECKS)
-        self._services = services
+        super().__init__(screen, services, is_idle, CHECK_SECONDS, IDLE_CHECKS)
         self.done = ""
         """Return the path of the model that was measured, or cannot be."""
 

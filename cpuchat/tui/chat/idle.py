@@ -1,8 +1,9 @@
-"""Runs a measurement while the app is idle; it gives way to everything."""
+"""Runs a measurement while the app and the cores are idle; it gives way to everything."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +11,28 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
+from cpuchat.hardware.busy_cores import BusyCores
+from cpuchat.tui.services import Services
+
+MAX_BUSY_CORES = 0.5
+"""Cores on which other programs may run; a program that computes takes a whole one."""
+
 
 class IdleProbe(ABC):
     """Base of such measurements: `stop` it before anything else computes.
 
     Args:
-        is_idle: asked every `seconds`; after so many `checks` in a row the measurement begins.
+        is_idle: asked every `seconds`; after so many `checks` in a row that also found the cores idle, the measurement
+            begins.
     """
 
     name = ""
 
-    def __init__(self, screen: Screen[Any], is_idle: Callable[[], bool], seconds: float, checks: int) -> None:
-        self._screen, self._is_idle, self._checks = screen, is_idle, checks
+    def __init__(
+        self, screen: Screen[Any], services: Services, is_idle: Callable[[], bool], seconds: float, checks: int
+    ) -> None:
+        self._screen, self._services, self._is_idle, self._checks = screen, services, is_idle, checks
+        self._busy = BusyCores()
         self._idle = 0
         self._stopped = False
         self._worker: Worker[None] | None = None
@@ -44,11 +55,19 @@ class IdleProbe(ABC):
         """Make a running `_measure` end."""
 
     def _check(self) -> None:
-        idle = self._worker is None and self._is_wanted() and self._is_idle() and self._screen.is_current
+        wanted = self._worker is None and self._is_wanted() and self._cores_idle()
+        idle = wanted and self._is_idle() and self._screen.is_current
         self._idle = self._idle + 1 if idle else 0
         if self._idle >= self._checks:
             self._idle, self._stopped = 0, False
             self._worker = self._screen.run_worker(self._run(), group=self.name, name=self.name)
+
+    def _cores_idle(self) -> bool:
+        """Return whether other programs left alone, since the last check, the cores that the loaded model uses."""
+        model = self._services.conversation.model
+        cpus = model.compute_cpus if model is not None else ()
+        busy = self._busy.since_last(cpus or _allowed())
+        return busy is not None and busy < MAX_BUSY_CORES
 
     async def _run(self) -> None:
         try:
@@ -64,3 +83,9 @@ class IdleProbe(ABC):
             await self._cancel()
             with contextlib.suppress(WorkerError):
                 await worker.wait()
+
+
+def _allowed() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(os.sched_getaffinity(0))
+    return tuple(range(os.cpu_count() or 1))

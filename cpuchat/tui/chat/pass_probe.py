@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from textual.screen import Screen
 
 from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.busy_cores import BusyCores
 from cpuchat.running_servers import running_servers
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 5.0
 IDLE_CHECKS = 6
 """Consecutive checks that must find the app and the cores idle."""
-MAX_BUSY_CORES = 0.5
-"""Cores on which other programs may run; a program that computes takes a whole one."""
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
 its repacked copy as much."""
@@ -61,12 +57,10 @@ class PassProbe(IdleProbe):
     name = "pass-probe"
 
     def __init__(self, screen: Screen[Any], services: Services, is_idle: Callable[[], bool]) -> None:
-        super().__init__(screen, is_idle, CHECK_SECONDS, IDLE_CHECKS)
-        self._services = services
+        super().__init__(screen, services, is_idle, CHECK_SECONDS, IDLE_CHECKS)
         self._known: PlacementSpec | None = None
         self._retry_at = 0.0
         self._reported: set[str] = set()
-        self._busy = BusyCores()
         self._probe: CostProbe | None = None
         services.on_input = self.interrupt
 
@@ -81,13 +75,7 @@ class PassProbe(IdleProbe):
         model = self._services.conversation.model
         on_server = model is not None and bool(model.server)
         wanted = self._services.settings.hardware.probe and not on_server and not self.done
-        return wanted and monotonic() >= self._retry_at and self._others_idle()
-
-    def _others_idle(self) -> bool:
-        model = self._services.conversation.model
-        cpus = model.compute_cpus if model is not None else ()
-        busy = self._busy.since_last(cpus or _allowed())
-        return busy is not None and busy < MAX_BUSY_CORES
+        return wanted and monotonic() >= self._retry_at
 
     def interrupt(self) -> None:
         """Stop at once without waiting; begin again when the app is idle."""
@@ -97,6 +85,8 @@ class PassProbe(IdleProbe):
 
     async def _cancel(self) -> None:
         self.interrupt()
+        if self._probe is None and self._worker is not None:
+            self._worker.cancel()  # nothing waits for the threads that read, or fit
 
     async def _measure(self) -> None:
         from cpuchat.hardware.placement.placement import PlacementSpec
@@ -117,7 +107,7 @@ class PassProbe(IdleProbe):
             self._probe = None
 
     async def _measure_cores(self, spec: PlacementSpec, placement: Placement) -> None:
-        from cpuchat.bench.cost_probe import CostProbe, probe_costs
+        from cpuchat.bench.cost_probe import CostProbe, save_passes
         from cpuchat.hardware.bandwidth.peaks import RETRY_SECONDS
 
         peak, fitted = await run_in_daemon_thread(lambda: self._peak(placement)), None
@@ -126,7 +116,9 @@ class PassProbe(IdleProbe):
         if peak is not None:
             self._report_once(_BEGUN)
             self._probe = CostProbe(spec, gives_way=True)
-            fitted = await probe_costs(self._probe, placement, peak.bytes_per_s)
+            found = await self._probe.run()
+            self._probe = None
+            fitted = await run_in_daemon_thread(lambda: save_passes(found, placement, peak.bytes_per_s))
         if fitted is None:
             self._retry_at = monotonic() + RETRY_SECONDS
             self._report_once(_DISTURBED)
@@ -147,12 +139,6 @@ class PassProbe(IdleProbe):
         cpus, memory = placement.cpus, placement.memory.words
         peak_of(cpus, memory, retry_after=0.0, cancelled=lambda: self._stopped)
         return known_peak(cpus, memory, disturbed=False)
-
-
-def _allowed() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(os.sched_getaffinity(0))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def _to_measure(spec: PlacementSpec) -> Placement | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
 
 from cpuchat import settings
 from cpuchat.bench.cost_probe import CostProbe
-from cpuchat.costmodel.observations import Observation
+from cpuchat.costmodel.observations import Fitted, Observation
 from cpuchat.errors import Interrupted
 from cpuchat.hardware.busy_cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -69,6 +70,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: 64 << 30)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
+    monkeypatch.setattr("cpuchat.costmodel.fit.fit", lambda start, seen: Fitted(profile=start, n=len(seen), error=0.0))
     MadeUp.runs, MadeUp.long, MadeUp.weight = [], False, 1.0
     return others
 
@@ -132,6 +134,21 @@ async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
         gate.open()
         await app.until(lambda: len(MadeUp.runs) > n)  # idle again
         assert sum(BEGUN in notice for notice in app.notices) == 1
+
+
+async def test_an_answer_does_not_wait_for_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitting, fitted = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        fitting.set()
+        fitted.wait(60)
+
+    monkeypatch.setattr("cpuchat.bench.cost_probe.save_passes", slow)
+    async with running() as app:
+        await app.until(fitting.is_set)
+        await app.chat._stream.stop_probes()
+        assert not fitted.is_set() and not app.chat._stream.passes.running
+        fitted.set()
 
 
 async def test_it_is_off_with_the_bandwidth_probe_and_for_models_on_servers(monkeypatch: pytest.MonkeyPatch) -> None:
