@@ -59,7 +59,12 @@ class Exchange:
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A loop that ends has cancelled them, and closes nested generators all at once: then this one must not wait.
+        if pending := [task for task in self._tasks if not task.done()]:
+            await asyncio.wait(pending)
+        for task in self._tasks:
+            if not task.cancelled():
+                task.exception()  # seen: what `_watch` raises harms no answer
 
     async def _run(self) -> None:
         try:

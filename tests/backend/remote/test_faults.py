@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from cpuchat.backend.remote import connection, exchange, stream
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.errors import CpuchatError
 from cpuchat.protocol import (
+    AnyEvent,
     ContextTrimmed,
     Failed,
     GenerationFinished,
@@ -413,3 +414,33 @@ async def test_only_an_answer_that_fills_the_context_is_said_to_have(n_ctx: int 
         assert (await collect(backend.generate(chat("Hello", max_tokens=5)))).finished.stop_reason == "max_tokens"
         assert (await collect(backend.generate(chat("Hello", max_tokens=6)))).finished.stop_reason == reason
         assert (await collect(backend.generate(chat("Hello")))).finished.stop_reason == reason
+
+
+def test_a_loop_that_ends_in_the_middle_of_an_answer_closes_it_without_an_error() -> None:
+    """It closes all generators at once: that of the answer, and those around it that close it as well."""
+    errors: list[str] = []
+    suspended: list[AsyncGenerator[AnyEvent, None]] = []
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("Hello")
+        await reply.until_left()
+
+    async def passed_on(backend: RemoteBackend) -> AsyncGenerator[AnyEvent, None]:
+        async with contextlib.aclosing(backend.generate(chat("Hello"))) as events:
+            async for event in events:
+                yield event
+
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda _, context: errors.append(context["message"]) if "asyncgen" in context else None
+        )
+        async with connected(answer) as (_, backend):
+            suspended.append(passed_on(backend))
+            async for event in suspended[0]:
+                if isinstance(event, TextDelta):
+                    return
+
+    asyncio.run(leave())
+    assert errors == []
