@@ -25,6 +25,7 @@ Examples:
   cpuchat models download Qwen/Qwen2.5-1.5B-Instruct-GGUF
   cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q8_0
   cpuchat models download https://huggingface.co/OWNER/NAME/blob/main/x.gguf
+  cpuchat models download ggml-org/gpt-oss-20b-GGUF:eagle3-gpt-oss-20b-Q8_0      a draft head
 
 Default quantization: Q4_K_M, or the nearest available. Files go into the Hugging Face cache (HF_HOME, HF_HUB_CACHE) and
 are verified against the SHA-256 that Hugging Face publishes. An interrupted download resumes from its last byte.
@@ -32,7 +33,7 @@ Exit code {Interrupted.exit_code} after Ctrl+C."""
 
 
 @click.command("download", epilog=_DOWNLOAD_EPILOG)
-@click.argument("repo", metavar="REPO[:QUANT]|ID[:QUANT]|URL")
+@click.argument("repo", metavar="REPO[:QUANT|:FILE]|ID[:QUANT]|URL")
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @ctx_option()
 @click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large for this machine.")
@@ -49,11 +50,15 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     address = hub_address(repo)
     hub, terminal = Hub(), Terminal()
     repository = hub.repository(address.repo, revision or address.revision or "main")
-    model = choose(repository, address.wanted)
-    predicted = _predicted(hub, repository, model, chosen)
-    _explain(terminal, repository, model, predicted)
-    if predicted.damaged or predicted.prediction.verdict == "too large":
-        _ask(yes, as_json)
+    model = choose(repository, address.wanted, heads=True)
+    _introduce(terminal, repository, model)
+    if model.kind == "head":
+        _explain_head(terminal, model)
+    else:
+        predicted = _predicted(hub, repository, model, chosen)
+        _explain(terminal, predicted)
+        if predicted.damaged or predicted.prediction.verdict == "too large":
+            _ask(yes, as_json)
     done = asyncio.run(_download(repository, model, _Shown(terminal)))
     terminal.clear_progress()
     if done.state == "failed":
@@ -77,12 +82,26 @@ def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Setti
     return next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
 
 
-def _explain(terminal: Terminal, repository: Repository, model: RepoModel, predicted: ModelPrediction) -> None:
+def _introduce(terminal: Terminal, repository: Repository, model: RepoModel) -> None:
     from cpuchat.telemetry import units
     from cpuchat.text import clean_line
 
     files = f", {len(model.files)} files" if len(model.files) > 1 else ""
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{files})")
+
+
+def _explain_head(terminal: Terminal, model: RepoModel) -> None:
+    """Memory and speed depend on the target, which is not named here."""
+    from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
+
+    kind = kind_named(model.files[0].path)
+    terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
+
+
+def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
+    from cpuchat.telemetry import units
+    from cpuchat.text import clean_line
+
     if predicted.problem:
         terminal.warn(f"  ! {clean_line(predicted.problem)}")
     if not predicted.damaged:
@@ -167,5 +186,9 @@ def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json
         click.echo(json_line({**facts, "path": done.path, "size": done.total, "files": files}))
         return
     terminal.line(clean_line(done.path))
+    if done.model.kind == "head":
+        head = clean_line(done.path)
+        terminal.note(f"Downloaded and verified. Use it: `cpuchat --model MODEL --draft-model {head}`.")
+        return
     spec = f"{repository.id}:{done.model.quantization}" if done.model.quantization else done.path
     terminal.note(f"Downloaded and verified. Start it: `cpuchat --model {clean_line(spec)}`.")

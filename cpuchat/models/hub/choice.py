@@ -13,35 +13,40 @@ KINDS = {"head": "a draft head", "projector": "a multimodal projector", "imatrix
 """Names of files that are not models."""
 
 
-def choose(repository: Repository, wanted: str = "") -> RepoModel:
+def choose(repository: Repository, wanted: str = "", *, heads: bool = False) -> RepoModel:
     """Return the model that `wanted` names: a quantization, a model's or a file's name; "" is the usual trade-off.
 
     A quantization without its prefix finds `UD-` and `QAT-` forms when there is no plain one. Of several models of
     the same quantization, the largest outside of folders is meant: the others belong to it.
+
+    Args:
+        heads: the name of a draft head is one, too.
 
     Raises:
         NotOnHub: there is no such model; the hint lists those there are.
     """
     listed = loadable(repository.models)
     models = usual_first(listed)
+    if models and not wanted:
+        return models[0]
+    for model in models:
+        if wanted.lower() in {model.quantization.lower(), *_names(model)}:
+            return model
+    for model in models:
+        if wanted.upper() == without_prefix(model.quantization):
+            return model
+    for model in repository.models:
+        if wanted.lower() in _names(model) - {model.quantization.lower()} and model.kind != "model":
+            if heads and model.kind == "head" and model.complete:
+                return model
+            name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
+            raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
     if not models:
         others = _others(repository)
         raise NotOnHub(
             f"{repository.id} has no GGUF model{f', only {others}' if others else ''}.",
             f"See `cpuchat models search {_name(repository)}`.",
         )
-    if not wanted:
-        return models[0]
-    for model in models:
-        if wanted.lower() in _exact_names(model):
-            return model
-    for model in models:
-        if wanted.upper() == without_prefix(model.quantization):
-            return model
-    for model in repository.models:
-        if wanted.lower() in _exact_names(model) - {model.quantization.lower()} and model.kind != "model":
-            name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
-            raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
     there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
     raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"Available: {there}.")
 
@@ -62,9 +67,9 @@ def usual_first(models: Iterable[RepoModel]) -> list[RepoModel]:
     return sorted(models, key=lambda one: (rank(one.quantization), one.files[0].path.count("/"), -one.size))
 
 
-def _exact_names(model: RepoModel) -> set[str]:
-    paths = [file.path for file in model.files]
-    return {name.lower() for name in (model.quantization, model.name, f"{model.name}.gguf", *paths) if name}
+def _names(model: RepoModel) -> set[str]:
+    """Return the names of a model and of its files, in lower case."""
+    return {name.lower() for name in (model.name, f"{model.name}.gguf", *(file.path for file in model.files)) if name}
 
 
 def _name(repository: Repository) -> str:

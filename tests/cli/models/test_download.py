@@ -20,13 +20,15 @@ from tests.support.terminal import Terminal
 
 REPO = "some/Tiny-GGUF"
 NAME = "Tiny-Q4_K_M.gguf"
+HEAD = "eagle3-Tiny-Q8_0.gguf"
 
 
 @pytest.fixture
 def hub(hub_server: HubServer, tiny_model: Path) -> HubServer:
-    """A repository with two quantizations."""
+    """A repository with two quantizations and a draft head."""
     content = tiny_model.read_bytes()
-    hub_server.add(REPO, {NAME: content, "Tiny-Q8_0.gguf": content + b"\0" * 64, "README.md": b"# Tiny"})
+    files = {NAME: content, "Tiny-Q8_0.gguf": content + b"\0" * 64, "README.md": b"# Tiny", HEAD: content}
+    hub_server.add(REPO, files)
     return hub_server
 
 
@@ -40,6 +42,10 @@ def test_the_path_is_the_answer_and_the_model_can_be_used(hub: HubServer, tiny_m
     assert f"--model {REPO}:Q4_K_M" in done.stderr
     answer = run("ask", "--model", f"{REPO}:Q4_K_M", "--max-tokens", "1", "Hello")
     assert answer.returncode == 0, answer.stderr
+    done = run("models", "download", f"{REPO}:{HEAD.removesuffix('.gguf')}")
+    head = done.stdout.strip()
+    assert Path(head).name == HEAD and "EAGLE-3 head: only llama-server can use it" in done.stderr
+    assert f"--draft-model {head}" in done.stderr
 
 
 def keep_headers() -> None:

@@ -60,6 +60,16 @@ def test_what_is_no_model_is_named_as_what_it_is(wanted: str) -> None:
         choose(repository("m-Q4_K_M.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf"), wanted)
 
 
+def test_a_head_is_found_by_its_name_where_one_may_be_meant() -> None:
+    there = repository("m-Q4_K_M.gguf", "MTP/Q8_0.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf")
+    assert choose(there, "eagle3-m-q8_0", heads=True).kind == "head"
+    assert choose(repository("Qwen3-8B-DFlash-Q8_0.gguf"), "Qwen3-8B-DFlash-Q8_0.gguf", heads=True).kind == "head"
+    assert choose(there, heads=True).name == "m-Q4_K_M"
+    for wanted in ("Q8_0", "mmproj-F16"):
+        with pytest.raises(NotOnHub):
+            choose(there, wanted, heads=True)
+
+
 def test_a_repository_of_heads_says_so() -> None:
     with pytest.raises(NotOnHub, match="no GGUF model, only draft heads"):
         choose(repository("Qwen3-8B-DFlash-Q8_0.gguf", "Qwen3-8B-DFlash-F16.gguf"))
