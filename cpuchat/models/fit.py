@@ -93,7 +93,8 @@ def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = 
     Sliding windows are counted in full (the engine keeps them in full, and speculation needs that).
     """
     n_ctx = -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
-    own = kv_rows(header)[: header.n_layer - header.number("attention.shared_kv_layers")]
+    rows = kv_rows(header)
+    own = rows[: len(rows) - header.number("attention.shared_kv_layers")]
     return n_ctx * sum(row_bytes(row, type_k, type_v) for row in own) + state_bytes(header)
 
 
@@ -101,15 +102,19 @@ def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
     """Return the sizes of a K and a V row of every layer, in values; (0, 0) for layers without attention.
 
     From the shapes of the layer's tensors where possible, else from the head counts. With multi-head
-    latent attention only the compressed K row is kept.
+    latent attention only the compressed K row is kept. A draft head has only the layers in its file.
     """
     shapes = {t.name: t.shape for t in header.tensors if t.name.startswith("blk.") and len(t.shape) > 1}
     recurrent = _recurrent_layers(header)
     is_mla = bool(header.number("attention.key_length_mla"))
     k_length = max(header.key_length, header.number("attention.key_length_swa"))
     v_length = max(header.value_length, header.number("attention.value_length_swa"))
+    numbered = [(str(layer), heads) for layer, heads in enumerate(header.heads_kv)]
+    if header.is_head and numbered:  # its layers are the last of a model's, and it counts them all
+        there = {t.name.split(".")[1] for t in header.tensors if t.name.startswith("blk.")}
+        numbered = [(layer, numbered[-1][1]) for layer in sorted(there)]
     rows = []
-    for layer, heads in enumerate(header.heads_kv):
+    for layer, heads in numbered:
         prefix = f"blk.{layer}."
         k_row, v_row = heads * k_length, heads * v_length
         if prefix + "attn_k.weight" in shapes:
@@ -117,7 +122,7 @@ def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
             v_row = shapes.get(prefix + "attn_v.weight", (0, k_row))[1]
         elif is_mla and prefix + "attn_kv_a_mqa.weight" in shapes:
             k_row, v_row = shapes[prefix + "attn_kv_a_mqa.weight"][1], 0
-        elif str(layer) in recurrent:
+        elif layer in recurrent:
             k_row = v_row = 0
         rows.append((k_row, v_row))
     return rows
@@ -266,7 +271,9 @@ def plan_memory(
 
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
-    """Return what the model of `draft` takes beside a target loaded with these options and `n_ctx` tokens."""
+    """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens."""
+    if draft.is_head:  # llama-server's default
+        options = msgspec.structs.replace(options, type_k="f16", type_v="f16")
     return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
 
 
@@ -308,14 +315,17 @@ def check_fit(
     available_bytes: int,
     header: GGUFHeader | None = None,
     options: LoadOptions | None = None,
+    draft: MemoryNeed | None = None,
 ) -> None:
     """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would.
 
     Raises:
-        DoesNotFit: `need.least` is more than `available_bytes`; the message holds the sum.
+        DoesNotFit: `need.least`, with that of a `draft`, is more than `available_bytes`; the message holds the sum.
     """
-    if need.least <= available_bytes:
+    total, in_all = need.least + (draft.least if draft is not None else 0), available_bytes
+    if total <= available_bytes:
         return
+    available_bytes -= total - need.least
     ideas: list[str] = []
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
@@ -332,7 +342,7 @@ def check_fit(
         ideas.append("choose a smaller model or quantization")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
-        f"Not enough memory: the model needs {gigabytes(need.least)} GB = {need.breakdown()}, and "
-        f"{gigabytes(available_bytes)} GB are available.",
+        f"Not enough memory: the model needs {gigabytes(total)} GB = {need.breakdown(draft)}, and "
+        f"{gigabytes(in_all)} GB are available.",
         hint[0].upper() + hint[1:] + ".",
     )

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from cpuchat.errors import DraftMismatch
+from cpuchat.models.fit import draft_memory, kv_bytes
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.heads import HeadKind, difference, included_layers, kind_named, kind_of, require_head
+from cpuchat.protocol import LoadOptions
 from tests.support.head_files import WORDS, mtp_head_file, tap_head_file, target_file
 
 
@@ -56,6 +58,14 @@ def test_a_head_made_for_the_target_fits(tmp_path: Path) -> None:
     )
     assert [difference(target, read_header(head)) for head in heads] == [""] * 4
     assert difference(target, target) == ""
+
+
+def test_an_mtp_head_takes_the_memory_of_its_own_layers(tmp_path: Path) -> None:
+    whole = read_header(target_file(tmp_path / "m.gguf", n_mtp=1))
+    head = read_header(mtp_head_file(tmp_path / "h.gguf"))
+    assert kv_bytes(head, 512) == kv_bytes(whole, 512) // 4
+    quantized = LoadOptions(type_k="q8_0", type_v="q8_0")
+    assert draft_memory(head, quantized, 512).kv == kv_bytes(head, 512)
 
 
 def test_a_head_for_another_model_does_not_fit_and_says_why(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def _metadata(
         "general.name": path.stem,
         f"{architecture}.block_count": n_layer,
         f"{architecture}.embedding_length": n_embd,
+        f"{architecture}.attention.head_count": 4,
+        f"{architecture}.attention.head_count_kv": 2,
     }
     if tokens is not None:
         metadata |= {

@@ -22,7 +22,7 @@ from cpuchat.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerD
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.fit import choose_context
+from cpuchat.models.fit import check_fit, choose_context, draft_memory, required_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import HeadKind, require_head, title
 from cpuchat.protocol import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 ENGINE = "llama-server"
 _GONE_SECONDS = 1.0
 """Seconds in which a process whose connection broke is seen to have exited."""
+_MOST_CACHE_MIB = 8192  # llama-server's own limit
 _CLOSED = Failed(code=Interrupted.code, message="llama-server was closed.")
 
 
@@ -266,6 +267,18 @@ class HeadBackend:
             await server.close()
 
 
+def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions) -> tuple[int, int]:
+    """Return the context, and the bytes that are left beside the model and its head. Raises DoesNotFit."""
+    available = available_bytes()
+    n_ctx = choose_context(header, options, available)
+    beside = draft_memory(head, options, n_ctx) if head is not None else None
+    if beside is not None:
+        n_ctx = choose_context(header, options, available - beside.least)
+    need = required_memory(header, options, n_ctx)
+    check_fit(need, available, header, options, beside)
+    return n_ctx, available - need.least - (beside.least if beside is not None else 0)
+
+
 class _Plan(msgspec.Struct, frozen=True):
     """What a load needs to know of the files and of the machine. `head` is None for one that the model contains."""
 
@@ -284,7 +297,8 @@ class _Plan(msgspec.Struct, frozen=True):
 
         Raises:
             HeadEngineMissing: there is no llama-server.
-            DraftMismatch: the head does not fit.
+            DraftMismatch: the head does not fit the model.
+            DoesNotFit: both do not fit into memory.
             ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
             UsageError: a placement that this machine does not allow.
         """
@@ -293,6 +307,7 @@ class _Plan(msgspec.Struct, frozen=True):
         assert kind is not None
         program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
         head = None if draft == path else read_model(draft)
+        n_ctx, spare = _fit(header, head, options)
         server = ServerOptions(
             program=program,
             model=str(header.path.absolute()),
@@ -300,7 +315,8 @@ class _Plan(msgspec.Struct, frozen=True):
             kind=kind,
             drafting=Drafting.of(options.speculation, kind),
             port=free_port(),
-            n_ctx=choose_context(header, options, available_bytes()),
+            n_ctx=n_ctx,
+            cache_mib=min(spare // 4 >> 20, _MOST_CACHE_MIB),
             cpus=placement.cpus,
             options=options,
         )

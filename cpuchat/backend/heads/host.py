@@ -85,6 +85,7 @@ def parameters(server: ServerOptions, xllamacpp: Any) -> Any:
     params.port = server.port
     params.n_ctx = server.n_ctx
     params.n_parallel = 1
+    params.cache_ram_mib = server.cache_mib
     params.n_batch = options.n_batch
     params.n_ubatch = min(options.n_ubatch, options.n_batch)
     draft = params.speculative.draft

@@ -41,7 +41,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a llama-server with one slot, for the process that hosts it.
 
     `program` is its path; "" for the one in the wheel. `head` is the file of the draft head, "" for one that the model
-    contains. `cpus` has one logical CPU for each thread.
+    contains. `cpus` has one logical CPU for each thread. `cache_mib` limits the memory for the
+    KV caches of other chats.
 
     Threads that wait do not spin (`options.poll` is for the worker): llama-server computes drafts on other threads, on
     the same cores.
@@ -54,6 +55,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     drafting: Drafting
     port: int
     n_ctx: int
+    cache_mib: int = 0
     cpus: tuple[int, ...]
     options: LoadOptions = LoadOptions()
 
@@ -81,6 +83,7 @@ def command(server: ServerOptions) -> list[str]:
     found = [
         server.program, "--model", server.model, "--host", HOST, "--port", str(server.port),
         "--ctx-size", str(server.n_ctx), "--parallel", "1", "--metrics", "--device", "none",
+        "--cache-ram", str(server.cache_mib),
         "--threads", threads, "--threads-batch", threads,
         "--cpu-mask", cpu_mask(server.cpus), "--cpu-strict", "1", "--poll", "0",
         "--batch-size", str(options.n_batch), "--ubatch-size", str(min(options.n_ubatch, options.n_batch)),

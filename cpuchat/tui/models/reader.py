@@ -118,8 +118,8 @@ class ModelsReader:
         options, wanted = chosen.load_options(), chosen.speculation.wanted_draft
         try:
             header = self.header(model.path)
-            draft, note = choose_draft(model.path, wanted, self.library, strict=False)
-            beside = self.header(draft) if draft is not None else None
+            draft, note = choose_draft(model.path, wanted, self.library, strict=False, heads=True)
+            beside = self.header(draft) if draft not in (None, model.path) else None  # it contains its head
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))
         return ModelDetails(

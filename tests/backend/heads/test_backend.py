@@ -160,7 +160,13 @@ async def test_a_server_that_does_not_start_is_reported(
     assert failed.code == "head_engine" and "cpuchat[heads]" in failed.hint
 
 
-async def test_a_head_for_another_model_is_refused(backend: SwitchingBackend, tmp_path: Path) -> None:
+async def test_a_head_that_does_not_fit_is_refused(
+    backend: SwitchingBackend, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpuchat.backend.heads.backend.available_bytes", lambda: 1_000_000)
+    failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(head))))).failed
+    assert failed.code == "does_not_fit" and "draft" in failed.message
+
     wide = tap_head_file(tmp_path / "eagle3-wide-Q8_0.gguf", n_embd=96, tokens=None)
     failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(wide))))).failed
     assert failed.code == "draft_mismatch" and "96 values" in failed.message

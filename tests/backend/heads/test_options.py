@@ -16,7 +16,7 @@ from cpuchat.protocol import LoadOptions, Speculation
 
 SERVER = ServerOptions(
     program="/usr/bin/llama-server", model="/m.gguf", head="/eagle3.gguf", kind="eagle3", port=8123, n_ctx=4096,
-    drafting=Drafting(4, 0.25), cpus=(0, 1, 3),
+    cache_mib=300, drafting=Drafting(4, 0.25), cpus=(0, 1, 3),
     options=LoadOptions(n_batch=256, n_ubatch=512, poll=10, type_k="q8_0", use_repack=False),
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def test_the_command_line_has_cores_threads_and_the_head() -> None:
         "--model": "/m.gguf", "--host": "127.0.0.1", "--port": "8123", "--ctx-size": "4096", "--parallel": "1",
         "--threads": "3", "--threads-batch": "3", "--cpu-mask": "b", "--cpu-strict": "1", "--poll": "0",
         "--batch-size": "256", "--ubatch-size": "256", "--cache-type-k": "q8_0", "--cache-type-v": "f16",
-        "--spec-type": "draft-eagle3", "--spec-draft-model": "/eagle3.gguf", "--device": "none",
+        "--spec-type": "draft-eagle3", "--spec-draft-model": "/eagle3.gguf", "--device": "none", "--cache-ram": "300",
         "--spec-draft-n-max": "4", "--spec-draft-p-min": "0.25",
     }  # fmt: skip
     assert {name: given[name] for name in wanted} == wanted
@@ -60,6 +60,7 @@ def test_the_wheel_gets_the_same() -> None:
 
     params = parameters(SERVER, xllamacpp)
     assert (params.model.path, params.port, params.n_ctx, params.n_parallel) == ("/m.gguf", 8123, 4096, 1)
+    assert params.cache_ram_mib == 300
     assert (params.n_batch, params.n_ubatch, params.no_extra_bufts) == (256, 256, True)
     assert params.cpuparams.n_threads == params.cpuparams_batch.n_threads == 3
     assert [cpu for cpu, used in enumerate(params.cpuparams.cpumask) if used] == [0, 1, 3]
