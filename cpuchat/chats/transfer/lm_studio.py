@@ -165,4 +165,5 @@ def _timings(stats: _Stats) -> Timings | None:
         predicted_n=n,
         predicted_ms=1e3 * (n - 1) / rate if rate > 0 else 0.0,
         ttft_ms=first_ms,
+        reused_known=False,
     )
