@@ -13,16 +13,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuchat.backend.base import Backend
 from cpuchat.chats.history import ChatHistory, request_messages
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.loading import find_draft, found_for, loaded
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.tuned import Tuned, TunedSettings
+from cpuchat.models.tuned import Tuned
 from cpuchat.protocol import (
     FRAME_SECONDS,
     AnyEvent,
@@ -32,6 +31,7 @@ from cpuchat.protocol import (
     LoadCancelled,
     ModelInfo,
     ModelLoaded,
+    Sampling,
     Speculation,
     TextDelta,
 )
@@ -39,8 +39,9 @@ from cpuchat.servers import ServerModel, Source
 from cpuchat.settings import Settings
 from cpuchat.telemetry.meter import Figures, Meter
 
-if TYPE_CHECKING:  # a conversation that is not stored needs no database
+if TYPE_CHECKING:  # neither is needed before the first paint
     from cpuchat.chats.store import ChatStore
+    from cpuchat.models.recommended import Recommended
 
 
 class Conversation:
@@ -69,6 +70,8 @@ class Conversation:
         self.settings = settings
         self.tuned: Tuned | None = None
         """What tuning found for the loaded model."""
+        self.recommended: Recommended | None = None
+        """The sampling that is recommended for it."""
         self.tuning_undone = False  # it is forgotten: the next load does not use it
         self.backend = backend
         self.meter = meter or Meter()
@@ -113,8 +116,14 @@ class Conversation:
 
     @property
     def in_effect(self) -> Settings:
-        """Return the settings with what tuning found for the loaded model."""
-        return self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings
+        """Return the settings with what tuning found and what is recommended for the loaded model."""
+        chosen = self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings
+        return self.recommended.applied_to(chosen) if self.recommended is not None else chosen
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """Return the options of the loaded model where the settings have none."""
+        return Sampling(**self.recommended.sampling) if self.recommended is not None else Sampling()
 
     @property
     def model_name(self) -> str:
@@ -186,7 +195,9 @@ class Conversation:
         """
         with self._occupied():
             self._path = path
-            self.tuned = None if isinstance(path, ServerModel) else await asyncio.to_thread(TunedSettings().find, path)
+            self.tuned = self.recommended = None
+            if not isinstance(path, ServerModel):
+                self.tuned, self.recommended = await found_for(path)
             self.tuning_undone = False
             self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
@@ -200,7 +211,8 @@ class Conversation:
                         if isinstance(event, Failed) and draft is not None and not strict:
                             failed = event  # it does not tell which of the two was at fault
                         else:
-                            event = await self._noted(event, note, path, draft)
+                            if isinstance(event, ModelLoaded) and not isinstance(path, ServerModel):
+                                event = await loaded(event, note, path, draft, self._any_library)
                             self.meter.observe(event, self._clock())
                             yield event
                 if failed is None:
@@ -283,7 +295,8 @@ class Conversation:
         with self._occupied(answering=True):
             messages = await prepare()
             request = self._request(messages, more or {})
-            history.begin_answer(messages, self.model_name, AnswerSettings.of(request, self.model))
+            settings = AnswerSettings.of(request, self.model, self.default_sampling)
+            history.begin_answer(messages, self.model_name, settings)
             self._start_meter()
             try:
                 async with contextlib.aclosing(self.backend.generate(request)) as events:
@@ -326,7 +339,7 @@ class Conversation:
         assert self.chat is not None
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
-            sampling=self.settings.sampling.sampling(),
+            sampling=self.in_effect.sampling.sampling(),
             **self.settings.chat.request_options(),
             chat_id=self.chat.id,
             speculation=self.speculation,
@@ -339,45 +352,13 @@ class Conversation:
         self.draft_problem = ""
         if isinstance(target, ServerModel):
             return None, ""
-        from cpuchat.models.drafts.choice import AUTO, NO_DRAFT, choose_draft  # not before the app's first paint
+        found = await find_draft(target, self.in_effect, self._any_library, strict=strict, calibrate=calibrate)
+        self.draft_problem = found.problem
+        return found.path, found.note
 
-        section = self.in_effect.speculation
-        wanted = section.wanted_draft
-        library = self.library or Library(self.settings.model.folders)
-        measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
-        try:
-            draft, note = await asyncio.to_thread(
-                choose_draft, target, wanted, library, strict=strict, measured_only=measured_only, heads=True
-            )
-        except (CpuchatError, OSError) as error:
-            if strict:
-                raise
-            draft, note = None, f"No draft model is loaded. {error}"
-        if draft is None and wanted not in (*AUTO, NO_DRAFT):
-            self.draft_problem, note = note, ""
-        elif draft is None and not note and section.drafters == "draft" and wanted != NO_DRAFT:
-            note = f"No draft model is known for {target.name}. Choose one with --draft-model."
-        return draft, note
-
-    async def _noted(self, event: AnyEvent, note: str, path: Source, draft: Path | None) -> AnyEvent:
-        """Return `event`; `ModelLoaded` is remembered, and gets one more note.
-
-        A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
-        """
-        if not isinstance(event, ModelLoaded) or isinstance(path, ServerModel):
-            return event
-        left_out = draft is not None and not event.model.draft
-        models = [path] if draft is None or left_out else [path, draft]
-        await asyncio.to_thread(self._remember, models)
-        if not note or left_out:
-            return event
-        return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
-
-    def _remember(self, models: list[Path]) -> None:
-        self._usage.loaded(models)
-        library = self.library or Library(self.settings.model.folders)
-        for path in models:
-            library.opened(path)
+    @property
+    def _any_library(self) -> Library:
+        return self.library or Library(self.settings.model.folders)
 
     def _start_meter(self) -> None:
         self.meter.expect(self.speculation)

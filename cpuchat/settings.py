@@ -160,22 +160,22 @@ class HardwareSection(Section):
 
 
 class SamplingSection(Section):
-    """Sampling options (protocol.Sampling). `seed` -1 draws a new one for each answer."""
+    """Sampling options (protocol.Sampling). None: as the model's publisher recommends it, else the default there.
+    `seed` -1 draws a new one for each answer."""
 
-    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] = 0.7
-    top_k: Count = 40
-    top_p: Share = 0.95
-    min_p: Share = 0.05
-    repeat_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 1.0
-    repeat_last_n: Count = 64
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] | None = None
+    top_k: Count | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    repeat_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] | None = None
+    repeat_last_n: Count | None = None
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)] = -1
 
     def sampling(self) -> Sampling:
-        values = msgspec.structs.asdict(self)
-        seed = values.pop("seed")
-        return Sampling(seed=None if seed < 0 else seed, **values)
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return Sampling(**values | {"seed": None if self.seed < 0 else self.seed})
 
 
 class ChatSection(Section):
@@ -324,7 +324,7 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the wrong key ("engine.threads"; "" for the top level) and what is wrong with it."""
     # msgspec ends its message with "- at `$.engine.threads`".
-    reason, _, where = str(error).partition(" - at ")
+    reason, _, where = str(error).replace(" | null`", "`").partition(" - at ")
     key = where.strip("`").removeprefix("$").removesuffix("[...]").lstrip(".")
     field, colon, rest = reason.partition(": ")
     if colon and field.isidentifier():  # a rule of a whole section, which names the field
@@ -391,7 +391,10 @@ def _write(changes: Changes, file: Path) -> Settings:
         for section, values in changes.items():
             table = document.setdefault(section, tomlkit.table())
             for key, value in values.items():
-                table[key] = value
+                if value is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = value
         text = tomlkit.dumps(document)
         checked = parse(text, str(file))
         write_atomically(file, text)

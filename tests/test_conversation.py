@@ -321,3 +321,25 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
     assert core.chat is None and core.messages == []
     await core.close()
     assert backend.closed
+
+
+async def test_the_sampling_recommended_for_a_model_is_used_unless_the_user_set_another() -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
+    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
+    try:
+        await everything(core.load_model(paths.demo_dir() / DEMO_FILES["demo"]))
+        await everything(core.send("Hello"))
+        assert backend.requests[-1].sampling.temperature == 0
+        written = core.messages[-1]
+        assert written.sampling == written.default_sampling == core.default_sampling
+
+        core.settings.sampling.temperature = 0.7  # the default of other models
+        await everything(core.send("Hello"))
+        assert backend.requests[-1].sampling.temperature == 0.7
+
+        core.settings.sampling.temperature = None
+        await everything(core.load_model(Path("/models/unknown.gguf")))
+        await everything(core.send("Hello"))
+        assert backend.requests[-1].sampling.temperature == 0.7 and core.default_sampling.temperature == 0.7
+    finally:
+        await core.close()

@@ -13,7 +13,7 @@ from cpuchat import paths, settings
 from cpuchat.errors import SettingsError
 from cpuchat.files import file_lock
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import LoadOptions, Speculation
+from cpuchat.protocol import LoadOptions, Sampling, Speculation
 from cpuchat.settings import Settings, parse
 
 
@@ -222,3 +222,17 @@ def test_wrong_addresses_of_servers_are_named(url: str) -> None:
     with pytest.raises(SettingsError, match=r"servers\.urls.*http://127") as refused:
         parse(f'[servers]\nurls = ["http://good:1", "{url}"]')
     assert "secret" not in str(refused.value)
+
+
+def test_a_setting_without_a_value_leaves_the_file() -> None:
+    file = paths.settings_file()
+    settings.update({"sampling": {"top_k": 7, "temperature": 0.7}})
+    changed = settings.update({"sampling": {"top_k": None, "top_p": None}})
+    assert changed.sampling.top_k is None and changed.sampling.temperature == 0.7
+    assert "top_k" not in file.read_text() and "temperature = 0.7" in file.read_text()
+    assert changed.sampling.sampling() == Sampling()
+
+
+def test_a_wrong_value_that_may_be_missing_is_explained_in_words() -> None:
+    with pytest.raises(SettingsError, match=r"sampling\.temperature: expected `float`, got `str`"):
+        settings.parse('[sampling]\ntemperature = "hot"\n')

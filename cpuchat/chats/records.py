@@ -67,7 +67,8 @@ class SearchHit(Chat, frozen=True, kw_only=True):
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer was generated with, beside its chat's system prompt and the seed in its timings.
 
-    `path` is the model's file, `draft` the draft model's name, "" without one.
+    `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
+    this model where the settings have nothing.
     """
 
     sampling: Sampling = Sampling()
@@ -79,13 +80,15 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""
     draft: str = ""
     draft_quantization: str = ""
+    default_sampling: Sampling = Sampling()
 
     @classmethod
-    def of(cls, request: Generate, model: ModelInfo | None) -> AnswerSettings:
+    def of(cls, request: Generate, model: ModelInfo | None, default_sampling: Sampling) -> AnswerSettings:
         """Return those of a request to a model; None: it is not known, as after a crash."""
-        asked, of_model = cls.__struct_fields__[:5], cls.__struct_fields__[5:]
+        asked, of_model = cls.__struct_fields__[:5], cls.__struct_fields__[5:9]
         known = {} if model is None else {name: getattr(model, name) for name in of_model}
-        found = cls(**{name: getattr(request, name) for name in asked} | known)
+        given = {name: getattr(request, name) for name in asked}
+        found = cls(**given, **known, default_sampling=default_sampling)
         return found if model is None or not model.server else found._at_server(model.ignored)
 
     def _at_server(self, ignored: tuple[str, ...]) -> AnswerSettings:
@@ -119,6 +122,10 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sampling(self) -> Sampling | None:
         return self.settings.sampling if self.settings is not None else None
+
+    @property
+    def default_sampling(self) -> Sampling | None:
+        return self.settings.default_sampling if self.settings is not None else None
 
 
 CHAT_COLUMNS = Chat.__struct_fields__

@@ -157,7 +157,7 @@ def ask(
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
-            events = _events(session, _raw_request(prompt, stop, chosen, form), raw)
+            events = _events(session, _raw_request(prompt, stop, session.conversation.in_effect, form), raw)
             return await _print_answer(session, events, info, terminal, form, aloud, as_json=as_json)
 
     return asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -57,6 +58,8 @@ class Number(click.ParamType):
 
 def _click_type(hint: Any) -> click.ParamType:
     """Return the click type with the bounds that msgspec enforces for the same field of config.toml."""
+    if NoneType in get_args(hint):  # not set: as the model has it
+        hint = next(one for one in get_args(hint) if one is not NoneType)
     meta = msgspec.Meta()
     if get_origin(hint) is Annotated:
         hint, meta = get_args(hint)

@@ -21,7 +21,7 @@ from cpuchat.errors import CatalogError
 from cpuchat.models.file_names import PREFERRED
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.library.model import LocalModel
-from cpuchat.settings import explained
+from cpuchat.settings import SamplingSection, explained
 
 PACKAGED = Path(__file__).with_name("catalog.toml")
 MAX_BYTES = 1 << 20
@@ -54,9 +54,9 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
     that can draft for this one, the best first; `no_draft` is why there are none, with details in
     `no_draft_detail`. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use` is
-    the purpose; a "draft" is not to chat with. `verified` lists the facts confirmed by public listings and reports:
-    "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are
-    unconfirmed or computed.
+    the purpose; a "draft" is not to chat with. `sampling` is what its publisher recommends. `verified` lists the facts
+    confirmed by public listings and reports: "repo" (the first one), "params", "context", "drafts", and quantizations
+    for their sizes; all others are unconfirmed or computed.
     """
 
     id: Id
@@ -76,6 +76,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     no_draft_detail: Text = ""
     license: Text = ""
     use: Literal["chat", "code", "reasoning", "draft"] = "chat"
+    sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
     note: Text = ""
     verified: tuple[Text, ...] = ()
 

@@ -88,9 +88,11 @@ def failure(event: Failed) -> str:
     return "\n\n".join(lines)
 
 
-def summary(timings: Timings | None, reason: str, sampling: Sampling | None = None) -> str:
+def summary(
+    timings: Timings | None, reason: str, sampling: Sampling | None = None, default: Sampling | None = None
+) -> str:
     """Format the line under an answer: `128 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s · temperature 0 ·
-    stopped`. Sampling options are given where they are not the defaults.
+    stopped`. Sampling options are given where they differ from those of `default`, the model's.
     """
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
@@ -98,7 +100,7 @@ def summary(timings: Timings | None, reason: str, sampling: Sampling | None = No
         if timings.draft_n and timings.speed_up is not None:
             parts.append(f"{units.factor(timings.speed_up)} vs plain")
         parts.append(_first_token(timings, brief=True))
-    return " · ".join(filter(None, (*parts, *_sampling(sampling), stop_reason(reason))))
+    return " · ".join(filter(None, (*parts, *_sampling(sampling, default or Sampling()), stop_reason(reason))))
 
 
 def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None) -> str:
@@ -112,11 +114,10 @@ def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None
     return " · ".join(filter(None, (*parts, stop_reason(reason))))
 
 
-def _sampling(sampling: Sampling | None) -> list[str]:
+def _sampling(sampling: Sampling | None, default: Sampling) -> list[str]:
     """Format what is not as by default: `temperature 0`, `top-p 0.9`."""
     if sampling is None:
         return []
-    default = Sampling()
     changed = [name for name in Sampling.__struct_fields__ if getattr(sampling, name) != getattr(default, name)]
     if not {"repeat_penalty", "presence_penalty", "frequency_penalty"} & {*changed}:
         changed = [name for name in changed if name != "repeat_last_n"]  # it is the window of the penalties

@@ -53,7 +53,9 @@ def _message(message: PortableMessage, siblings: list[int]) -> list[str]:
     speaker = {"user": "You", "system": "System"}.get(message.role) or clean_line(message.model) or "Answer"
     place = f" ({siblings.index(message.id) + 1} of {len(siblings)})" if len(siblings) > 1 else ""
     reasoning = clean(message.reasoning).strip()
-    note = summary(message.timings, message.stop_reason or "", message.settings and message.settings.sampling)
+    used = message.settings
+    defaults = used and used.default_sampling
+    note = summary(message.timings, message.stop_reason or "", used and used.sampling, defaults)
     parts = [
         f"## {speaker}{place}",
         "\n".join(f"> {line}".rstrip() for line in reasoning.splitlines()),

@@ -77,6 +77,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 NOTES = {
+    "Sampling": "Empty = as recommended for the model, else as shown.",
     "Speech": "Without a sound device, answers are written to WAV files.",
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",
@@ -85,7 +86,8 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `low`/`high` are inclusive unless `open_low`; `choices` only for kind "choice"."""
+    """One setting. `low`/`high` are inclusive unless `open_low`; `choices` only for kind "choice". A setting whose
+    `default` is None may be empty: then it is as the model has it."""
 
     section: str
     name: str
@@ -110,6 +112,8 @@ class Field:
 
     def shown(self, value: Any) -> Any:
         """Convert a value to the content of its widget."""
+        if value is None:
+            return ""
         if self.kind == "lines":
             return "\n".join(value)
         if self.kind in ("switch", "choice", "theme", "line", "text"):
@@ -122,6 +126,8 @@ class Field:
         Raises:
             ValueError: not acceptable; the message says what is.
         """
+        if self.default is None and not str(shown).strip():
+            return None
         if self.kind == "lines":
             value: Any = [line.strip() for line in str(shown).splitlines() if line.strip()]
         elif self.kind in ("whole", "number"):
@@ -176,7 +182,10 @@ def _field(key: str, label: str, about: str) -> Field:
     choices: tuple[str, ...] = ()
     low = high = None
     open_low = False
-    match msgspec.inspect.type_info(annotation):
+    info_of_type = msgspec.inspect.type_info(annotation)
+    if isinstance(info_of_type, msgspec.inspect.UnionType):  # may be unset
+        info_of_type = next(one for one in info_of_type.types if not isinstance(one, msgspec.inspect.NoneType))
+    match info_of_type:
         case msgspec.inspect.BoolType():
             kind = "switch"
         case msgspec.inspect.LiteralType():

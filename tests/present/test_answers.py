@@ -56,6 +56,9 @@ def test_the_line_under_an_answer_has_its_speed_and_why_it_ended() -> None:
     chosen = Sampling(temperature=0.0, top_p=0.9, seed=7)
     assert summary(FULL, "end", Sampling()) == summary(FULL, "end")
     assert summary(FULL, "cancelled", chosen).endswith("0.21 s · temperature 0 · top-p 0.9 · seed 7 · stopped")
+    greedy = Sampling(temperature=0.0)
+    assert summary(FULL, "end", greedy, greedy) == summary(FULL, "end")  # as recommended for the model
+    assert "temperature 0.7" in summary(FULL, "end", Sampling(), greedy)
     assert summary(FULL, "end", Sampling(repeat_last_n=9)) == summary(FULL, "end")  # a window of no penalty
     assert "repeat-last-n 9" in summary(FULL, "end", Sampling(repeat_last_n=9, presence_penalty=0.5))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat import paths
 from cpuchat.errors import CpuchatError, DraftMismatch
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
@@ -18,7 +16,8 @@ from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ONLY_ENGINE, HeadKind, require_head
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.models.library.places import is_demo
+from cpuchat.settings import SpeculationSection
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -84,6 +83,42 @@ def _no_mtp(target: Path, heads: bool) -> DraftMismatch:
     return DraftMismatch(f"An MTP head cannot be used here: {ONLY_ENGINE}.", "Choose a draft model, or `none`.")
 
 
+class DraftChoice(msgspec.Struct, frozen=True):
+    """The draft model to load (None: none), a note for the user, and why the one that the settings name cannot be
+    used ("" for none)."""
+
+    path: Path | None = None
+    note: str = ""
+    problem: str = ""
+
+
+def draft_of_settings(
+    target: Path, section: SpeculationSection, library: Library, *, strict: bool, calibrate: bool
+) -> DraftChoice:
+    """Return the draft model for `target` by the settings.
+
+    Args:
+        strict: as of `choose_draft`.
+        calibrate: False: what passes cost is not measured, and a draft model that would need it is not taken.
+
+    Raises:
+        DraftMismatch, ModelNotFound, ModelDamaged, OSError: `strict`, and it cannot be used.
+    """
+    wanted = section.wanted_draft
+    measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
+    try:
+        draft, note = choose_draft(target, wanted, library, strict=strict, measured_only=measured_only, heads=True)
+    except (CpuchatError, OSError) as error:
+        if strict:
+            raise
+        draft, note = None, f"No draft model is loaded. {error}"
+    if draft is None and wanted not in (*AUTO, NO_DRAFT):
+        return DraftChoice(problem=note)
+    if draft is None and not note and section.drafters == "draft" and wanted != NO_DRAFT:
+        note = f"No draft model is known for {target.name}. Choose one with --draft-model."
+    return DraftChoice(draft, note)
+
+
 def own_draft(target: Path, library: Library, *, measured_only: bool = False) -> tuple[Path | None, str]:
     """Return the local draft model that belongs to `target`, and a note that says which and why.
 
@@ -96,7 +131,7 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     Raises:
         ModelNotFound, ModelDamaged: the target cannot be read, or the draft of the demo models is missing.
     """
-    if _is_demo(target):
+    if is_demo(target):
         draft = library.resolve("demo-draft")
         return (draft, "") if check_files(target, draft).ok else (None, "")
     costs = target_costs(target) if measured_only else UNKNOWN
@@ -120,11 +155,6 @@ def named_drafts(target: GGUFHeader, entry: CatalogModel, library: Library, cata
         return []
     limit, found = most_read(target), candidates(target, library.local_models(), catalog)
     return [one for one in found if one.named and one.size <= limit]
-
-
-def _is_demo(target: Path) -> bool:
-    targets = (os.path.realpath(paths.demo_dir() / DEMO_FILES[name]) for name in ("demo", "demo-q4"))
-    return os.path.realpath(target) in targets
 
 
 def _note(candidate: Candidate, target: str) -> str:

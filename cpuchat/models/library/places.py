@@ -23,6 +23,7 @@ DEMO_FILES = {
     "demo-q4": "cpuchat-demo-8m-q4_k_m.gguf",
     "demo-draft": "cpuchat-demo-draft-1m-q8_0.gguf",
 }
+_DEMO_CHAT = ("demo", "demo-q4")
 INCOMPLETE = ".incomplete"
 _MAGIC = b"GGUF"
 _REPO, _BLOBS = "models--", "blobs"
@@ -97,6 +98,11 @@ def links(root: Path) -> dict[Path, list[Path]]:
             with contextlib.suppress(OSError):  # not a link
                 found.setdefault(linked(path), []).append(path)
     return found
+
+
+def is_demo(model: Path) -> bool:
+    """Return whether a file is one of the two demo models to chat with."""
+    return os.path.realpath(model) in (os.path.realpath(paths.demo_dir() / DEMO_FILES[name]) for name in _DEMO_CHAT)
 
 
 def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[Place]:

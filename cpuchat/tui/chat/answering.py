@@ -181,7 +181,8 @@ class Answering:
                 self._left_out = answers.left_out(event)
                 self._tell(answers.context_trimmed(event), WARNING)
             case GenerationFinished():
-                note = answers.summary(event.timings, event.stop_reason, self._conversation.history.answer.sampling)
+                answer = self._conversation.history.answer
+                note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
                 self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
                 self._reader.answered(event.timings)
             case Failed():

@@ -30,6 +30,9 @@ from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tune.compare import percent
 
 
+_RECOMMENDED = {"header": "by the model's header", "catalog": "by the catalog", "demo": "for the demo model"}
+
+
 class OnOff(Checkbox):
     """Checkbox that shows its state as a word."""
 
@@ -55,13 +58,14 @@ class SettingRow(Horizontal):
             super().__init__()
             self.row = row
 
-    def __init__(self, field: Field, value: Any, themes: list[str], note: str = "") -> None:
-        """`note` replaces the help."""
+    def __init__(self, field: Field, value: Any, themes: list[str], note: str = "", unset: str = "") -> None:
+        """`note` replaces the help; `unset` is shown while the field is empty."""
         super().__init__(id=f"row-{field.section}-{field.name}", classes=f"-{field.kind}")
         self.field = field
         self._saved = value
         self._themes = themes
         self.note = note
+        self._unset = unset
         self.text_beside = self._about
 
     def compose(self) -> ComposeResult:
@@ -86,7 +90,7 @@ class SettingRow(Horizontal):
             case "text" | "lines":
                 return TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
             case _:
-                return Input(str(shown), compact=True, classes="editor", select_on_focus=True)
+                return Input(str(shown), placeholder=self._unset, compact=True, classes="editor", select_on_focus=True)
 
     @property
     def editor(self) -> Widget:
@@ -168,8 +172,8 @@ class SettingsScreen(Dismissable[Settings | None]):
                     with TabPane(tab, id=tab.lower()), VerticalScroll(can_focus=False):
                         for field in fields(tab):
                             value = current(self._settings, field)
-                            note = self._served_note(tab, field) or self._tuned_note(field)
-                            yield SettingRow(field, value, self._themes, note)
+                            note = self._served_note(tab, field) or self._note(field)
+                            yield SettingRow(field, value, self._themes, note, self._unset(field))
                         if note := _SERVED_TAB if self._is_served and tab in _OF_THE_WORKER else NOTES.get(tab):
                             yield Static(note, classes="note", markup=False)
         yield Static(id="hint", markup=False)
@@ -240,6 +244,19 @@ class SettingsScreen(Dismissable[Settings | None]):
         ignored = model is not None and field.name in model.ignored and field.section in ("sampling", "chat")
         return "not supported by the server" if ignored else ""
 
+    def _note(self, field: Field) -> str:
+        """Return what tuning made of a setting of the loaded model, or what is recommended for it; "" if nothing."""
+        recommended = self._services.conversation.recommended
+        if field.section == "sampling" and recommended is not None and field.name in recommended.sampling:
+            return f"empty = {recommended.sampling[field.name]:g}, recommended {_RECOMMENDED[recommended.source]}"
+        return self._tuned_note(field)
+
+    def _unset(self, field: Field) -> str:
+        """Return the value of a setting that is empty."""
+        if field.default is not None:
+            return ""
+        return f"{getattr(self._services.conversation.default_sampling, field.name):g}"
+
     def _tuned_note(self, field: Field) -> str:
         """Return what tuning made of a setting of the loaded model, "" if nothing."""
         conversation = self._services.conversation
@@ -272,7 +289,7 @@ class SettingsScreen(Dismissable[Settings | None]):
             return
         conversation.tuning_undone = True
         for row in self._rows:
-            row.note = self._tuned_note(row.field)
+            row.note = self._note(row.field)
             row.check()
         self.refresh_bindings()
         self.notify("Tuning undone from the next load.")

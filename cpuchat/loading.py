@@ -1,0 +1,63 @@
+"""What belongs to the load of a model: what tuning found for it, its recommended sampling and its draft model.
+
+The catalog is imported only here, in threads: not before the app's first paint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.tuned import Tuned, TunedSettings
+from cpuchat.protocol import ModelLoaded
+from cpuchat.settings import Settings
+
+if TYPE_CHECKING:
+    from cpuchat.models.drafts.choice import DraftChoice
+    from cpuchat.models.recommended import Recommended
+
+
+async def found_for(model: Path) -> tuple[Tuned | None, Recommended]:
+    """Return what tuning found for a model, and the sampling that is recommended for it."""
+
+    def find() -> tuple[Tuned | None, Recommended]:
+        from cpuchat.models.recommended import recommended
+
+        return TunedSettings().find(model), recommended(model)
+
+    return await asyncio.to_thread(find)
+
+
+async def find_draft(target: Path, chosen: Settings, library: Library, *, strict: bool, calibrate: bool) -> DraftChoice:
+    """Return the draft model by the settings `chosen`. Arguments and errors as of `draft_of_settings`."""
+
+    def find() -> DraftChoice:
+        from cpuchat.models.drafts.choice import draft_of_settings
+
+        return draft_of_settings(target, chosen.speculation, library, strict=strict, calibrate=calibrate)
+
+    return await asyncio.to_thread(find)
+
+
+async def loaded(event: ModelLoaded, note: str, path: Path, draft: Path | None, library: Library) -> ModelLoaded:
+    """Remember that the model was loaded; returns the event with one more note.
+
+    A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
+    """
+    left_out = draft is not None and not event.model.draft
+    models = [path] if draft is None or left_out else [path, draft]
+
+    def remember() -> None:
+        UsageLog().loaded(models)
+        for model in models:
+            library.opened(model)
+
+    await asyncio.to_thread(remember)
+    if not note or left_out:
+        return event
+    return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))
