@@ -49,7 +49,8 @@ class Conversation:
 
     `drafting` False answers without drafters whatever the settings say. `draft_problem` is why the draft model that the
     settings name was not loaded with the model, "" when it was. `history` is the open chat; `on_save_problem` is called
-    when its `save_problem` changes. `logs_speed` False does not record how fast the model answered. `frame_seconds`
+    when its `save_problem` changes. `logs_speed` False does not record how fast the model answered. `asks_when_full`: a
+    message that its chat has no room for fails (code context_full) unless the chat knows what to do. `frame_seconds`
     pass between two events with text.
 
     Args:
@@ -79,6 +80,7 @@ class Conversation:
         self.drafting = True
         self.draft_problem = ""
         self.logs_speed = True
+        self.asks_when_full = False
         self.frame_seconds = FRAME_SECONDS
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
@@ -337,15 +339,27 @@ class Conversation:
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
+        keeps_all = self._keeps_all(messages)
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
             sampling=self.in_effect.sampling.sampling(),
             **self.settings.chat.request_options(),
+            trim=not keeps_all,
+            reserve=keeps_all,
             chat_id=self.chat.id,
             speculation=self.speculation,
             frame_seconds=self.frame_seconds,
             **more,
         )
+
+    def _keeps_all(self, messages: Sequence[StoredMessage]) -> bool:
+        """Return whether a chat that does not fit is an error; else its oldest turns are left out, which is told."""
+        assert self.chat is not None
+        if len(messages) < 2:  # there is nothing to leave out or to summarize
+            return False
+        choice = self.chat.when_full or ("compact" if self.asks_when_full else "drop")
+        at_the_end = bool(self.messages) and messages[-1].id == self.messages[-1].id  # a summary can follow
+        return choice == "stop" or (choice == "compact" and at_the_end)
 
     async def _choose_draft(self, target: Source, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
         """Return the draft model and a note about it; sets `draft_problem`. A server chooses its own."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Chat, Deleted, SearchHit, StoredMessage, storable
+from cpuchat.chats.records import AnswerSettings, Chat, Deleted, SearchHit, StoredMessage, WhenFull, storable
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
 
 TITLE_LENGTH = 48
+SUMMARY_TITLE = "Summary of the conversation so far:"
 # Of a heading, a quote or a list item; strong emphasis and code.
 _MARKDOWN_MARKS = re.compile(r"^\s*(?:#{1,6}\s+|>\s*|[-*+]\s+|\d+\.\s+)|`+|\*\*+")
 
@@ -35,7 +36,15 @@ def title_of(text: str) -> str:
 
 
 def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Message, ...]:
-    """Return the request to answer `messages` after the system prompt, if there is one."""
+    """Return the request to answer `messages` after the system prompt, if there is one.
+
+    The last summary stands for what it covers: all before it, or before the question that it follows.
+    """
+    at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].is_summary), -1)
+    if at >= 0:
+        asked = [messages[at - 1]] if at and messages[at - 1].role == "user" else []
+        system = "\n\n".join(filter(None, (system, f"{SUMMARY_TITLE}\n\n{messages[at].content}")))
+        messages = [*asked, *messages[at + 1 :]]
     turns = [Message(role="system", content=system)] if system else []
     for message in messages:
         turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
@@ -198,6 +207,47 @@ class ChatHistory:
             self.tree.add(message.id, message.parent)
         return self.messages
 
+    async def add_summary(self, text: str, model: str) -> StoredMessage:
+        """Add a model's summary of the open branch to its end; see `request_messages`. Raises as `add_question`."""
+        assert self.chat is not None
+        chat, last = self.chat, self.messages[-1].id
+        await self._require_saved()
+
+        def add() -> tuple[Chat, StoredMessage]:
+            if self._store is None:
+                at = len(self.messages)
+                return chat, StoredMessage(id=at, chat_id="", parent=last, role="system", content=text, model=model)
+            with self._store.transaction():
+                self._store.require_unchanged(chat)
+                added = self._store.add_message(chat.id, "system", text, after=last, model=model)
+                return self._store.chat(chat.id), added
+
+        async with self._loading_again():
+            self.chat, summary = await asyncio.to_thread(add)
+        self.messages = [*self.messages, summary]
+        if self._store is not None:
+            self.tree.add(summary.id, summary.parent)
+        return summary
+
+    async def edit_summary(self, message_id: int, text: str) -> None:
+        """Replace the text of a summary. Raises as `add_question`."""
+        assert self.chat is not None
+        await self._require_saved()
+        if self._store is not None:
+            async with self._loading_again():
+                self.chat = await asyncio.to_thread(self._store.set_content, self.chat, message_id, text)
+        self.messages = [
+            msgspec.structs.replace(one, content=storable(text)) if one.id == message_id and one.is_summary else one
+            for one in self.messages
+        ]
+
+    async def set_when_full(self, choice: WhenFull) -> None:
+        """Remember what to do when the open chat no longer fits into the context. Raises ChatsError."""
+        assert self.chat is not None
+        if self._store is not None:
+            await asyncio.to_thread(self._store.set_when_full, self.chat.id, choice)
+        self.chat = msgspec.structs.replace(self.chat, when_full=choice)
+
     async def up_to_question(self, text: str | None = None, message_id: int = 0) -> list[StoredMessage]:
         """Return the messages up to a question, with another one with this `text` in its place if given.
 
@@ -222,7 +272,9 @@ class ChatHistory:
         asked = self.messages[index]
         if text is not None and storable(text) != asked.content:
             asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text))
-        return [*self.messages[:index], asked]
+        after = self.messages[index + 1 : index + 2]
+        summary = [one for one in after if one.is_summary and asked is self.messages[index]]
+        return [*self.messages[:index], asked, *summary]
 
     def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> StoredMessage:
         """Return the empty answer to `history`; with its first word the two become the open branch, also in the

@@ -9,13 +9,14 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from cpuchat.protocol import Generate, ModelInfo, Role, Sampling, Speculation
 from cpuchat.timings import Timings
 
+WhenFull = Literal["", "drop", "compact", "stop"]
 INTERRUPTED = "interrupted"
 _LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends soon after
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -28,7 +29,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation. Times in seconds since the epoch. `version` changes whenever its messages do.
 
     `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
-    of the open branch; None: the newest message.
+    of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
+    leave out the oldest turns, let the model summarize it, or stop; "" is to ask.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     sides: str = ""
     leaf: int | None = None
+    when_full: WhenFull = ""
 
 
 class Deleted(msgspec.Struct, frozen=True):
@@ -127,6 +130,11 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     def default_sampling(self) -> Sampling | None:
         return self.settings.default_sampling if self.settings is not None else None
 
+    @property
+    def is_summary(self) -> bool:
+        """Return whether it is a model's summary of what comes before it."""
+        return self.role == "system" and bool(self.model)
+
 
 CHAT_COLUMNS = Chat.__struct_fields__
 MESSAGE_COLUMNS = StoredMessage.__struct_fields__
@@ -154,6 +162,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
         "sides": _text(row["sides"]),
         "leaf": leaf if isinstance(leaf, int) else None,
+        "when_full": row["when_full"] if row["when_full"] in get_args(WhenFull) else "",
     }
 
 

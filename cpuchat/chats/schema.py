@@ -83,6 +83,8 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
         "DROP TABLE messages",
         "ALTER TABLE tree RENAME TO messages",
     ),
+    # What to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
+    ("ALTER TABLE chats ADD COLUMN when_full TEXT NOT NULL DEFAULT ''",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {

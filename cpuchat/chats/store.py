@@ -23,6 +23,7 @@ from cpuchat.chats.records import (
     Deleted,
     SearchHit,
     StoredMessage,
+    WhenFull,
     chat_of,
     column,
     is_unicode,
@@ -199,6 +200,22 @@ class ChatStore(Database):
         """Open the branch that ends with this message. Nothing happens when the chat is gone."""
         with self.transaction():
             self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
+
+    def set_when_full(self, chat_id: str, choice: WhenFull) -> None:
+        """Remember what to do when the chat no longer fits into the context. Nothing happens when it is gone."""
+        with self.transaction():
+            self._db.execute("UPDATE chats SET when_full = ? WHERE id = ?", (choice, chat_id))
+
+    def set_content(self, chat: Chat, message_id: int, text: str) -> Chat:
+        """Replace the text of a message, and return the chat. Raises ChatsChanged if another instance changed it."""
+        with self.transaction():
+            self.require_unchanged(chat)
+            self._touch(chat.id, time.time())
+            query = "UPDATE messages SET content = ? WHERE id = ? AND chat_id = ?"
+            if not self._db.execute(query, (storable(text), message_id, chat.id)).rowcount:
+                raise _no_message()
+            self._erase()
+            return self.chat(chat.id)
 
     def add_message(
         self,

@@ -112,7 +112,7 @@ class Answer:
         if not command.messages:
             raise UsageError("There is no message to answer.", "Write one first.")
         if not command.trim:
-            return builder.from_all_messages(command.messages)
+            return builder.from_all_messages(command.messages, command.max_tokens if command.reserve else None)
         return builder.from_messages(command.messages, command.max_tokens, self._on_trimmed)
 
     def _render(self, messages: list[Message]) -> str:

@@ -50,7 +50,8 @@ def markdown(chat: PortableChat) -> str:
 
 
 def _message(message: PortableMessage, siblings: list[int]) -> list[str]:
-    speaker = {"user": "You", "system": "System"}.get(message.role) or clean_line(message.model) or "Answer"
+    system = "Summary" if message.model else "System"
+    speaker = {"user": "You", "system": system}.get(message.role) or clean_line(message.model) or "Answer"
     place = f" ({siblings.index(message.id) + 1} of {len(siblings)})" if len(siblings) > 1 else ""
     reasoning = clean(message.reasoning).strip()
     used = message.settings

@@ -87,6 +87,7 @@ KEYS: tuple[Key, ...] = (
         priority=True),
     Key("chat", "chat.answer_now", "", "answer_now", "answer now", "Answer now (ends the reasoning)",
         ANSWER),
+    Key("chat", "chat.compact", "", "compact", "summarize", "Summarize the chat (frees context; /compact)", ANSWER),
     Key("chat", "chat.copy", "f5", "copy_answer", "copy", "Copy the last answer or the selected message", ANSWER,
         priority=True),
     Key("chat", "chat.copy_code", "f6", "copy_code", "copy code",

@@ -136,8 +136,9 @@ class Exchange:
         messages = self._request.messages
         found = without_oldest(messages, needed, n_ctx) if self._request.trim else None
         if found is None:
+            what = "last message" if self._request.trim else "chat"
             raise ContextFull(
-                f"The last message needs {_at_least(needed, n_ctx)} tokens, but the server's context has {n_ctx:,}.",
+                f"The {what} needs {_at_least(needed, n_ctx)} tokens, but the server's context has {n_ctx:,}.",
                 "Shorten it, or start the server with a larger context.",
             )
         kept, saved = found

@@ -48,6 +48,7 @@ class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     system_prompt: str = ""
     sides: str = ""
     leaf: int | None = None
+    when_full: str = ""
     messages: list[PortableMessage] = []
 
     @property

@@ -52,22 +52,39 @@ class PromptBuilder:
             ContextFull: the last message alone is too long.
             TemplateError: the model's template failed.
         """
-        quarter = self._n_ctx // 4
-        reserve = max(min(max_tokens or quarter, quarter), 1)
         marked = [self._vocab.mark_content(message) for message in messages]
-        trimmed = trim_messages(lambda m: len(self._encode(self._render(m))), marked, self._n_ctx - reserve)
+        trimmed = trim_messages(
+            lambda m: len(self._encode(self._render(m))), marked, self._n_ctx - self._reserve(max_tokens)
+        )
         if trimmed.dropped_messages:
             on_trimmed(trimmed)
         return self._checked(self._render(trimmed.messages))
 
-    def from_all_messages(self, messages: Iterable[Message]) -> tuple[bytes, list[int]]:
+    def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> tuple[bytes, list[int]]:
         """Return the rendered prompt and its tokens; nothing is left out.
+
+        Args:
+            max_tokens: of the answer, as of `from_messages`, if it must leave room for that.
 
         Raises:
             ContextFull: it is too long.
             TemplateError: the model's template failed.
         """
-        return self._checked(self._render([self._vocab.mark_content(message) for message in messages]))
+        text, tokens = self._checked(self._render([self._vocab.mark_content(message) for message in messages]))
+        reserve = 0 if max_tokens is None else self._reserve(max_tokens)
+        if len(tokens) > self._n_ctx - reserve:
+            raise ContextFull(
+                f"The chat has {len(tokens):,} tokens; with {reserve:,} for the answer it exceeds the context "
+                f"of {self._n_ctx:,}.",
+                "Summarize it with /compact, start a new chat, or raise --ctx.",
+                len(tokens),
+            )
+        return text, tokens
+
+    def _reserve(self, max_tokens: int) -> int:
+        """Return the tokens that are kept for the answer."""
+        quarter = self._n_ctx // 4
+        return max(min(max_tokens or quarter, quarter), 1)
 
     def _checked(self, text: bytes) -> tuple[bytes, list[int]]:
         tokens = self._encode(text)

@@ -24,7 +24,7 @@ from cpuchat.protocol import (
 from cpuchat.servers import Source
 from cpuchat.tui.chat.messages import last_turn
 from cpuchat.tui.chat.reader import Reader
-from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.transcript import TranscriptMessage
@@ -69,6 +69,7 @@ class Answering:
         self._to_read: list[str] | None = None  # its parts, without reasoning
         self._left_out = ""
         self._noted: set[str] = set()  # notes of models that were already shown
+        self._warned: set[str] = set()  # chats whose context is almost full
         self.loading: str = ""  # name of the file that is being loaded
         self.spans: dict[int, Spans] = {}
         """Drafters of the parts of this run's answers, by message id."""
@@ -219,5 +220,11 @@ class Answering:
                 self._tell(note, WARNING)
 
     def show_context(self) -> None:
-        """Show how full the context is."""
-        self._status.show_context(self._conversation.figures().n_past or 0)
+        """Show how full the context is; warn once in a chat that it is almost full."""
+        used, model, chat = self._conversation.figures().n_past or 0, self._conversation.model, self._conversation.chat
+        self._status.show_context(used)
+        if model is None or chat is None or not 0 < WARNING_SHARE * model.n_ctx <= used:
+            return
+        if chat.id not in self._warned:
+            self._warned.add(chat.id)
+            self._tell(f"The context is {100 * used / model.n_ctx:.0f} % full. /compact summarizes the chat.", WARNING)

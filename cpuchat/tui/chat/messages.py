@@ -30,7 +30,7 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
         return replace(sent_message(message.content), id=message.id, place=place)
     return TranscriptMessage(
         role=message.role,
-        title=message.model or "Answer",
+        title="Summary of what comes before" if message.is_summary else message.model or "Answer",
         content=message.content,
         reasoning=message.reasoning,
         note=summary(message.timings, message.stop_reason or "", message.sampling, message.default_sampling),

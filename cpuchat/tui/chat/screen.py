@@ -18,13 +18,14 @@ from cpuchat.servers import ServerModel, Source
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.answering import Answering
-from cpuchat.tui.chat.chat_list import ChatList, Chats
+from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.commands import chat_provider, model_provider
+from cpuchat.tui.chat.compacting import COMMAND
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.messages import sent_message, stored_message
-from cpuchat.tui.chat.speaking import SpeakingScreen
+from cpuchat.tui.chat.panes import PanesScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
@@ -40,7 +41,7 @@ from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 
-class ChatScreen(SpeakingScreen):
+class ChatScreen(PanesScreen):
     """Owns every change of state of the chat; widgets only say what the user did."""
 
     AUTO_FOCUS = "#prompt"
@@ -55,6 +56,8 @@ class ChatScreen(SpeakingScreen):
         self._compositor = Painter()
         self.services = services
         self.conversation = services.conversation
+        self.conversation.asks_when_full = True
+        self._full: Failed | None = None  # the last message had no room
         self._initial_model, self._initial_text = initial_model, text
         self.set_class(not self.conversation.messages, "-empty", update=False)
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
@@ -170,7 +173,11 @@ class ChatScreen(SpeakingScreen):
         self._show_prompt_title()
         self.show_chat_title()
         self.refresh_bindings()
-        self.call_next(self._send_queued)
+        if (failed := self._full) is not None:
+            self._full = None
+            self.context_full(failed)
+        else:
+            self.call_next(self._send_queued)
 
     # Sending
 
@@ -180,6 +187,9 @@ class ChatScreen(SpeakingScreen):
             self.tell("An answer is being written. Esc stops it; your text stays in the prompt.", "warning")
         elif self._composer.queued:
             self.tell("One message is already queued (Esc cancels it); your text stays in the prompt.", "warning")
+        elif text.strip() == COMMAND:
+            self._prompt.accept()
+            self.action_compact()
         elif text == COMPARE and not self._transcript.has_messages:
             self.action_compare()
         elif self._stream.loaded and not self.busy:
@@ -197,6 +207,9 @@ class ChatScreen(SpeakingScreen):
     def _send(self, text: str) -> None:
         self._clipboard.start_over()
         editing, self._composer.editing = self._composer.editing, None
+        if editing is not None and self.is_summary(editing):
+            self.save_summary(editing, text)
+            return
         if editing is not None:
             self._show_messages(self.question_index(editing))
             stream = lambda: self.conversation.edit(text, editing)  # noqa: E731
@@ -219,9 +232,15 @@ class ChatScreen(SpeakingScreen):
         if text and storable(text) != self.last_sent() and not self._prompt.text:
             self._prompt.put(text)
             self._composer.editing = editing
-        if isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
+        if isinstance(last, Failed) and last.code == "context_full":
+            self._full = last
+        elif isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
             self._stream.loaded = False
         self.list_chats()
+
+    async def answer_last(self) -> None:
+        self._show_messages()
+        await self._answer(self.conversation.regenerate)
 
     def _unqueue(self) -> None:
         self._composer.unqueue()
@@ -234,12 +253,6 @@ class ChatScreen(SpeakingScreen):
         self.list_chats()
 
     # Showing
-
-    def _apply_ui_settings(self) -> None:
-        ui = self.services.settings.ui
-        self.set_class(not ui.sidebar, "-no-sidebar")
-        self.set_class(not ui.telemetry, "-no-telemetry")
-        self._transcript.color_drafts(ui.color_drafts)
 
     def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
         if self._composer.queued and self.chat_id != self._composer.chat_id:
@@ -322,6 +335,11 @@ class ChatScreen(SpeakingScreen):
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
+        if (summary := self.selected_summary) is not None:
+            self._composer.edit(summary.content, summary.id, last=False)
+            self._show_prompt_title()
+            self.refresh_bindings()
+            return
         if (at := self.question_index(self.selected_message)) < 0:
             self.tell("No message to edit yet.")
             return
@@ -335,31 +353,6 @@ class ChatScreen(SpeakingScreen):
 
     def action_copy_code(self) -> None:
         self._clipboard.copy_code()
-
-    def action_sidebar(self) -> None:
-        if self.has_class("-wide"):
-            hidden = not self.has_class("-no-sidebar")
-            self.set_class(hidden, "-no-sidebar")
-            self.services.save_settings({"ui": {"sidebar": not hidden}})
-            shown = not hidden
-        else:
-            self.toggle_class("-chats-over")
-            shown = self.has_class("-chats-over")
-        (self._chats.query_one(Chats) if shown else self._prompt).focus()
-        self.refresh_bindings()
-
-    def action_telemetry(self) -> None:
-        self.toggle_class("-no-telemetry")
-        self.services.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
-        self._figures.show()
-
-    def action_drafting(self) -> None:
-        self.tell(draft_controls.switch(self.services))
-        self._figures.show()
-
-    def action_color_drafts(self) -> None:
-        if text := draft_controls.color(self.services, self._transcript):
-            self.tell(text)
 
     @work
     async def action_models(self) -> None:

@@ -13,6 +13,8 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.text import clean
 
+WARNING_SHARE = 0.8
+"""Share of the context from which on it is almost full."""
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
 
@@ -95,9 +97,9 @@ class StatusLine(Widget):
             memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
             engine = [("", model.engine)] if model.engine else []
             where = [("", model.server)] if model.server else [*engine, ("", threads), *memory]
-            full = 0 < 0.9 * model.n_ctx < self._used
+            full = 0 < WARNING_SHARE * model.n_ctx <= self._used
             context = self._context_words()
-            parts = [*where, *([("full" if full else "", context)] if context else [])]
+            parts = [*where, *([("full", f"! {context}") if full else ("", context)] if context else [])]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)

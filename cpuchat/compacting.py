@@ -1,0 +1,54 @@
+"""Summarizes a chat, so that it fits into the context again: the model writes the summary, the chat keeps it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from cpuchat.chats.history import request_messages
+from cpuchat.conversation import Conversation
+from cpuchat.errors import UsageError
+from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, Message, TextDelta
+
+_TASK = (
+    "Summarize our conversation so far, so that it can continue from the summary alone. Keep the facts, names, numbers, "
+    "decisions, code and open questions; leave out greetings and repetitions. Write only the summary."
+)
+_LONGEST = 1024  # tokens of a summary
+_SHARE = 8  # of the context at most
+
+
+async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
+    """Stream a summary of the open chat and add it to the chat unless it was stopped; see `request_messages`.
+
+    It covers everything but a question at the end that has no answer. What of the chat does not fit beside the task is
+    left out of the summary and told (`ContextTrimmed`). Ends with `GenerationFinished` or `Failed`.
+
+    Raises:
+        UsageError: there is nothing to summarize, or an answer is running.
+        ChatsError, ChatsChanged: the summary could not be saved.
+    """
+    chat, model = conversation.chat, conversation.model
+    covered = conversation.messages
+    if covered and covered[-1].role == "user":
+        covered = covered[:-1]
+    if covered and covered[-1].is_summary:
+        raise UsageError("The chat is summarized already.", "Shorten the summary (F4 on it), or raise the context size.")
+    if chat is None or not covered:
+        raise UsageError("There is nothing to summarize.", "Send a message first.")
+    request = Generate(
+        messages=(*request_messages(chat.system_prompt, covered), Message(role="user", content=_TASK)),
+        sampling=conversation.in_effect.sampling.sampling(),
+        max_tokens=min(_LONGEST, max(model.n_ctx // _SHARE, 64)) if model is not None and model.n_ctx else _LONGEST,
+        reasoning=False,
+        reasoning_budget=0,
+        speculation=conversation.speculation,
+    )
+    written = ""
+    async with contextlib.aclosing(conversation.generate_detached(request)) as events:
+        async for event in events:
+            if isinstance(event, TextDelta) and event.channel == "answer":
+                written += event.text
+            if isinstance(event, GenerationFinished) and event.stop_reason != "cancelled" and written.strip():
+                await conversation.history.add_summary(written.strip(), conversation.model_name)
+            yield event

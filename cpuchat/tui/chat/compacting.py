@@ -1,0 +1,133 @@
+"""A full context on the chat screen: asks what to do, summarizes, and edits the summary."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import cast
+
+from textual import work
+
+from cpuchat.chats.records import StoredMessage, WhenFull
+from cpuchat.compacting import compact
+from cpuchat.errors import CpuchatError
+from cpuchat.present import answers
+from cpuchat.protocol import ContextTrimmed, Failed, PrefillProgress, TextDelta
+from cpuchat.tui.chat.composer import Composer
+from cpuchat.tui.chat.speaking import SpeakingScreen
+from cpuchat.tui.chat.transcript import ChatTranscript
+from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
+
+COMMAND = "/compact"
+_CHOICES = (
+    Choice("compact", "Summarize"),
+    Choice("drop", "Leave out the oldest"),
+    Choice("stop", "Stop"),
+)
+
+
+class CompactingScreen(SpeakingScreen):
+    """Base of the chat screen."""
+
+    _transcript: ChatTranscript
+    _composer: Composer
+
+    def refuse_while_busy(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while something runs."""
+        raise NotImplementedError
+
+    async def answer_last(self) -> None:
+        """Answer the last question again."""
+        raise NotImplementedError
+
+    def action_compact(self) -> None:
+        """Summarize the chat now."""
+        if self.refuse_while_busy("summarize the chat"):
+            return
+        if not self._stream.loaded:
+            self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
+        elif not self.conversation.messages:
+            self.tell("There is nothing to summarize yet.")
+        else:
+            self._stream.run(self._compact())
+
+    @work(exclusive=True, group="context")
+    async def context_full(self, failed: Failed) -> None:
+        """Do what the chat does when it is full; ask if that is not known, and remember it."""
+        chat = self.conversation.chat
+        if chat is None or len(self.conversation.messages) < 2:
+            return
+        choice = chat.when_full
+        if not choice:
+            question = f"{failed.message} What should this chat do when it is full?"
+            choice = cast("WhenFull | None", await self.app.push_screen_wait(
+                ChoiceScreen("Context full", question, _CHOICES)
+            )) or ""  # fmt: skip
+            now = self.conversation.chat
+            if not choice or self._stream.busy or now is None or now.id != chat.id:
+                return
+            try:
+                await self.conversation.history.set_when_full(choice)
+            except CpuchatError as error:
+                self.tell(str(error), "error")
+                return
+        if choice == "compact":
+            self._stream.run(self._compact(again=True))
+        elif choice == "drop":
+            self._stream.run(self.answer_last())
+
+    async def _compact(self, again: bool = False) -> None:
+        """Show the summary while it is written; `again`: then answer the last question."""
+        before = len(self.conversation.messages)
+        self._transcript.begin_answer("Summary of what comes before")
+        self._transcript.set_pending("Summarizing the chat…")
+        problem: Failed | None = None
+        try:
+            async with contextlib.aclosing(compact(self.conversation)) as events:
+                async for event in events:
+                    match event:
+                        case TextDelta():
+                            self._transcript.set_pending("")
+                            self._transcript.append(event.text, event.channel)
+                        case PrefillProgress():
+                            self._transcript.set_pending(f"prefill {event.processed:,}/{event.total:,}")
+                        case ContextTrimmed():
+                            self.tell(f"The summary is {answers.left_out(event)}.", "warning")
+                        case Failed():
+                            problem = event
+                        case _:
+                            pass
+        except CpuchatError as error:
+            problem = Failed(code=error.code, message=error.message, hint=error.hint)
+        self._transcript.finish_answer()
+        self.show_branch(0)
+        if problem is not None:
+            self.tell(answers.failure(problem), "error")
+        elif len(self.conversation.messages) > before:
+            self.tell("The model now reads this summary in place of what comes before. F4 on it edits it.")
+            if again:
+                await self.answer_last()
+        else:
+            self.tell("No summary was made; the chat is as it was.", "warning")
+
+    @property
+    def selected_summary(self) -> StoredMessage | None:
+        """Return the summary under the marker of the transcript."""
+        return self._summary(self.selected_message)
+
+    def is_summary(self, message_id: int) -> bool:
+        return self._summary(message_id) is not None
+
+    def _summary(self, message_id: int) -> StoredMessage | None:
+        messages = self.conversation.messages
+        return next((one for one in messages if one.is_summary and message_id and one.id == message_id), None)
+
+    @work(exclusive=True, group="context")
+    async def save_summary(self, message_id: int, text: str) -> None:
+        """Replace the text of a summary by what the user made of it."""
+        try:
+            await self.conversation.history.edit_summary(message_id, text)
+        except CpuchatError as error:
+            self.tell(str(error), "error")
+        else:
+            self.tell("Summary saved.")
+        self.show_branch(0)

@@ -1,0 +1,46 @@
+"""What of the chat screen is shown: chat list, figures, colors."""
+
+from __future__ import annotations
+
+from cpuchat.tui.chat import draft_controls
+from cpuchat.tui.chat.chat_list import ChatList, Chats
+from cpuchat.tui.chat.compacting import CompactingScreen
+from cpuchat.tui.widgets.prompt import Prompt
+
+
+class PanesScreen(CompactingScreen):
+    """Base of the chat screen."""
+
+    _chats: ChatList
+    _prompt: Prompt
+
+    def _apply_ui_settings(self) -> None:
+        ui = self.services.settings.ui
+        self.set_class(not ui.sidebar, "-no-sidebar")
+        self.set_class(not ui.telemetry, "-no-telemetry")
+        self._transcript.color_drafts(ui.color_drafts)
+
+    def action_sidebar(self) -> None:
+        if self.has_class("-wide"):
+            hidden = not self.has_class("-no-sidebar")
+            self.set_class(hidden, "-no-sidebar")
+            self.services.save_settings({"ui": {"sidebar": not hidden}})
+            shown = not hidden
+        else:
+            self.toggle_class("-chats-over")
+            shown = self.has_class("-chats-over")
+        (self._chats.query_one(Chats) if shown else self._prompt).focus()
+        self.refresh_bindings()
+
+    def action_telemetry(self) -> None:
+        self.toggle_class("-no-telemetry")
+        self.services.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
+        self._figures.show()
+
+    def action_drafting(self) -> None:
+        self.tell(draft_controls.switch(self.services))
+        self._figures.show()
+
+    def action_color_drafts(self) -> None:
+        if text := draft_controls.color(self.services, self._transcript):
+            self.tell(text)
