@@ -11,7 +11,7 @@ from cpuchat.errors import UsageError
 from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, Message, TextDelta
 
 _TASK = (
-    "Summarize our conversation so far, so that it can continue from the summary alone. Keep the facts, names, numbers, "
+    "Summarize our conversation so far, so that it can continue from the summary alone. Keep facts, names, numbers, "
     "decisions, code and open questions; leave out greetings and repetitions. Write only the summary."
 )
 _LONGEST = 1024  # tokens of a summary
@@ -33,7 +33,7 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
     if covered and covered[-1].role == "user":
         covered = covered[:-1]
     if covered and covered[-1].is_summary:
-        raise UsageError("The chat is summarized already.", "Shorten the summary (F4 on it), or raise the context size.")
+        raise UsageError("The chat is summarized already.", "Shorten the summary (F4 on it), or raise the context.")
     if chat is None or not covered:
         raise UsageError("There is nothing to summarize.", "Send a message first.")
     request = Generate(
@@ -50,5 +50,5 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
             if isinstance(event, TextDelta) and event.channel == "answer":
                 written += event.text
             if isinstance(event, GenerationFinished) and event.stop_reason != "cancelled" and written.strip():
-                await conversation.history.add_summary(written.strip(), conversation.model_name)
+                await conversation.history.add_summary(written.strip(), conversation.model_name or "Model")
             yield event

@@ -88,6 +88,7 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.answer_now", "", "answer_now", "answer now", "Answer now (ends the reasoning)",
         ANSWER),
     Key("chat", "chat.compact", "", "compact", "summarize", "Summarize the chat (frees context; /compact)", ANSWER),
+    Key("chat", "chat.when_full", "", "when_full", "when full", "Choose what to do when the context is full…", CHATS),
     Key("chat", "chat.copy", "f5", "copy_answer", "copy", "Copy the last answer or the selected message", ANSWER,
         priority=True),
     Key("chat", "chat.copy_code", "f6", "copy_code", "copy code",

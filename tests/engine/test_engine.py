@@ -245,3 +245,13 @@ def test_kept_conversations_take_at_most_half_of_what_the_model_leaves(
         assert isinstance(chat.events[-1], ModelLoaded)
     assert 0 < limits[0] < 1_000_000_000
     assert limits[1] == 1000
+
+
+def test_a_chat_that_must_be_whole_leaves_room_for_the_answer(chat: Chat, tiny_model: Path) -> None:
+    chat.load(tiny_model)
+    nearly_full = user("x y z " * 68)  # 408 tokens of 512, and those of the template
+    assert chat.ask(nearly_full, trim=False, max_tokens=1).predicted_n == 1
+    assert chat.ask(nearly_full, trim=False, reserve=True, max_tokens=1).predicted_n == 1
+    chat.request(messages=(nearly_full,), trim=False, reserve=True, max_tokens=0)
+    assert chat.failure.code == "context_full" and "128 for the answer" in chat.failure.message
+    assert chat.failure.n_tokens > 512 - 128

@@ -33,6 +33,7 @@ _TITLES = {
     "worker_died": "Worker crashed",
     "does_not_fit": "Not enough memory",
     "server_unreachable": "Connection lost",
+    "context_full": "Context full",
 }
 WARNING, ERROR, PLAIN = "warning", "error", "information"
 

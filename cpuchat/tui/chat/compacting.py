@@ -7,7 +7,7 @@ from typing import cast
 
 from textual import work
 
-from cpuchat.chats.records import StoredMessage, WhenFull
+from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.compacting import compact
 from cpuchat.errors import CpuchatError
 from cpuchat.present import answers
@@ -31,10 +31,6 @@ class CompactingScreen(SpeakingScreen):
     _transcript: ChatTranscript
     _composer: Composer
 
-    def refuse_while_busy(self, action: str) -> bool:
-        """Say that `action` has to wait, and return True, while something runs."""
-        raise NotImplementedError
-
     async def answer_last(self) -> None:
         """Answer the last question again."""
         raise NotImplementedError
@@ -56,24 +52,36 @@ class CompactingScreen(SpeakingScreen):
         chat = self.conversation.chat
         if chat is None or len(self.conversation.messages) < 2:
             return
-        choice = chat.when_full
-        if not choice:
-            question = f"{failed.message} What should this chat do when it is full?"
-            choice = cast("WhenFull | None", await self.app.push_screen_wait(
-                ChoiceScreen("Context full", question, _CHOICES)
-            )) or ""  # fmt: skip
-            now = self.conversation.chat
-            if not choice or self._stream.busy or now is None or now.id != chat.id:
-                return
-            try:
-                await self.conversation.history.set_when_full(choice)
-            except CpuchatError as error:
-                self.tell(str(error), "error")
-                return
+        choice = chat.when_full or await self._ask(chat, failed.message)
+        if self._stream.busy or choice == "stop":
+            return
         if choice == "compact":
             self._stream.run(self._compact(again=True))
         elif choice == "drop":
             self._stream.run(self.answer_last())
+
+    @work(exclusive=True, group="context")
+    async def action_when_full(self) -> None:
+        """Choose what the chat does when it is full."""
+        if (chat := self.conversation.chat) is None:
+            self.tell("Send a message first.")
+            return
+        now = next((one.label.lower() for one in _CHOICES if one.id == chat.when_full), "ask")
+        if choice := await self._ask(chat, f"Now: {now}."):
+            self.tell(f"When the context is full: {next(one.label.lower() for one in _CHOICES if one.id == choice)}.")
+
+    async def _ask(self, chat: Chat, why: str) -> WhenFull:
+        """Ask what a chat should do when it is full, and remember it; "" if it was not answered, or is not open."""
+        question = f"{why} What should this chat do when the context is full?"
+        choice = cast(WhenFull, await self.app.push_screen_wait(ChoiceScreen("Context full", question, _CHOICES)) or "")
+        if not choice or self.conversation.chat is None or self.conversation.chat.id != chat.id:
+            return ""
+        try:
+            await self.conversation.history.set_when_full(choice)
+        except CpuchatError as error:
+            self.tell(str(error), "error")
+            return ""
+        return choice
 
     async def _compact(self, again: bool = False) -> None:
         """Show the summary while it is written; `again`: then answer the last question."""

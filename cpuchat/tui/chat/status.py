@@ -52,9 +52,13 @@ class StatusLine(Widget):
 
     def show_context(self, used: int) -> None:
         """Show the number of tokens in the context."""
-        before, self._used = self._context_words(), used
-        if before != self._context_words():
+        before, self._used = (self._context_words(), self._almost_full), used
+        if before != (self._context_words(), self._almost_full):
             self.refresh()
+
+    @property
+    def _almost_full(self) -> bool:
+        return self._model is not None and 0 < WARNING_SHARE * self._model.n_ctx <= self._used
 
     def show_engine(self, engine: EngineInfo | None) -> None:
         """Show the worker's memory policy, unless it is the default."""
@@ -97,9 +101,8 @@ class StatusLine(Widget):
             memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
             engine = [("", model.engine)] if model.engine else []
             where = [("", model.server)] if model.server else [*engine, ("", threads), *memory]
-            full = 0 < WARNING_SHARE * model.n_ctx <= self._used
             context = self._context_words()
-            parts = [*where, *([("full", f"! {context}") if full else ("", context)] if context else [])]
+            parts = [*where, *([("full", f"! {context}") if self._almost_full else ("", context)] if context else [])]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)

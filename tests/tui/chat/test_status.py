@@ -53,3 +53,14 @@ async def test_the_context_stays_when_there_is_no_room_for_more() -> None:
     text = await line(EngineInfo(version="x", memory="interleave:0-1"), cpus=tuple(range(8)), width=50)
     assert "interleave" not in text
     assert "0/8k ctx" in text
+
+
+async def test_a_context_that_is_almost_full_is_marked() -> None:
+    status = StatusLine()
+    async with HostApp(status).run_test(size=(120, 3)) as pilot:
+        status.show_model(MODEL)
+        status.show_context(MODEL.n_ctx * 8 // 10 - 10)
+        await pilot.pause()
+        assert "! " not in str(status.render())
+        status.show_context(MODEL.n_ctx * 8 // 10 + 1)
+        assert "! " in str(status.render())

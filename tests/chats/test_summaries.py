@@ -1,0 +1,138 @@
+"""Tests summaries of chats that outgrow the context, and what a chat does when it is full, with a real store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.chats.history import SUMMARY_TITLE
+from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer.portable import portable_chat
+from cpuchat.compacting import compact
+from cpuchat.conversation import Conversation
+from cpuchat.errors import UsageError
+from cpuchat.present.chats import markdown
+from cpuchat.protocol import AnyEvent, Failed, TextDelta
+from cpuchat.settings import Settings
+from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
+
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
+FULL = Failed(code="context_full", message="The chat has 9,000 tokens.", request_id=1, n_tokens=9000)
+
+
+@contextlib.asynccontextmanager
+async def conversation(*answers: list[Step] | str) -> AsyncIterator[Conversation]:
+    backend = ScriptedBackend([answer(one) if isinstance(one, str) else one for one in answers])
+    chosen = Settings()
+    chosen.chat.system_prompt = "Be brief."
+    core = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
+    try:
+        yield core
+    finally:
+        await core.close()
+
+
+async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
+    return [event async for event in stream]
+
+
+def asked(core: Conversation) -> list[tuple[str, str]]:
+    """Return what the model was asked last."""
+    assert isinstance(core.backend, ScriptedBackend)
+    return [(message.role, message.content) for message in core.backend.requests[-1].messages]
+
+
+def texts(core: Conversation) -> list[str]:
+    """Return the open branch, which is the same in memory and in the store."""
+    assert core.chat is not None
+    assert core.messages == core.history.store.messages(core.chat.id)
+    return [message.content for message in core.messages]
+
+
+async def test_a_summary_stands_for_what_comes_before() -> None:
+    async with conversation("One.", "They said one.", "Two.", "Both.", "Three.") as core:
+        with pytest.raises(UsageError, match="nothing to summarize"):
+            await everything(compact(core))
+        await everything(core.send("First?"))
+        await everything(compact(core))
+        assert asked(core)[:3] == [("system", "Be brief."), ("user", "First?"), ("assistant", "One.")]
+        assert asked(core)[3][1].startswith("Summarize our conversation")
+        assert texts(core) == ["First?", "One.", "They said one."] and core.messages[-1].is_summary
+        with pytest.raises(UsageError, match="summarized already"):
+            await everything(compact(core))
+
+        await everything(core.send("Second?"))
+        system = f"Be brief.\n\n{SUMMARY_TITLE}\n\nThey said one."
+        assert asked(core) == [("system", system), ("user", "Second?")]
+        await everything(compact(core))  # of the summary and what followed
+        assert asked(core)[:3] == [("system", system), ("user", "Second?"), ("assistant", "Two.")]
+
+        assert core.chat is not None
+        await core.history.edit_summary(core.messages[-1].id, "Both, corrected.")
+        await core.open_chat(core.chat.id)
+        assert texts(core)[-1] == "Both, corrected."
+        await everything(core.send("Third?"))
+        assert asked(core) == [("system", f"Be brief.\n\n{SUMMARY_TITLE}\n\nBoth, corrected."), ("user", "Third?")]
+
+
+async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
+    async with conversation("One.", [FULL], "They said one.", "Two.", "Two again.") as core:
+        await everything(core.send("First?"))
+        assert isinstance((await everything(core.send("Second?")))[-1], Failed)
+        await everything(compact(core))
+        assert [content for _, content in asked(core)][1:-1] == ["First?", "One."]
+        await everything(core.regenerate())
+        short = [("system", f"Be brief.\n\n{SUMMARY_TITLE}\n\nThey said one."), ("user", "Second?")]
+        assert asked(core) == short
+        assert texts(core) == ["First?", "One.", "Second?", "They said one.", "Two."]
+        two = core.messages[-1]
+        await everything(core.regenerate(two.id))
+        assert asked(core) == short
+        assert core.history.tree.siblings(two.id) == [two.id, core.messages[-1].id]
+
+
+async def test_a_summary_that_was_stopped_is_not_kept() -> None:
+    gate = Gate()
+    async with conversation("One.", answer("They said", gate=gate)) as core:
+        await everything(core.send("First?"))
+        async for event in compact(core):
+            if isinstance(event, TextDelta):
+                await core.stop()
+        assert texts(core) == ["First?", "One."]
+
+
+@pytest.mark.parametrize(
+    ("choice", "asks", "refuses"),
+    [("", False, False), ("", True, True), ("drop", True, False), ("compact", False, True), ("stop", False, True)],
+)
+async def test_a_chat_knows_what_to_do_when_it_is_full(choice: str, asks: bool, refuses: bool) -> None:
+    async with conversation("One.", "Two.", "Three.") as core:
+        core.asks_when_full = asks
+        await everything(core.send("First?"))
+        assert isinstance(core.backend, ScriptedBackend)
+        assert core.backend.requests[-1].trim  # there is nothing to leave out
+        await core.history.set_when_full(choice)  # type: ignore[arg-type]
+        assert core.chat is not None
+        await core.open_chat(core.chat.id)
+        assert core.chat.when_full == choice
+        await everything(core.send("Second?"))
+        request = core.backend.requests[-1]
+        assert (not request.trim, request.reserve) == (refuses, refuses)
+        await everything(core.edit("Something else?"))  # no summary can follow a question that is not stored
+        assert core.backend.requests[-1].trim == (choice != "stop")
+
+
+async def test_summaries_and_the_choice_are_exported() -> None:
+    async with conversation("One.", "They said one.") as core:
+        await everything(core.send("First?"))
+        await everything(compact(core))
+        await core.history.set_when_full("compact")
+        assert core.chat is not None
+        exported = portable_chat(core.chat, core.messages)
+        assert exported.when_full == "compact" and exported.chat("x").when_full == "compact"
+        assert [(one.role, one.content) for one in exported.messages][-1] == ("system", "They said one.")
+        assert "## Summary" in markdown(exported)

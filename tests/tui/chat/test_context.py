@@ -1,0 +1,134 @@
+"""Tests what the chat screen does when the context is full, /compact, and the warning before."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cpuchat.chats.history import SUMMARY_TITLE
+from cpuchat.protocol import Failed, ModelLoaded
+from cpuchat.tui.widgets.dialogs import ChoiceScreen
+from tests.support.chat_app import RunningApp, running
+from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer
+from tests.tui.chat.test_branches import select
+
+FULL: list[Step] = [
+    Failed(code="context_full", message="The chat has 9,000 tokens.", hint="", request_id=1, n_tokens=9000)
+]
+
+
+async def filled(app: RunningApp) -> None:
+    """Send two messages, the second of which does not fit, and wait for the question."""
+    await app.ready()
+    await app.send("First")
+    await app.send("Second", wait=False)
+    await app.until(lambda: isinstance(app.app.screen, ChoiceScreen))
+    request = app.backend.requests[-1]
+    assert (request.trim, request.reserve) == (False, True)
+    assert "The chat has 9,000 tokens." in app.screen_text
+
+
+async def chosen(app: RunningApp, *keys: str) -> None:
+    await app.press(*keys, "enter")
+    await app.until(lambda: app.app.screen is app.chat)
+
+
+async def test_a_full_chat_is_summarized_and_remembers_it() -> None:
+    script = [answer("One."), FULL, answer("They said one."), answer("Two."), FULL, answer("All."), answer("Three.")]
+    async with running(ScriptedBackend(script)) as app:
+        await filled(app)
+        await chosen(app)
+        await app.until(lambda: len(app.backend.requests) == 4 and not app.chat.busy)
+        assert app.stored() == [
+            ("user", "First"), ("assistant", "One."), ("user", "Second"), ("system", "They said one."),
+            ("assistant", "Two."),
+        ]  # fmt: skip
+        last = [(message.role, message.content) for message in app.backend.requests[-1].messages]
+        assert last == [("system", f"{SUMMARY_TITLE}\n\nThey said one."), ("user", "Second")]
+        shown = [message for message in app.transcript.messages if message.role == "system"]
+        assert [(one.title, one.content) for one in shown] == [("Summary of what comes before", "They said one.")]
+
+        await app.send("Third", wait=False)  # not asked again
+        await app.until(lambda: len(app.backend.requests) == 7 and not app.chat.busy)
+        assert app.stored()[-3:] == [("user", "Third"), ("system", "All."), ("assistant", "Three.")]
+
+
+async def test_the_oldest_turns_are_left_out_when_that_is_chosen() -> None:
+    async with running(ScriptedBackend([answer("One."), FULL, answer("Two."), answer("Three.")])) as app:
+        await filled(app)
+        await chosen(app, "right")
+        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
+        assert app.backend.requests[-1].trim
+        assert app.stored()[-1] == ("assistant", "Two.")
+        await app.send("Third")
+        assert app.backend.requests[-1].trim and app.stored()[-1] == ("assistant", "Three.")
+
+
+@pytest.mark.parametrize("keys", [("right", "right", "enter"), ("escape",)])
+async def test_nothing_is_sent_when_the_chat_stops_or_the_question_is_closed(keys: tuple[str, ...]) -> None:
+    async with running(ScriptedBackend([answer("One."), FULL])) as app:
+        await filled(app)
+        await app.press(*keys)
+        await app.until(lambda: app.app.screen is app.chat)
+        assert len(app.backend.requests) == 2 and not app.chat.busy
+        assert app.stored()[-1] == ("user", "Second")
+        assert app.conversation.chat is not None
+        assert app.conversation.chat.when_full == ("stop" if "enter" in keys else "")
+
+
+async def test_a_first_message_that_is_too_long_is_an_error() -> None:
+    async with running(ScriptedBackend([FULL])) as app:
+        await app.ready()
+        await app.send("Very long")
+        assert app.app.screen is app.chat
+        assert "The chat has 9,000 tokens." in app.transcript.messages[-1].content
+
+
+async def test_compact_summarizes_at_any_time_and_the_summary_is_edited() -> None:
+    backend = ScriptedBackend([answer("One."), answer("They said one."), answer("Two.")])
+    async with running(backend) as app:
+        await app.ready()
+        await app.write("/compact")
+        await app.press("enter")
+        await app.until(lambda: "There is nothing to summarize yet." in app.notices)
+        await app.send("First")
+        await app.write("/compact")
+        await app.press("enter")
+        await app.until(lambda: len(backend.requests) == 2 and not app.chat.busy)
+        assert app.stored()[-1] == ("system", "They said one.") and app.prompt.text == ""
+
+        await select(app, 2)
+        await app.press("f4")
+        assert app.prompt.text == "They said one."
+        await app.press("!", "enter")
+        await app.until(lambda: app.stored()[-1] == ("system", "They said one.!"))
+        await app.until(lambda: app.transcript.messages[-1].content == "They said one.!")
+        await app.send("Second")
+        assert backend.requests[-1].messages[0].content.endswith("They said one.!")
+
+
+async def test_a_summary_that_fails_leaves_the_chat_as_it_was() -> None:
+    failed: list[Step] = [Failed(code="generation_failed", message="Decoding failed.", request_id=1)]
+    async with running(ScriptedBackend([answer("One."), failed])) as app:
+        await app.ready()
+        await app.send("First")
+        await app.write("/compact")
+        await app.press("enter")
+        await app.until(lambda: "Decoding failed." in app.notices and not app.chat.busy)
+        assert app.stored() == [("user", "First"), ("assistant", "One.")]
+        assert [message.content for message in app.transcript.messages] == ["First", "One."]
+
+
+async def test_the_gauge_warns_from_80_percent_on() -> None:
+    small = msgspec.structs.replace(MODEL, n_ctx=1024)
+    script = [answer("Fits.", prompt_n=700), answer("Nearly full.", prompt_n=840), answer("More.", prompt_n=850)]
+    async with running(ScriptedBackend(script, load_steps=[ModelLoaded(model=small)])) as app:
+        await app.ready()
+        await app.send("First")
+        assert "! " not in app.status
+        await app.send("Second")
+        assert "! " in app.status
+        warnings = [notice for notice in app.notices if "/compact summarizes the chat" in notice]
+        assert len(warnings) == 1 and warnings[0].startswith("The context is 8")
+        await app.send("Third")
+        assert len([notice for notice in app.notices if "/compact" in notice]) == 1
