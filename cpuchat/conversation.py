@@ -81,6 +81,8 @@ class Conversation:
         self.draft_problem = ""
         self.logs_speed = True
         self.asks_when_full = False
+        self.kept_all = False
+        """The last request was sent whole or not at all."""
         self.frame_seconds = FRAME_SECONDS
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
@@ -339,7 +341,7 @@ class Conversation:
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
-        keeps_all = self._keeps_all(messages)
+        self.kept_all = keeps_all = self._keeps_all(messages)
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
             sampling=self.in_effect.sampling.sampling(),

@@ -232,7 +232,7 @@ class ChatScreen(PanesScreen):
         if text and storable(text) != self.last_sent() and not self._prompt.text:
             self._prompt.put(text)
             self._composer.editing = editing
-        if isinstance(last, Failed) and last.code == "context_full":
+        if isinstance(last, Failed) and last.code == "context_full" and self.conversation.kept_all:
             self._full = last
         elif isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
             self._stream.loaded = False

@@ -132,3 +132,13 @@ async def test_the_gauge_warns_from_80_percent_on() -> None:
         assert len(warnings) == 1 and warnings[0].startswith("The context is 8")
         await app.send("Third")
         assert len([notice for notice in app.notices if "/compact" in notice]) == 1
+
+
+async def test_a_message_that_is_too_long_even_alone_is_not_tried_again() -> None:
+    async with running(ScriptedBackend([answer("One."), FULL, FULL])) as app:
+        await filled(app)
+        await chosen(app, "right")
+        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
+        await app.pilot.pause()
+        assert app.app.screen is app.chat and len(app.backend.requests) == 3
+        assert app.transcript.messages[-1].title == "Context full"
