@@ -17,6 +17,7 @@ class Composer:
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self._edits_last = True
+        self._edits_summary = False
         self._before_editing = ""
         self._drafts: dict[str | None, str] = {}  # by chat id
         self.chat_id: str | None = None
@@ -33,8 +34,9 @@ class Composer:
         if self.queued:
             title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc cancels"
         elif self.editing is not None:
-            title = "Edit last message" if self._edits_last else "Edit message"
-            keys = "Enter regenerates from here · Esc cancels"
+            kind = "summary" if self._edits_summary else "last message" if self._edits_last else "message"
+            title = f"Edit {kind}"
+            keys = "Enter saves · Esc cancels" if self._edits_summary else "Enter regenerates from here · Esc cancels"
         elif busy:
             keys = "Enter queues it until the model is ready" if loading else "Esc stops the answer"
         else:
@@ -59,11 +61,11 @@ class Composer:
             self._prompt.put(self.unsent)
             self.queued = ""
 
-    def edit(self, text: str, message_id: int, last: bool) -> None:
-        """Edit a sent message."""
+    def edit(self, text: str, message_id: int, last: bool, summary: bool = False) -> None:
+        """Edit a sent message, or a summary."""
         if self.editing is None:
             self._before_editing = self._prompt.text
-        self.editing, self._edits_last = message_id, last
+        self.editing, self._edits_last, self._edits_summary = message_id, last, summary
         self._prompt.put(text)
         self._prompt.focus()
 

@@ -336,7 +336,7 @@ class ChatScreen(PanesScreen):
         if self.refuse_while_writing("edit a message"):
             return
         if (summary := self.selected_summary) is not None:
-            self._composer.edit(summary.content, summary.id, last=False)
+            self._composer.edit(summary.content, summary.id, last=False, summary=True)
             self._show_prompt_title()
             self.refresh_bindings()
             return
