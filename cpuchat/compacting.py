@@ -50,5 +50,6 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
             if isinstance(event, TextDelta) and event.channel == "answer":
                 written += event.text
             if isinstance(event, GenerationFinished) and event.stop_reason != "cancelled" and written.strip():
-                await conversation.history.add_summary(written.strip(), conversation.model_name or "Model")
+                if conversation.chat is not None and conversation.chat.id == chat.id:
+                    await conversation.history.add_summary(written.strip(), conversation.model_name or "Model")
             yield event

@@ -119,6 +119,7 @@ class ChatStore(Database):
             if message_id not in tree:
                 raise _no_message()
             fork = self.create_chat(chat.model, chat.system_prompt, f"{chat.title} (fork)")
+            self.set_when_full(fork.id, chat.when_full)
             copied = [name for name in MESSAGE_COLUMNS if name not in ("id", "chat_id", "parent")]
             columns, parent = ", ".join(copied), 0
             copy = (

@@ -136,3 +136,11 @@ async def test_summaries_and_the_choice_are_exported() -> None:
         assert exported.when_full == "compact" and exported.chat("x").when_full == "compact"
         assert [(one.role, one.content) for one in exported.messages][-1] == ("system", "They said one.")
         assert "## Summary" in markdown(exported)
+
+
+async def test_a_fork_does_the_same_when_it_is_full() -> None:
+    async with conversation("One.") as core:
+        await everything(core.send("First?"))
+        await core.history.set_when_full("drop")
+        await core.fork_chat(core.messages[-1].id)
+        assert core.chat is not None and core.chat.when_full == "drop"
