@@ -49,7 +49,8 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
         async for event in events:
             if isinstance(event, TextDelta) and event.channel == "answer":
                 written += event.text
-            if isinstance(event, GenerationFinished) and event.stop_reason != "cancelled" and written.strip():
-                if conversation.chat is not None and conversation.chat.id == chat.id:
-                    await conversation.history.add_summary(written.strip(), conversation.model_name or "Model")
+            is_whole = isinstance(event, GenerationFinished) and event.stop_reason != "cancelled"
+            is_open = conversation.chat is not None and conversation.chat.id == chat.id
+            if is_whole and is_open and written.strip():
+                await conversation.history.add_summary(written.strip(), conversation.model_name or "Model")
             yield event
