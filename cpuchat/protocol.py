@@ -228,8 +228,8 @@ class Generate(Command, frozen=True):
     """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
 
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
-    save). `trim` False: messages that do not fit are an error, none is left out; with `reserve` they must also leave room
-    for `max_tokens`, for a quarter of the context at most. `max_tokens` 0 = until the model ends
+    save). `trim` False: messages that do not fit are an error, none is left out; with `reserve` they must also leave
+    room for `max_tokens`, for a quarter of the context at most. `max_tokens` 0 = until the model ends
     or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
     chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `json_schema` is the
     schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for

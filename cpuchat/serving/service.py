@@ -110,9 +110,7 @@ class Service:
         """Return what reads requests for this model. Raises Refusal before it is loaded."""
         if self._reader is None:
             conversation = self._conversation
-            self._reader = RequestReader(
-                self.names, self.model.n_ctx, conversation.in_effect, conversation.speculation
-            )
+            self._reader = RequestReader(self.names, self.model.n_ctx, conversation.in_effect, conversation.speculation)
         return self._reader
 
     @property

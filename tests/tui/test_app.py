@@ -150,7 +150,7 @@ async def test_the_palette_reaches_commands_and_chats() -> None:
         await app.ready()
         await app.press("ctrl+p")
         await app.until(lambda: isinstance(app.app.screen, CommandPalette))
-        await app.until(lambda: "Choose, download or delete models" in app.screen_text)
+        await app.until(lambda: "Summarize the chat" in app.screen_text)
         await app.press(*"zebra")
         await app.until(lambda: "Open Zebra crossing" in app.screen_text)
         await app.press("enter")

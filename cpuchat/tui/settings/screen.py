@@ -29,7 +29,6 @@ from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tune.compare import percent
 
-
 _RECOMMENDED = {"header": "by the model's header", "catalog": "by the catalog", "demo": "for the demo model"}
 
 
