@@ -174,8 +174,8 @@ class SamplingSection(Section):
     seed: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)] = -1
 
     def sampling(self) -> Sampling:
-        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        return Sampling(**values | {"seed": None if self.seed < 0 else self.seed})
+        options: dict[str, Any] = msgspec.structs.asdict(self) | {"seed": None if self.seed < 0 else self.seed}
+        return Sampling(**{name: value for name, value in options.items() if value is not None})
 
 
 class ChatSection(Section):

@@ -32,7 +32,7 @@ _DEMO: Final = {"temperature": 0.0}
 class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     """Recommended options by the names of `SamplingSection`, and where they were found ("": nowhere)."""
 
-    sampling: dict[str, float] = {}
+    sampling: dict[str, Any] = {}
     source: Literal["", "header", "catalog", "demo"] = ""
 
     def applied_to(self, chosen: Settings) -> Settings:
