@@ -273,7 +273,7 @@ async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorde
         await collect(backend.load(ServerModel(server.url), LoadOptions()))
         request = chat("Hello", sampling=asked, reasoning=False, speculation=Speculation(drafters=("lookup",)))
         got = await collect(backend.generate(request))
-        kept = AnswerSettings.of(request, backend.model)
+        kept = AnswerSettings.of(request, backend.model, Sampling())
         await backend.close()
     assert got.finished.note == "top-k, seed, reasoning not supported by the server"
     assert (kept.sampling, kept.reasoning, kept.speculation) == (Sampling(top_p=0.5), None, Speculation())
