@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.conversation import Conversation
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-    from cpuchat.protocol import ModelInfo
     from cpuchat.telemetry.machine import Peak
 
 CHECK_SECONDS = 5.0
@@ -91,12 +90,12 @@ class PassProbe(IdleProbe):
     async def _measure(self) -> None:
         from cpuchat.hardware.placement.placement import PlacementSpec
 
-        spec, model = PlacementSpec.of(self._services.settings), self._services.conversation.model
+        spec, pid = PlacementSpec.of(self._services.settings), self._services.conversation.backend.pid
         try:
             placement = await run_in_daemon_thread(lambda: _to_measure(spec))
             if placement is None:
                 self._known = spec
-            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(model)):
+            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
                 await self._measure_cores(spec, placement)
         except Interrupted:
             pass
@@ -155,13 +154,15 @@ def _to_measure(spec: PlacementSpec) -> Placement | None:
     return None if CostLog(placement.cpus, placement.memory.words).read().probe else placement
 
 
-def _is_free(loaded: ModelInfo | None) -> bool:
-    """Return whether no server of this user is running, and memory is left beside the pages of the loaded model, which
-    count as available."""
+def _is_free(pid: int | None) -> bool:
+    """Return whether no server of this user is running, and memory is available without dropping pages of the file that
+    the worker `pid` has loaded."""
     from cpuchat.hardware.memory import available_bytes, total_bytes
     from cpuchat.models.prediction import spare_bytes
+    from cpuchat.telemetry.process import process_memory
 
     if running_servers():
         return False
-    needed = spare_bytes(total_bytes()) + _MEMORY + (loaded.size if loaded is not None else 0)
-    return available_bytes() >= needed
+    worker = process_memory(pid) if pid is not None else None
+    mapped = worker.shared if worker is not None else 0
+    return available_bytes() - mapped >= spare_bytes(total_bytes()) + _MEMORY

@@ -45,10 +45,11 @@ class MadeUp(CostProbe):
 
 
 class Others:
-    """What else runs on the machine: cores that programs compute on, and servers."""
+    """What else runs on the machine: cores that programs compute on, and servers; and the memory that is left."""
 
     def __init__(self) -> None:
         self.busy = 0.0
+        self.available = 64 << 30
         self.servers: list[RunningServer] = []
         self.asked = 0
 
@@ -68,7 +69,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(pass_probe, "IDLE_CHECKS", 1)
     monkeypatch.setattr(pass_probe, "running_servers", others.running)
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
-    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
     monkeypatch.setattr("cpuchat.costmodel.fit.fit", lambda start, seen: Fitted(profile=start, n=len(seen), error=0.0))
     MadeUp.runs, MadeUp.long, MadeUp.weight = [], False, 1.0
@@ -94,15 +95,15 @@ async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None
     assert len(MadeUp.runs) == n
 
 
-async def test_it_waits_for_programs_that_compute_and_for_servers(others: Others) -> None:
-    others.busy, others.servers = 1.0, [RunningServer("http://127.0.0.1:8080", "m", 1)]
+async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(others: Others) -> None:
+    others.busy, others.available = 1.0, 1 << 30
+    others.servers = [RunningServer("http://127.0.0.1:8080", "m", 1)]
     async with running() as app:
-        await app.until(lambda: others.asked > 3)
-        others.busy = 0.1
-        n = others.asked
-        await app.until(lambda: others.asked > n + 3)
-        assert not MadeUp.runs
-        others.servers = []
+        for free in ({"busy": 0.1}, {"servers": []}, {"available": 64 << 30}):
+            n = others.asked
+            await app.until(lambda n=n: others.asked > n + 4)
+            assert not MadeUp.runs
+            vars(others).update(free)
         await app.until(lambda: MadeUp.runs)
 
 
