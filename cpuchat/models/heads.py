@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from cpuchat.errors import DraftMismatch
+from cpuchat.errors import DraftMismatch, HeadEngineMissing
 from cpuchat.models.file_names import role_of
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -24,6 +26,8 @@ HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]
 TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
 ENGINE = "llama-server"
 """The engine that can use heads."""
+WHEEL = "xllamacpp"
+"""The package that has one inside."""
 ONLY_ENGINE = f"only {ENGINE} can use it"
 
 _NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
@@ -136,6 +140,23 @@ def require_head(target: Path, draft: Path) -> HeadKind | None:
         names = clean_line(draft.name), clean_line(target.name)
         raise DraftMismatch(f"{names[0]} cannot draft for {names[1]}: {reason}.", "Choose a head made for this model.")
     return kind
+
+
+def find_program() -> str:
+    """Return the path of the llama-server to start; "" for the one in the wheel.
+
+    Raises:
+        HeadEngineMissing: there is neither.
+    """
+    program = shutil.which(ENGINE)
+    if program is not None:
+        return program
+    if find_spec(WHEEL) is not None:
+        return ""
+    raise HeadEngineMissing(
+        "Draft heads need a llama-server, and there is none on PATH.",
+        "Install llama.cpp, or its wheel: pip install 'cpuchat[heads]'.",
+    )
 
 
 def title(kind: HeadKind) -> str:

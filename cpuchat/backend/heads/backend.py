@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.heads.options import Drafting, ServerOptions, find_program
+from cpuchat.backend.heads.options import Drafting, ServerOptions
 from cpuchat.backend.heads.process import ServerProcess, free_port
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawner
@@ -24,7 +24,7 @@ from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.fit import check_fit, choose_context, draft_memory, required_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import HeadKind, require_head, title
+from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
 from cpuchat.protocol import (
     AnyEvent,
     EngineInfo,
@@ -45,7 +45,6 @@ from cpuchat.timings import Timings
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
 
-ENGINE = "llama-server"
 _GONE_SECONDS = 1.0
 """Seconds in which a process whose connection broke is seen to have exited."""
 _MOST_CACHE_MIB = 8192  # llama-server's own limit

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.backend.heads.options import HOST, KEY_VARIABLE, WHEEL, ServerOptions, command
+from cpuchat.backend.heads.options import HOST, KEY_VARIABLE, ServerOptions, command
+from cpuchat.models.heads import WHEEL
 from cpuchat.protocol import LoadOptions
 
 _ENDING_SECONDS = 3.0

@@ -3,18 +3,13 @@ it."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import msgspec
 
-from cpuchat.errors import HeadEngineMissing
 from cpuchat.models.heads import HeadKind
 from cpuchat.protocol import LoadOptions, Speculation
 
-WHEEL = "xllamacpp"
-PROGRAM = "llama-server"
 HOST = "127.0.0.1"
 KEY_VARIABLE = "LLAMA_API_KEY"
 """Where llama-server looks for its API key; other users would see one on the command line."""
@@ -58,23 +53,6 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_mib: int = 0
     cpus: tuple[int, ...]
     options: LoadOptions = LoadOptions()
-
-
-def find_program() -> str:
-    """Return the path of the llama-server to start; "" for the one in the wheel.
-
-    Raises:
-        HeadEngineMissing: there is neither.
-    """
-    program = shutil.which(PROGRAM)
-    if program is not None:
-        return program
-    if find_spec(WHEEL) is not None:
-        return ""
-    raise HeadEngineMissing(
-        "Draft heads need a llama-server, and there is none on PATH.",
-        "Install llama.cpp, or its wheel: pip install 'cpuchat[heads]'.",
-    )
 
 
 def command(server: ServerOptions) -> list[str]:

@@ -78,7 +78,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         if self.path is not None:
             return str(self.path)
         if self.file:
-            return f"{self.repo}/{self.file}"
+            return f"{self.repo}:{self.name}"
         return f"{self.repo}:{self.quantization}" if self.quantization else self.repo
 
     @property

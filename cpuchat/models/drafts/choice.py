@@ -14,7 +14,7 @@ from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
 from cpuchat.models.drafts.candidates import INCLUDED, Candidate, candidates, check, most_read
 from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import ONLY_ENGINE, HeadKind, require_head
+from cpuchat.models.heads import ONLY_ENGINE, HeadKind, find_program, require_head
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_demo
 from cpuchat.settings import SpeculationSection
@@ -48,6 +48,7 @@ def choose_draft(
 
     Raises:
         DraftMismatch: the wanted model does not fit; the hint names one that would.
+        HeadEngineMissing: it is a head, and there is no llama-server.
         ModelNotFound, ModelDamaged: it does not exist or cannot be read.
     """
     wanted = wanted.strip()
@@ -61,6 +62,7 @@ def choose_draft(
     try:
         draft = target if wanted == INCLUDED else library.resolve(wanted)
         if heads and head_for(target, draft) is not None:
+            find_program()
             return draft, ""
         if wanted == INCLUDED:
             raise _no_mtp(target, heads)

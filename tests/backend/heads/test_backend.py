@@ -154,8 +154,8 @@ async def test_a_server_that_does_not_start_is_reported(
     log = Path(failed.hint.removeprefix("Log: "))
     assert "invalid argument: --spec-type" in log.read_text()
 
-    monkeypatch.setattr("cpuchat.backend.heads.options.WHEEL", "no_such_wheel")
-    monkeypatch.setattr("cpuchat.backend.heads.options.PROGRAM", "no-such-program")
+    monkeypatch.setattr("cpuchat.models.heads.WHEEL", "no_such_wheel")
+    monkeypatch.setattr("cpuchat.models.heads.ENGINE", "no-such-program")
     failed = (await collect(backend.load(DEMO, options))).failed
     assert failed.code == "head_engine" and "cpuchat[heads]" in failed.hint
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.backend.heads import options
 from cpuchat.backend.heads.host import parameters
-from cpuchat.backend.heads.options import Drafting, ServerOptions, command, cpu_mask, find_program
+from cpuchat.backend.heads.options import Drafting, ServerOptions, command, cpu_mask
 from cpuchat.errors import HeadEngineMissing
+from cpuchat.models import heads
+from cpuchat.models.heads import find_program
 from cpuchat.protocol import LoadOptions, Speculation
 
 SERVER = ServerOptions(
@@ -78,7 +79,7 @@ def test_the_wheel_gets_the_same() -> None:
 def test_the_program_on_path_comes_before_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_program() == ""
-    monkeypatch.setattr(options, "WHEEL", "no_such_wheel")
+    monkeypatch.setattr(heads, "WHEEL", "no_such_wheel")
     with pytest.raises(HeadEngineMissing) as caught:
         find_program()
     assert "cpuchat[heads]" in caught.value.hint

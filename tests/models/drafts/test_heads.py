@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import DraftMismatch
+from cpuchat.errors import DraftMismatch, HeadEngineMissing
+from cpuchat.models import heads
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, model_of, recommended
 from cpuchat.models.drafts.choice import choose_draft
@@ -62,7 +63,7 @@ def test_the_heads_of_its_repository_are_offered_once_each() -> None:
     assert [(one.file, one.head) for one in found] == [
         ("eagle3-Big-Q8_0.gguf", "eagle3"), ("mtp-Big-Q8_0.gguf", "mtp")
     ]  # fmt: skip
-    assert found[0].spec == "owner/Big-GGUF/eagle3-Big-Q8_0.gguf"
+    assert found[0].spec == "owner/Big-GGUF:eagle3-Big-Q8_0"
 
 
 def test_a_head_on_the_hub_is_checked_by_its_header(tmp_path: Path, hub_server: HubServer) -> None:
@@ -77,7 +78,9 @@ def test_a_head_on_the_hub_is_checked_by_its_header(tmp_path: Path, hub_server: 
     assert model_of(there, found["eagle3-Big-Q8_0.gguf"]).name == "eagle3-Big-Q8_0"
 
 
-def test_a_head_is_used_only_with_an_engine_that_can(tmp_path: Path, library: Library) -> None:
+def test_a_head_is_used_only_with_an_engine_that_can(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1)
     head = mtp_head_file(tmp_path / "mine" / "mtp-Big-Q8_0.gguf")
     assert choose_draft(target, str(head), library, heads=True) == (head, "")
@@ -87,6 +90,12 @@ def test_a_head_is_used_only_with_an_engine_that_can(tmp_path: Path, library: Li
             choose_draft(target, wanted, library)
         path, note = choose_draft(target, wanted, library, strict=False)
         assert path is None and "No draft model" in note
+
+    monkeypatch.setattr(heads, "ENGINE", "no-such-program")
+    monkeypatch.setattr(heads, "WHEEL", "no_such_wheel")
+    with pytest.raises(HeadEngineMissing):
+        choose_draft(target, str(head), library, heads=True)
+    assert choose_draft(target, str(head), library, strict=False, heads=True)[0] is None
 
 
 def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, library: Library) -> None:
