@@ -37,8 +37,8 @@ def planned(catalog: Catalog, machine: str, model: str, draft: str = "", **workl
 def test_70b_is_where_rooflines_of_others_have_it(catalog: Catalog, machine: str, low: float, high: float) -> None:
     tok_s = planned(catalog, machine, "70b:Q4_K_M").tok_s
     assert tok_s is not None
-    assert tok_s.low <= high
-    assert tok_s.high >= low
+    assert 0.9 * low <= tok_s.value <= high
+    assert tok_s.low <= tok_s.value <= tok_s.high
 
 
 def test_nothing_decodes_faster_than_its_bytes_allow(catalog: Catalog) -> None:
@@ -62,8 +62,10 @@ def test_drafts_gain_more_the_more_are_accepted_and_never_more_than_arithmetic_a
     assert plan.draft_ceiling is not None
     assert plan.compute_ceiling is not None
     assert plan.tok_s.value < rates[0] < rates[-1] < plan.draft_ceiling.value < plan.compute_ceiling.value
-    assert 35 < plan.draft_ceiling.value < 60  # 52 by others
-    assert plan.draft_ceiling.low < 60 < 75  # what was claimed
+    assert 45 < plan.draft_ceiling.value < 60  # 52 by the arithmetic of others, who have these ranges, too
+    for drafted, (low, high) in zip(plan.drafted, ((11, 15), (13, 18), (16, 23), (21, 32)), strict=True):
+        assert low <= drafted.tok_s.value <= high, drafted
+    assert plan.drafted[-1].tok_s.high < 60  # 60 to 75 were claimed
 
 
 def test_a_model_that_does_not_fit_has_no_speed(catalog: Catalog) -> None:

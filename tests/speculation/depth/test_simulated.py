@@ -8,6 +8,10 @@ from functools import cache
 
 import pytest
 
+from cpuchat.costmodel.passes import pass_cost
+from cpuchat.models.catalog import load_catalog
+from cpuchat.planner.machine_specs import find_machine
+from cpuchat.planner.model_specs import find_model
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal, confidence_bucket
@@ -18,6 +22,7 @@ from tests.speculation.depth.simulator import (
     adaptive_answer,
     best_fixed,
     miscalibrated,
+    server_costs,
     text,
     true_costs,
 )
@@ -221,3 +226,30 @@ def test_copied_text_is_drafted_within_a_few_tokens_and_prose_costs_nothing(targ
         per_pass = sum(accepted + 1 for *_, accepted in copied) / len(copied)
         assert per_pass > 8
         assert 768 * costs.verify_ms[0] / answer.ms > 1.3
+
+
+SERVER = ("8B Q4_K_M", "70B Q4_K_M", "70B F16")
+
+
+@pytest.mark.parametrize("target", SERVER)
+def test_a_server_of_96_cores_drafts_about_as_deep_as_pays(target):
+    costs = server_costs(target)
+    for rate in (0.3, 0.6, 0.8, 0.95):
+        rng = random.Random(1)
+        controller = DepthController(costs, has_draft_model=True)
+        texts = [text(rng, rate, 257) for _ in range(9)]
+        ms = [adaptive_answer(controller, costs, right).ms for right in texts]
+        best, depth = best_fixed(costs, texts[1:])
+        assert best / sum(ms[1:]) >= 0.95, rate
+        assert 1 <= depth <= {"Q4_K_M": 8, "Q8_0": 12, "F16": 20}[target.split()[1]], rate
+        assert len(texts[0]) * costs.verify_ms[0] / ms[0] > 0.98, rate
+
+
+@pytest.mark.parametrize("target", SERVER)
+def test_the_passes_of_that_server_are_those_that_are_planned(target):
+    """Two models of one machine, made independently: bandwidth and prefill with a curve, and the cost model."""
+    machine, model = find_machine("epyc-9655"), find_model(target.replace(" ", ":"), load_catalog())
+    slow, fast = machine.profile("low"), machine.profile("high")
+    for n in (1, 4, 8, 16):
+        ms = server_costs(target).verify_ms[n - 1]
+        assert 900 * pass_cost(fast, model.work, n).seconds <= ms <= 1100 * pass_cost(slow, model.work, n).seconds, n
