@@ -9,17 +9,18 @@ import pytest
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import this_machine
 from cpuchat.models.tuned import Tuned, TunedSettings, tuned_settings
 from cpuchat.models.tuned_machine import TunedMachine, machine_for
 from cpuchat.settings import Settings, parse
+from tests.support.topology import simulate_topology
 
 
-def test_a_tuned_model_has_its_own_cores_once_these_were_measured(tiny_model: Path, tmp_path: Path) -> None:
-    every, one = (choose_cores(read_topology(), "auto", n).cpus for n in (0, 1))
-    if every == one:
-        pytest.skip("needs two cores")
+def test_a_tuned_model_has_its_own_cores_once_these_were_measured(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = simulate_topology(monkeypatch, tmp_path / "desktop")
+    every, one = (choose_cores(topology, "auto", n).cpus for n in (0, 1))
     remember(ReadBandwidth(cpus=every, bytes_per_s=40e9, rounds=(40e9,)))
     TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": 1, "flash_attn": "off"}}))
     other = tmp_path / "other.gguf"
@@ -33,5 +34,5 @@ def test_a_tuned_model_has_its_own_cores_once_these_were_measured(tiny_model: Pa
     assert tuned.of(tiny_model).peak == machine_for(tiny_model, Settings()).peak == 25e9
     assert tuned_settings(tiny_model, Settings()).load_options().flash_attn == "off"
     assert tuned_settings(other, Settings()) == Settings()
-    chosen = parse("[engine]\nthreads = 2\n")  # what the user set wins
+    chosen = parse("[engine]\nthreads = 8\n")  # what the user set wins
     assert machine_for(tiny_model, chosen).peak == this_machine(chosen).peak
