@@ -21,7 +21,7 @@ from cpuchat.costmodel.passes import MICRO_BATCH
 Lengths = Callable[[random.Random], float]
 _WARM_UP = 0.1  # of the requests, not counted: the queue fills
 _LONGEST_QUEUE = 0.2  # of the requests waiting at the end: it grows without limit
-_DONE = 1e-9
+_DONE = 1e-6  # of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,18 @@ class _Request:
     arrived: float
     prompt: float
     answer: float
-    left: float = 0.0
     first: float = 0.0
     ended: float = 0.0
 
 
 @dataclass(slots=True)
 class _Machine:
-    """`running` chats; of them `prefilling` has `prefill_left` micro-batches to go. `version` marks outdated events."""
+    """`running` chats as a heap, by the `steps` of the machine at which each ends; the first of `to_prefill` has
+    `prefill_left` micro-batches to go. `version` marks outdated events."""
 
     server: Server
-    running: list[_Request] = field(default_factory=list)
+    running: list[tuple[float, float, _Request]] = field(default_factory=list)
+    steps: float = 0.0
     to_prefill: deque[_Request] = field(default_factory=deque)
     prefill_left: float = 0.0
     since: float = 0.0
@@ -117,7 +118,7 @@ class _Machine:
 
     def _steps_left(self) -> float:
         """Return the steps until a prompt or an answer ends."""
-        steps = min((one.left for one in self.running), default=math.inf)
+        steps = self.running[0][0] - self.steps if self.running else math.inf
         return max(min(steps, self.prefill_left) if self.to_prefill else steps, 0.0)
 
     def advance(self, now: float, *, due: bool = False) -> list[_Request]:
@@ -131,28 +132,28 @@ class _Machine:
         self.busy += passed
         self.chat_seconds += passed * self.load
         iteration = self._iteration()
-        steps = passed / iteration if iteration > 0 else math.inf
+        steps = passed / iteration if iteration > 0 else self._steps_left()
         if due:
             steps = max(steps, self._steps_left())
-        for one in self.running:
-            self.written += min(steps, one.left)
-            one.left -= steps
+        self.steps += steps
+        self.written += steps * len(self.running)
         if self.to_prefill:
             self.prefill_left -= steps
             if self.prefill_left <= _DONE:
                 self._begin_answer(now)
-        ended = [one for one in self.running if one.left <= _DONE]
-        if ended:
-            self.running = [one for one in self.running if one.left > _DONE]
-        for one in ended:
+        ended: list[_Request] = []
+        while self.running and self.running[0][0] <= self.steps + _DONE:
+            end, _, one = heapq.heappop(self.running)
+            self.written += end - self.steps
             one.ended = now
+            ended.append(one)
         return ended
 
     def _begin_answer(self, now: float) -> None:
         request = self.to_prefill.popleft()
-        request.first, request.left = now, max(request.answer - 1, 0.0)
+        request.first = now
         self.written += 1
-        self.running.append(request)
+        heapq.heappush(self.running, (self.steps + max(request.answer - 1, 0.0), request.arrived, request))
         if self.to_prefill:
             self.prefill_left = _batches(self.to_prefill[0].prompt)
 
@@ -165,6 +166,7 @@ def simulate(server: Server, machines: int, demand: Demand, n_requests: int = 5_
     """Simulate `n_requests` on `machines` like `server`. The same arguments give the same figures."""
     chance = random.Random(seed)
     fleet = [_Machine(server) for _ in range(machines)]
+    loads = [0] * machines
     waiting: deque[_Request] = deque()
     done: list[_Request] = []
     events: list[tuple[float, int, int]] = []  # (when, machine or -1 for an arrival, version)
@@ -185,12 +187,14 @@ def simulate(server: Server, machines: int, demand: Demand, n_requests: int = 5_
         touched = {index} if index >= 0 else set()
         if index >= 0:
             done += fleet[index].advance(now, due=True)
+            loads[index] = fleet[index].load
         while waiting:
-            free = min(range(machines), key=lambda one: fleet[one].load)
-            if fleet[free].load >= server.most:
+            free = min(range(machines), key=loads.__getitem__)
+            if loads[free] >= server.most:
                 break
             done += fleet[free].advance(now)
             fleet[free].add(waiting.popleft())
+            loads[free] = fleet[free].load
             touched.add(free)
         for one in touched:
             fleet[one].version += 1
