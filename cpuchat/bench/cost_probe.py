@@ -282,7 +282,7 @@ def save_passes(found: Sequence[Observation], placement: Placement, bandwidth: f
         bandwidth: the read bandwidth of its cores together, in bytes per second.
 
     Raises:
-        MeasureFailed: another build of the engine was installed meanwhile.
+        MeasureFailed: another build of the engine was installed meanwhile, or no profile explains the passes.
     """
     from cpuchat.costmodel.fit import fit
 
@@ -291,6 +291,10 @@ def save_passes(found: Sequence[Observation], placement: Placement, bandwidth: f
     if engine_replaced():
         raise MeasureFailed("The engine was updated.", "Restart cpuchat.")
     log, start = CostLog(placement.cpus, placement.memory.words), usual_here(placement.cpus, bandwidth)
+    alone = fit(with_points(start, found), found)
+    if not alone.is_plausible:
+        off = f"{100 * alone.error_90:.0f} %"
+        raise MeasureFailed(f"No cost model explains the passes: a tenth is off by {off} or more.", "Repeat it.")
     log.probed(found)
     log.costs(start)
-    return log.read().fitted or fit(with_points(start, found), found)
+    return log.read().fitted or alone

@@ -12,7 +12,7 @@ Q5_0, which replaces Q4_K in rows that 256 does not divide, is slower than Q4_K.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,17 @@ _TOLERANCE = {
 largest weights, which was measured by reading; so a small model that reaches little of it is explained by its fixed
 costs. "model": by how much chats with one model differ from what a probe says of it (kernels, shapes of matrices, other
 load)."""
+_QUIET = 0.5  # weight beyond which nothing else ran
 _APART = 0.5
 """By how much the rates at neighboring points move apart, as a logarithm: what was not measured follows."""
 _OTHERS = 3  # parameters before those of the bandwidth
 _HUBER = 2.0  # standard deviations from which a measurement counts as an outlier
 _SMALLEST_S = 1e-7  # of fixed costs, so that they have a logarithm
-_ROUNDS, _ENOUGH = 60, 1e-6
+_ROUNDS, _TRIES, _ENOUGH = 200, 400, 1e-6
+"""Accepted steps, steps at all, and the share by which a step lowers the loss at the end."""
+_LONGEST_STEP = 1.0
+"""Of a parameter in a round, as a logarithm: where computing hides behind reading it hardly matters, and one step would
+move it by any factor. Back there, only the start would pull, a little each round."""
 _LARGEST_OVERLAP = 20.0
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -54,7 +59,7 @@ def fit(start: CostProfile, observations: Iterable[Observation]) -> Fitted:
     if any(not one.seconds > 0 or one.weight < 0 for one in seen):
         raise ValueError("measured times must be positive, weights not negative")
     if not seen:
-        return Fitted(start, 0.0, 0)
+        return Fitted(start, error=0.0, n=0)
     passes = _Passes(start, seen)
     measured = np.log([one.seconds for one in seen])
     precision = np.sqrt([one.weight for one in seen]) / NOISE
@@ -65,18 +70,27 @@ def fit(start: CostProfile, observations: Iterable[Observation]) -> Fitted:
     tolerance = np.concatenate([_tolerances(start), np.full(len(names), _TOLERANCE["model"])])
     steps = _steps(start)
 
-    def predicted(values: Vector) -> Vector:
-        return np.log(passes.seconds(values[: len(known)])) + own @ values[len(known) :]
+    def residuals(values: Vector) -> tuple[Vector, Vector]:
+        """Return the residuals of the passes, of the start and of neighboring points, and their derivatives."""
+        logs, slopes = passes.logs(values[: len(known)])
+        off = (logs + own @ values[len(known) :] - measured) * precision
+        return np.concatenate([off, fixed @ (values - begin)]), np.vstack(
+            [np.hstack([slopes, own]) * precision[:, None], fixed]
+        )
 
-    def residuals(values: Vector) -> Vector:
-        moved = values - begin
-        apart = steps @ moved[: len(known)] / _APART
-        return np.concatenate([(predicted(values) - measured) * precision, moved / tolerance, apart])
-
+    fixed = np.vstack([np.diag(1 / tolerance), np.pad(steps / _APART, ((0, 0), (0, len(names))))])
     values = _minimized(residuals, begin, len(seen))
-    error = np.median(np.abs(np.expm1(predicted(values) - measured)))
+    off = np.abs(np.expm1(residuals(values)[0][: len(seen)] / np.maximum(precision, 1e-9)))
+    quiet = off[np.array([one.weight > _QUIET for one in seen])]
     factors = dict(zip(names, np.exp(values[len(known) :]).tolist(), strict=True))
-    return Fitted(_profile(start, values[: len(known)]), float(error), len(seen), factors)
+    return Fitted(
+        _profile(start, values[: len(known)]),
+        error=float(np.median(off)),
+        n=len(seen),
+        factors=factors,
+        error_90=float(np.quantile(quiet if len(quiet) else off, 0.9)),
+        farthest=float(np.exp(np.abs(values - begin)[_OTHERS : len(known)].max(initial=0.0))),
+    )
 
 
 class _Passes:
@@ -104,6 +118,7 @@ class _Passes:
         self.number = np.array([number for number, _, _ in every])
         self.nbytes = np.array([part.nbytes for _, part, _ in every], np.float64)
         self.madds = np.array([part.madds for _, part, _ in every], np.float64)
+        self.members = (self.number == np.arange(len(seen))[:, None]).astype(np.float64)
         self.computing = np.zeros((len(every), n_known))
         for number, one in enumerate(seen):
             for index, share in shares(like.bandwidth, one.work.weight_bytes):
@@ -113,23 +128,41 @@ class _Passes:
                 for index, share in shares(rate.points, part.batch):
                     self.computing[row, first[rate] + index] += of_rate * share  # one rate may count twice
 
-    def seconds(self, values: Vector) -> Vector:
-        """Return the seconds of each pass with these parameters; as `passes.cost_of`."""
-        read = self.nbytes / np.exp(self.reading @ _falling(values, self.n_sets))[self.number]
+    def logs(self, values: Vector) -> tuple[Vector, Vector]:
+        """Return the logarithms of the seconds of each pass with these parameters, as `passes.cost_of`; and their
+        derivatives by the parameters."""
+        sets = slice(_OTHERS, _OTHERS + self.n_sets)
+        lasting = _falling(values[sets])
+        reading = self.reading.copy()
+        reading[:, sets] = 0.0
+        np.add.at(reading.T, _OTHERS + lasting, self.reading[:, sets].T)
+        read = self.nbytes / np.exp(reading @ values)[self.number]
         compute = self.madds / np.exp(self.computing @ values)
         longer, shorter = np.maximum(read, compute), np.minimum(read, compute)
-        overlap = 1 + min(float(np.exp(values[2])), _LARGEST_OVERLAP)
-        together = longer * (1 + (shorter / np.maximum(longer, 1e-30)) ** overlap) ** (1 / overlap)
-        fixed = np.exp(values[0]) + np.exp(values[1]) * self.layers
-        return fixed + np.bincount(self.number, together, len(self.layers))
+        beyond = min(float(np.exp(values[2])), _LARGEST_OVERLAP)
+        overlap, share = 1 + beyond, shorter / np.maximum(longer, 1e-30)
+        both = 1 + share**overlap
+        together = longer * both ** (1 / overlap)
+        of_read = together * np.where(read >= compute, 1.0, share**overlap) / both
+        fixed = np.exp(values[0]), np.exp(values[1]) * self.layers
+        seconds = fixed[0] + fixed[1] + np.bincount(self.number, together, len(self.layers))
+        slopes = -self.members @ ((together - of_read)[:, None] * self.computing)
+        slopes -= np.bincount(self.number, of_read, len(self.layers))[:, None] * reading
+        slopes[:, 0] += fixed[0]
+        slopes[:, 1] += fixed[1]
+        if beyond < _LARGEST_OVERLAP:
+            by_overlap = share**overlap * np.log(np.maximum(share, 1e-30)) / both - np.log(both) / overlap
+            slopes[:, 2] += np.bincount(self.number, together * by_overlap / overlap * beyond, len(self.layers))
+        return np.log(seconds), slopes / seconds[:, None]
 
 
-def _falling(values: Vector, n_sets: int) -> Vector:
-    """Return the parameters with bandwidths that do not rise with the bytes of the weights: what is slower about few of
-    them is their type."""
-    found = values.copy()
-    sets = slice(_OTHERS, _OTHERS + n_sets)
-    found[sets] = np.maximum.accumulate(values[sets][::-1])[::-1]
+def _falling(bandwidths: Vector) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """Return which of the bandwidths counts for each, so that they do not rise with the bytes of the weights: what is
+    slower about few of them is their type."""
+    found = np.arange(len(bandwidths))
+    for index in range(len(bandwidths) - 2, -1, -1):
+        if bandwidths[found[index + 1]] > bandwidths[index]:
+            found[index] = found[index + 1]
     return found
 
 
@@ -146,22 +179,21 @@ def _steps(profile: CostProfile) -> Vector:
     return np.array(rows).reshape(len(rows), len(_vector(profile)))
 
 
-def _minimized(residuals: Any, begin: Vector, n_measured: int) -> Vector:
+def _minimized(residuals: Callable[[Vector], tuple[Vector, Vector]], begin: Vector, n_measured: int) -> Vector:
     """Return the values with the least sum of squares, the first `n_measured` residuals with Huber weights."""
-    values, damping = begin.copy(), 1e-2
-    now = residuals(values)
-    for _ in range(_ROUNDS):
-        jacobian = _jacobian(residuals, values, now)
+    values, damping, rounds = begin.copy(), 1e-2, 0
+    now, jacobian = residuals(values)
+    for _ in range(_TRIES):
         weights = np.ones(len(now))
         weights[:n_measured] = np.minimum(1.0, _HUBER / np.maximum(np.abs(now[:n_measured]), 1e-9))
         normal = jacobian.T @ (weights[:, None] * jacobian)
-        slope = jacobian.T @ (weights * now)
         before = _loss(now, n_measured)
-        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slope)
-        tried = residuals(values + step)
-        if _loss(tried, n_measured) < before:
-            values, now, damping = values + step, tried, max(damping / 5, 1e-9)
-            if before - _loss(now, n_measured) < _ENOUGH * before:
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ (weights * now))
+        tried = values + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
+        then, slopes = residuals(tried)
+        if (loss := _loss(then, n_measured)) < before:
+            values, now, jacobian, damping, rounds = tried, then, slopes, max(damping / 5, 1e-9), rounds + 1
+            if before - loss < _ENOUGH * before or rounds == _ROUNDS:
                 break
         elif damping > 1e6:
             break
@@ -174,15 +206,6 @@ def _loss(residuals: Vector, n_measured: int) -> float:
     size = np.abs(residuals[:n_measured])
     huber = np.where(size <= _HUBER, size**2, 2 * _HUBER * size - _HUBER**2)
     return float(huber.sum() + (residuals[n_measured:] ** 2).sum())
-
-
-def _jacobian(residuals: Any, values: Vector, now: Vector, step: float = 1e-4) -> Vector:
-    columns = []
-    for index in range(len(values)):
-        moved = values.copy()
-        moved[index] += step
-        columns.append((residuals(moved) - now) / step)
-    return np.stack(columns, axis=1)
 
 
 def _vector(profile: CostProfile) -> Vector:
@@ -201,8 +224,9 @@ def _tolerances(profile: CostProfile) -> Vector:
 
 def _profile(like: CostProfile, values: Vector) -> CostProfile:
     """Return the profile with these parameters, at the points of `like`."""
-    pass_s, layer_s, beyond, *rest = np.exp(_falling(values, len(like.bandwidth))).tolist()
-    bandwidth = tuple((at, rate) for (at, _), rate in zip(like.bandwidth, rest, strict=False))
+    pass_s, layer_s, beyond, *rest = np.exp(values).tolist()
+    lasting = _falling(values[_OTHERS : _OTHERS + len(like.bandwidth)])
+    bandwidth = tuple((at, rest[index]) for (at, _), index in zip(like.bandwidth, lasting, strict=True))
     left = iter(rest[len(bandwidth) :])
     rates = tuple(Rate(one.type, tuple((at, next(left)) for at, _ in one.points), one.cached) for one in like.rates)
     return CostProfile(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-COST_MODEL = 1
+COST_MODEL = 2
 """Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
 and of this machine is then computed and measured again."""
 

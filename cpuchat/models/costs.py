@@ -166,7 +166,7 @@ class CostLog:
         self._change(changed)
 
     def costs(self, start: CostProfile) -> Costs:
-        """Return the profile of these cores; `start` where nothing was measured.
+        """Return the profile of these cores; `start` where nothing was measured, or no profile explains it.
 
         Fits, which takes up to a second, when something was measured since.
 
@@ -177,7 +177,7 @@ class CostLog:
         seen = [*known.probe, *(one for found in known.chats.values() for one in found)]
         if not seen:
             return Costs(start, "", {})
-        start = with_points(start, seen)
+        usual, start = start, with_points(start, seen)
         fitted = known.fitted if known.start == start else None
         if fitted is None:
             from cpuchat.costmodel.fit import fit
@@ -190,6 +190,8 @@ class CostLog:
                     else now
                 )
             )
+        if not fitted.is_plausible:
+            return Costs(usual, "", {})
         own = {known.files[name]: factor for name, factor in fitted.factors.items() if name in known.files}
         return Costs(fitted.profile, self._source(known), own)
 

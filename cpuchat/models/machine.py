@@ -140,7 +140,8 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
 
     log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
     if log.read().probe:
-        return log.costs(start), True
+        costs = log.costs(start)
+        return costs, bool(costs.source)
     near = log.nearest_probe()
     if near is None and (earlier := log.earlier_probe()) is not None:
         before = earlier.costs(start)

@@ -158,7 +158,7 @@ def costs_measured(fitted: Fitted | None, n_cores: int) -> str:
     if fitted is None:
         return "Passes not measured: other programs are running. Repeat on an idle machine."
     words = f"Cost model of {plural(n_cores, 'core')} fitted to {fitted.n} passes of synthetic layers"
-    return f"{words}, median error {100 * fitted.error:.0f} %"
+    return f"{words}, {_errors(fitted)}"
 
 
 def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
@@ -177,10 +177,18 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     return _PASSES_NOT_MEASURED
 
 
+def _errors(fitted: Fitted) -> str:
+    """`error 0.5 % (median), 4 % (90th percentile)`."""
+    median, most = (
+        f"{100 * one:.1g} %" if one < 0.01 else f"{100 * one:.0f} %" for one in (fitted.error, fitted.error_90)
+    )
+    return f"error {median} (median), {most} (90th percentile)"
+
+
 def _probed(known: Known) -> str:
-    """`2026-11-23 (today) · 8 cores · 86 passes, median error 3 %`."""
+    """`2026-11-23 (today) · 8 cores · 86 passes, error 0.5 % (median), 4 % (90th percentile)`."""
     date = time.strftime("%Y-%m-%d", time.localtime(known.taken)) + f" ({ago(known.taken, time.time())})"
-    error = f", median error {100 * known.fitted.error:.0f} %" if known.fitted is not None else ""
+    error = f", {_errors(known.fitted)}" if known.fitted is not None else ""
     told = (date, plural(len(known.cpus), "core")) if known.taken else ()
     return " · ".join((*told, f"{len(known.probe)} passes{error}"))
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
+
+from cpuchat.bench.cost_probe import cases
 from cpuchat.costmodel.observations import KNOTS, Observation
 from cpuchat.costmodel.passes import pass_cost
 from cpuchat.costmodel.profile import CostProfile, Rate
-from cpuchat.costmodel.work import ACTIVATIONS, KV, ModelWork
+from cpuchat.costmodel.work import ACTIVATIONS, KV, ROUTED, ModelWork
 from cpuchat.models.work import model_work
 from cpuchat.synthetic.model import header_of
 
@@ -38,6 +44,57 @@ def two_cores(overlap: float = 4.0) -> CostProfile:
         ),
         overlap=overlap,
     )
+
+
+def with_experts(machine: CostProfile) -> CostProfile:
+    """Return a machine with kernels of their own for experts, and rates of all types that a probe measures."""
+    curve = tuple((n, 6e9 * min(n, 40) ** 0.45) for n in KNOTS)
+    dense = machine.rates[0].points
+    return msgspec.structs.replace(
+        machine,
+        rates=(
+            *machine.rates,
+            *(Rate(kind + ROUTED, tuple((n, by * rate) for n, rate in curve))
+              for kind, by in (("Q8_0", 5.0), ("Q4_K", 4.0), ("Q6_K", 3.5), ("F16", 3.0))),
+            *(Rate(kind, tuple((n, by * (1 + cached) * rate) for n, rate in dense), cached)
+              for kind, by in (("Q6_K", 0.5), ("Q5_0", 0.4)) for cached in (False, True)),
+        ),
+    )  # fmt: skip
+
+
+def probe_by_cases(machine: CostProfile, noise: float) -> list[Observation]:
+    """Measure what the probe does, with a relative standard deviation of `noise`."""
+    lots, found = random.Random(1), []
+    for case in cases():
+        model = model_work(header_of(case.shape, case.quantization))
+        for one in case.passes:
+            outputs = None if one.n == 1 else 1
+            seconds = pass_cost(machine, model, one.n, one.depth, n_outputs=outputs).seconds
+            found.append(
+                Observation(
+                    work=model, n_tokens=one.n, n_past=one.depth, n_outputs=outputs,
+                    seconds=seconds * math.exp(noise * lots.gauss(0, 1)),
+                )
+            )  # fmt: skip
+    return found
+
+
+def recorded_probe() -> list[Observation]:
+    """Return what a probe measured on two cores of a Xeon."""
+    models = {
+        (case.shape.name, case.shape.n_layer, case.quantization): model_work(header_of(case.shape, case.quantization))
+        for case in cases()
+    }
+    found = []
+    for line in Path(__file__).with_name("probe_xeon.txt").read_text().splitlines()[1:]:
+        shape, layers, kind, n, past, tok_s, weight = line.split()
+        found.append(
+            Observation(
+                work=models[shape, int(layers), kind], n_tokens=int(n), n_past=int(past),
+                n_outputs=None if n == "1" else 1, seconds=int(n) / float(tok_s), weight=float(weight),
+            )
+        )  # fmt: skip
+    return found
 
 
 def knots(types: Sequence[str], rate: float) -> tuple[Rate, ...]:

@@ -7,9 +7,20 @@ import pytest
 
 from cpuchat.costmodel.fit import Observation, fit
 from cpuchat.costmodel.passes import decode_rate, pass_cost, prefill_cost
-from cpuchat.costmodel.profile import CostProfile, Rate
+from cpuchat.costmodel.profile import CostProfile, Rate, interpolated
+from cpuchat.costmodel.usual import usual, usual_profile
 from cpuchat.costmodel.work import ModelWork, Weights
-from tests.costmodel.made_up import QUANTIZATIONS, guess, probe, two_cores, work
+from cpuchat.models.costs import with_points
+from tests.costmodel.made_up import (
+    QUANTIZATIONS,
+    guess,
+    probe,
+    probe_by_cases,
+    recorded_probe,
+    two_cores,
+    with_experts,
+    work,
+)
 
 MODELS = [
     (shape, quantization, layers)
@@ -36,6 +47,35 @@ def test_a_probe_predicts_models_that_it_has_not_seen() -> None:
     decode, prefill = errors(found.profile, machine)
     assert decode < 0.08
     assert prefill < 0.08
+
+
+def test_the_passes_of_the_probe_tell_every_rate_also_those_of_experts() -> None:
+    machine = with_experts(two_cores(overlap=8.0))
+    seen = probe_by_cases(machine, noise=0.03)
+    found = fit(with_points(usual_profile("zen4", 2, 32e9), seen), seen)
+    assert found.is_plausible and found.error_90 < 0.05
+    for rate in found.profile.rates:
+        for n, value in rate.points:
+            true = [interpolated(one.points, n) for one in machine.rates
+                    if (one.type, one.cached) == (rate.type, rate.cached)]  # fmt: skip
+            assert all(1 / 3 < value / one < 3 for one in true), (rate.type, n)
+    mixture = work("30b-a3b", "Q4_K_M", 4)
+    assert prefill_cost(found.profile, mixture, 512).seconds == pytest.approx(
+        prefill_cost(machine, mixture, 512).seconds, rel=0.15
+    )
+
+
+def test_a_search_does_not_end_in_rates_that_no_machine_has() -> None:
+    """Where computing hides behind reading, one step once moved the rate of experts by a factor of 2,500."""
+    seen = recorded_probe()
+    start = with_points(usual_profile("granite-rapids", 2, usual().decode["here"].value * 23.4e9), seen)
+    found = fit(start, seen)
+    assert found.is_plausible and found.error < 0.01 and found.error_90 < 0.05
+    assert found.profile.madd_rate("Q4_K routed", 1) == pytest.approx(3e10, rel=0.5)
+    prefill = 512 / prefill_cost(found.profile, work("30b-a3b", "Q4_K_M", 4), 512).seconds
+    assert prefill == pytest.approx(407, rel=0.2)  # measured
+    lost = [msgspec.structs.replace(one, seconds=one.seconds * 1.9 ** (n % 5 - 2)) for n, one in enumerate(seen)]
+    assert not fit(start, lost).is_plausible
 
 
 def test_noise_and_a_few_disturbed_passes_do_not_spoil_it() -> None:
