@@ -70,7 +70,7 @@ class Conversation:
     ) -> None:
         self.settings = settings
         self.tuned: Tuned | None = None
-        """What tuning found for the loaded model."""
+        """Tuned settings of the loaded model."""
         self.recommended: Recommended | None = None
         """The sampling that is recommended for it."""
         self.tuning_undone = False  # it is forgotten: the next load does not use it

@@ -1,4 +1,4 @@
-"""What belongs to the load of a model: what tuning found for it, its recommended sampling and its draft model.
+"""Collects what belongs to the load of a model: its tuned settings, recommended sampling and its draft model.
 
 The catalog is imported only here, in threads: not before the app's first paint.
 """

@@ -1,5 +1,5 @@
-"""What is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types and flash
-attention, each with every test.
+"""Expands what is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types
+and flash attention, each with every test.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matrix(Section):
-    """What a user asks for, on the command line or in a TOML file. An empty list: the value of the settings, with
-    what tuning found for the model.
+    """Matrix as a user asks for it, on the command line or in a TOML file. An empty list: the value of the settings,
+    with what tuning found for the model.
 
     `drafters` are names with an optional draft depth (`draft:4`); `kv_types` one type, or those of K and V
     (`q8_0/f16`). `speech`: measure each prompt with its answer read aloud too. `pp` and `tg` are numbers of random

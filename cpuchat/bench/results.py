@@ -1,4 +1,4 @@
-"""What a benchmark found: for each cell medians and spreads of its rounds, with llama-bench's field names."""
+"""Holds the results of a benchmark: for each cell medians and spreads of its rounds, with llama-bench's field names."""
 
 from __future__ import annotations
 

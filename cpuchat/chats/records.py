@@ -46,7 +46,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """What was deleted, to be put back: the rows of each table, and the first message of a branch (0: the chat)."""
+    """Deleted rows, to be put back: those of each table, and the first message of a branch (0: the chat)."""
 
     chat_id: str
     message_id: int
@@ -68,7 +68,7 @@ class SearchHit(Chat, frozen=True, kw_only=True):
 
 
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer was generated with, beside its chat's system prompt and the seed in its timings.
+    """Settings that an answer was generated with, beside its chat's system prompt and the seed in its timings.
 
     `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
     this model where the settings have nothing.

@@ -16,7 +16,7 @@ from cpuchat.telemetry.units import plural
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an answer must match: `grammar` (GBNF), a file's own or that of a JSON schema, whose text is `schema`."""
+    """Form of an answer: `grammar` (GBNF), a file's own or that of a JSON schema, whose text is `schema`."""
 
     grammar: str
     schema: str = ""

@@ -69,7 +69,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the figures say. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow; `noise` is
+    """Comparison. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow; `noise` is
     the spread of the rounds as a share of the speed, or what is assumed for single rounds."""
 
     kind: Kind

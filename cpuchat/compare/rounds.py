@@ -1,4 +1,4 @@
-"""What a comparison keeps: prompts, and for each the rounds in which both sides answered it."""
+"""Holds the data of a comparison: prompts, and for each the rounds in which both sides answered it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "flash-attn": ("engine.flash_attn",),
     "temperature": ("sampling.temperature",),
 }
-"""What a side may set, and the settings that it stands for."""
+"""Options of a side, and the settings that they stand for."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

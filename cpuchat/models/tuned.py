@@ -47,7 +47,7 @@ class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """What tuning found for one model. `changes` as `settings.update` takes them; `replaced`: values by key
+    """Tuned settings of one model. `changes` as `settings.update` takes them; `replaced`: values by key
     that the user had set when they were measured; `taken` in seconds since 1970, with the build `engine`.
     """
 

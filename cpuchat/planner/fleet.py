@@ -26,7 +26,7 @@ _DONE = 1e-6  # of a token
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a machine does: `prefill_s(tokens)` seconds for a prompt, `step_s(chats)` seconds for one token of each of
+    """Speed of a machine: `prefill_s(tokens)` seconds for a prompt, `step_s(chats)` seconds for one token of each of
     so many chats, of which at most `most` run at once."""
 
     prefill_s: Callable[[float], float]
@@ -54,7 +54,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What users of `machines` get. `ttft_s` from arrival to the first token; `tok_s` of an answer (p95: 95 % are at
+    """Service of `machines`. `ttft_s` from arrival to the first token; `tok_s` of an answer (p95: 95 % are at
     least so fast); `total_tok_s` of all machines; `busy` share of the time in which a machine has something to do;
     `mean_chats` on a machine. `saturated`: requests come faster than they are served.
     """

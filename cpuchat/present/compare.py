@@ -192,7 +192,7 @@ def shared_memory(found: MemoryTogether | None) -> str:
 
 
 def race_bandwidth(bytes_per_s: float | None, peak: Peak | None) -> str:
-    """What both read together, against the probe: `both 43 of 51 GB/s (84 %)`."""
+    """Format what both read together, against the probe: `both 43 of 51 GB/s (84 %)`."""
     if bytes_per_s is None:
         return ""
     if peak is None:

@@ -30,7 +30,7 @@ WORST = 10
 
 @dataclass
 class QualityLoss:
-    """What is known of one other model, by window."""
+    """Figures of one other model, by window."""
 
     path: Path
     header: GGUFHeader

@@ -16,7 +16,7 @@ _CARD = "model card"
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What a quantization loses against F16 or BF16. None: not published.
+    """Published losses of a quantization against F16 or BF16. None: not published.
 
     `kld_mean` and `kld_999` (the 99.9th percentile) in nats, `same_top` in percent of the tokens, `ppl_delta` as PPL
     minus the base's. `imatrix`: quantized with an importance matrix; None: not stated. `same_family`: it is about the
@@ -35,7 +35,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def relation(self) -> str:
-        """What it has in common with the model asked for, as a phrase."""
+        """Return a phrase with what it has in common with the model asked for."""
         return "the same family and quantization" if self.same_family else "another family, the same quantization"
 
 

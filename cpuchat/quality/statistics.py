@@ -68,7 +68,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What `summarize` returns for `n` positions.
+    """Result of `summarize` over `n` positions.
 
     `same_top` is a share (0-1), `kld_*` are nats, `rms_dp` is the root mean square change of the probability of the
     text's token (0-1), `ppl_base` and `ppl_other` perplexities, `ln_ppl_ratio` is ln(PPL(Q)/PPL(P)).

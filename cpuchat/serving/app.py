@@ -218,7 +218,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 class Pages:
-    """What can be read about the server."""
+    """Answers requests about the server."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

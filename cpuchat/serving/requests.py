@@ -51,7 +51,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, kw_only=True):
-    """What both kinds of requests share."""
+    """Fields that both kinds of requests share."""
 
     model: str | None = None
     stream: bool | None = None

@@ -20,7 +20,7 @@ from cpuchat.tune.measure import Answering, DecodeRate, measure_decode
 
 
 class BuildSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured with one build; `commit` names it to users."""
+    """Speed measured with one build; `commit` names it to users."""
 
     build: str
     commit: str

@@ -1,4 +1,4 @@
-"""What a server reports in one part of a streamed answer, whatever its dialect; and numbers that can be believed."""
+"""Defines the parts of a streamed answer, whatever the server's dialect, and checks their numbers."""
 
 from __future__ import annotations
 

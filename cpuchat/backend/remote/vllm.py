@@ -26,7 +26,7 @@ _NEEDED = tuple(
     )
 )
 _OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
-"""What a rejection names that counts Max tokens as well."""
+"""Text in a rejection that counts Max tokens, too."""
 _FLAGS = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
 _SPEC = "vllm:spec_decode_num_"
 _RUNNING = "vllm:num_requests_running"

@@ -25,7 +25,7 @@ class Node:
 
 @dataclass
 class _Turn:
-    """What was said by one side without a break, on one branch. `id` None: not needed yet."""
+    """One side's messages without a break, on one branch. `id` None: not needed yet."""
 
     before: _Turn | None = None
     message: PortableMessage | None = None

@@ -14,7 +14,7 @@ from cpuchat.chats.transfer.portable import PortableChat, portable_chat
 
 @dataclass
 class Imported:
-    """What became of the chats: `added` under their ids, `known` were there already, `empty` have no messages."""
+    """Results of an import: chats `added` under their ids, `known` were there already, `empty` have no messages."""
 
     added: list[Chat] = field(default_factory=list)
     known: int = 0

@@ -13,7 +13,7 @@ Source = Literal["demo", "huggingface", "folder"]
 
 
 class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list shows of a model's header. Sizes in bytes, of all parts of a split model.
+    """Figures of a model's header for lists. Sizes in bytes, of all parts of a split model.
 
     `n_params_active` are the parameters that one token uses, `weights_per_token` their bytes: all of them, except for
     experts that it is not sent to. `work` is that of its passes. A "head" only predicts further tokens for a model in

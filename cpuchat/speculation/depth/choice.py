@@ -17,7 +17,7 @@ _RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """What the draft model does next: `depth` tokens, 0 = plain decoding; `overlap`: it drafts on during verify."""
+    """Next draft: `depth` tokens, 0 = plain decoding; `overlap`: it drafts on during verify."""
 
     depth: int = 0
     overlap: bool = False

@@ -15,9 +15,9 @@ _DRIFT: Final = 0.15**2
 _OWN: Final = 0.07**2
 """...and one number of tokens against the others by this much."""
 _FOLLOW: Final = 0.02**2
-"""What the drift gains per pass."""
+"""Variance that the drift gains per pass."""
 _STALE: Final = 5e-5
-"""What a number of tokens gains per pass that is not over it: 0.35 ** 2 after 2,500 passes."""
+"""Variance that a number of tokens gains per pass over another one: 0.35 ** 2 after 2,500 passes."""
 _NOISE: Final = 0.08**2
 _PAUSE: Final = 0.25
 """A pass that seems this much slower may be a pause of the machine; nothing makes a pass faster by accident."""

@@ -1,4 +1,4 @@
-"""What of the chat screen is shown: chat list, figures, colors."""
+"""Shows and hides parts of the chat screen: chat list, figures, colors."""
 
 from __future__ import annotations
 
