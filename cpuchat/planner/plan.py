@@ -111,7 +111,8 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
 class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     """Prices of the machine per hour, and per million generated tokens: of one chat, and of `Plan.users` together.
 
-    `tok_s_per_1000_usd` of one chat; None where the machine is rented. `joules` per token of one chat.
+    `tok_s_per_1000_usd` of one chat. `joules` per token of one chat. `prices` is what the hour rests on. The first and
+    the last are None where the machine is rented.
     """
 
     usd_per_hour: float
@@ -119,6 +120,7 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_million_shared: Range | None
     tok_s_per_1000_usd: Range | None
     joules: Range | None
+    prices: Prices | None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,6 +311,7 @@ def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
         return None
     shared = plan.shared_tok_s
     price, watts = machine.price_usd, machine.watts
+    is_rented = machine.usd_per_hour is not None
     return Pricing(
         usd_per_hour=per_hour,
         usd_per_million=plan.tok_s.map(lambda rate: 1e6 * per_hour / (3600 * rate)),
@@ -316,7 +319,8 @@ def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
         if shared is not None and shared.low > 0
         else None,
         tok_s_per_1000_usd=plan.tok_s.map(lambda rate: 1e3 * rate / price.value)
-        if price is not None and machine.usd_per_hour is None
+        if price is not None and not is_rented
         else None,
         joules=plan.tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
+        prices=None if is_rented else prices,
     )

@@ -148,8 +148,12 @@ def _shared(plan: Plan) -> Lines:
 def _costs(plan: Plan) -> Lines:
     costs, watts = plan.costs, plan.machine.watts
     if costs is None:
-        return [("cost", "n/a: price not known; give it with --price, or that of this machine in the settings")]
+        how = "set it with --price, with $ on the plan screen, or for this machine in the settings"
+        return [("cost", f"n/a: unknown price; {how}")]
     power = f", {watts.value:.0f} W" if watts is not None else ", power not counted"
+    if costs.prices is not None:
+        rate = f" at ${costs.prices.usd_per_kwh:g} per kWh" if watts is not None else ""
+        power = f" over {costs.prices.years:g} years{power}{rate}"
     joules = f", {units.about(costs.joules.value)} J per token" if costs.joules is not None else ""
     per = f"${costs.usd_per_million.value:.2f} per million tokens for one chat"
     if costs.usd_per_million_shared is not None:

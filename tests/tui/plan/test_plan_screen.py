@@ -138,7 +138,7 @@ async def test_every_figure_that_is_planned_with_has_a_key() -> None:
         assert "2.5 tok/s or more" in [row.name for row in listed(app).rows]
         await answered(app, "dollar_sign", "17532")
         await answered(app, "w", "1000")
-        await app.until(lambda: "$0.65 an hour, 1000 W" in figures(app))  # over 4 years, at $0.15 per kWh
+        await app.until(lambda: "$0.65 an hour over 4 years, 1000 W at $0.15 per kWh" in figures(app))
         assert "17,532 USD, given: on this screen" in figures(app)
 
 
