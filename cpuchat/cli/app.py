@@ -27,7 +27,7 @@ def require_terminal() -> None:
         if stream is None or stream.closed or not stream.isatty():
             raise UsageError(
                 f"The chat app needs a terminal, but standard {name} is not a terminal.",
-                'In scripts and pipes, use `cpuchat ask "question"`.',
+                'In scripts and pipes, use `cpuchat ask "question"` or `cpuchat --plain`.',
             )
 
 
@@ -62,10 +62,10 @@ def open_app(
     from cpuchat.models.library.library import Library
 
     library = Library(chosen.model.folders)
-    initial = served or _initial(library, model, chosen, values)
+    initial = served or initial_model(library, model, chosen, values)
     keys = key_ring(chosen, served)
     if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
-        _require_draft(initial, chosen, library)
+        require_draft(initial, chosen, library)
 
     def new_backend() -> LocalBackend:
         return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
@@ -93,7 +93,7 @@ def open_app(
     return run(make)
 
 
-def _require_draft(target: Path, chosen: Settings, library: Library) -> None:
+def require_draft(target: Path, chosen: Settings, library: Library) -> None:
     """Check the given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
     from cpuchat.cli.options import require_draft_in_use
     from cpuchat.models.drafts.choice import choose_draft
@@ -102,7 +102,7 @@ def _require_draft(target: Path, chosen: Settings, library: Library) -> None:
     choose_draft(target, chosen.speculation.wanted_draft, library, heads=True)
 
 
-def _initial(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
+def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
 
     Raises:

@@ -46,6 +46,7 @@ Examples:
   cpuchat                                     chat in the terminal
   cpuchat --model ~/models/qwen.gguf          chat with this model
   cpuchat --server http://127.0.0.1:8080      chat with what a llama-server, vLLM or Ollama serves
+  cpuchat --plain                             chat in lines of text, for screen readers
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
@@ -88,6 +89,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free.")
+@click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
     help="Show versions and the engine's CPU features.",
@@ -103,6 +105,7 @@ def cli(
     ctx_size: int | None,
     draft_model: str | None,
     drafters: str | None,
+    plain: bool,
 ) -> int:
     """Chat with local language models on the CPU, and see how fast they run.
 
@@ -118,16 +121,15 @@ def cli(
             "--ctx": ctx_size,
             "--draft-model": draft_model,
             "--drafters": drafters,
+            "--plain": "" if plain else None,
         }
         for flag, value in given.items():
             if value is not None:
                 raise UsageError(
                     f"{flag} before a command applies to the chat app only.",
-                    f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} {value}",
+                    f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} {value}".rstrip(),
                 )
         return 0
-    from cpuchat.cli.app import open_app
-
     values = {
         "engine__threads": threads,
         "engine__cores": cores,
@@ -136,6 +138,12 @@ def cli(
         "speculation__draft_model": draft_model,
         "speculation__drafters": drafters,
     }
+    if plain:
+        from cpuchat.cli.plain import open_plain
+
+        return open_plain(model, values, server=server)
+    from cpuchat.cli.app import open_app
+
     return open_app(model, values, server=server)
 
 

@@ -1,15 +1,16 @@
-"""Runs a conversation for one command; Ctrl+C stops it."""
+"""Runs a conversation on the command line; Ctrl+C stops it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.chats.store import ChatStore
 from cpuchat.cli.terminal import Terminal
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
@@ -50,33 +51,51 @@ class Answer:
 
 
 class Session:
-    """Holds a conversation that is not stored, and handles Ctrl+C.
+    """Holds a conversation, and handles Ctrl+C.
 
     The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
 
-    def __init__(self, settings: Settings, terminal: Terminal, backend: SwitchingBackend | None = None) -> None:
-        """`backend` is closed with the session; None: a new one."""
+    def __init__(
+        self,
+        settings: Settings,
+        terminal: Terminal,
+        backend: SwitchingBackend | None = None,
+        store: ChatStore | None = None,
+    ) -> None:
+        """`backend` is closed with the session; None: a new one. `store` keeps the chats."""
         self._backend = backend or SwitchingBackend()
-        self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
+        self.conversation = Conversation(settings=settings, backend=self._backend, store=store)
         self._terminal = terminal
         self._presses = 0
         self.on_interrupt: Callable[[], None] = lambda: None
         """Called with each Ctrl+C."""
         self._cancelling: set[asyncio.Task[None]] = set()
+        self._stack = contextlib.ExitStack()
 
     @property
     def interrupted(self) -> bool:
         return self._presses > 0
 
     async def __aenter__(self) -> Self:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._on_interrupt)
+        self._stack.enter_context(self.interruptible())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._terminal.clear_progress()
         await self.conversation.close()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Pass Ctrl+C on to what runs inside, which begins without any."""
+        loop = asyncio.get_running_loop()
+        self._presses = 0
+        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
 
     def _on_interrupt(self) -> None:
         self._presses += 1

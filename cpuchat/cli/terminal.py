@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -16,6 +17,8 @@ from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progre
 from cpuchat.present.table import table
 from cpuchat.protocol import LoadProgress, PrefillProgress
 from cpuchat.text import clean
+
+_SAY_SECONDS = 5.0
 
 
 class OutputClosed(Exception):
@@ -30,10 +33,13 @@ class Terminal:
     """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
 
     All of it is cleaned of what a terminal would act on, into pipes and files too; `raw` leaves the answer as it is.
-    `quiet` leaves only answers and errors. `moves`: whether `status` can show a line.
+    `quiet` leaves only answers and errors. `moves`: whether `status` can show a line. `plain`: nothing is styled or
+    replaced; what takes long is said every few seconds.
     """
 
-    def __init__(self, *, quiet: bool = False, show_reasoning: bool = False, raw: bool = False) -> None:
+    def __init__(
+        self, *, quiet: bool = False, show_reasoning: bool = False, raw: bool = False, plain: bool = False
+    ) -> None:
         self._out = cleaned(sys.stdout)
         self._err = cleaned(sys.stderr)
         self._raw = raw
@@ -42,7 +48,9 @@ class Terminal:
         self._quiet = quiet
         self._reasoning = show_reasoning or (self._err_tty and not quiet)
         dumb = os.environ.get("TERM", "dumb") == "dumb"
-        self.moves = self._err_tty and not dumb
+        self._plain = plain
+        self._said_at = 0.0
+        self.moves = self._err_tty and not dumb and not plain
         self._styled = self.moves and not os.environ.get("NO_COLOR")
         self._progress_shown = False
         self._out_open_line = False
@@ -109,12 +117,19 @@ class Terminal:
 
     def status(self, text: str) -> None:
         """Show one line on stderr that the next output replaces; terminals only."""
+        if self._plain and time.monotonic() - self._said_at >= _SAY_SECONDS:
+            self.begin_waiting()
+            self._err_line(text)
         if self._quiet or not self.moves:
             return
         width = shutil.get_terminal_size().columns - 1
         self._write_err("\r\x1b[2K", raw=True)
         self._write_err(clean(text)[:width])
         self._progress_shown = True
+
+    def begin_waiting(self) -> None:
+        """Count from now until a plain terminal says how far something is."""
+        self._said_at = time.monotonic()
 
     def clear_progress(self) -> None:
         if self._progress_shown:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat import settings
-from cpuchat.cli.app import _initial
+from cpuchat.cli.app import initial_model
 from cpuchat.cli.options import key_ring
 from cpuchat.models.library.library import Library
 from tests.cli.program import COMMAND, HANG_GUARD, run
@@ -69,7 +69,7 @@ def test_ask_refuses_options_of_the_worker() -> None:
 
 def test_the_app_says_that_they_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
     settings.update({"model": {"last": "http://127.0.0.1:9#name"}})
-    found = _initial(Library(()), None, settings.load(), {"engine__threads": 1})
+    found = initial_model(Library(()), None, settings.load(), {"engine__threads": 1})
     assert str(found) == "http://127.0.0.1:9#name"
     assert "engine.threads has no effect" in capsys.readouterr().err
 

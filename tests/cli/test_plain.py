@@ -1,0 +1,72 @@
+"""Tests the chat in lines of text: `cpuchat --plain`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from tests.cli.program import run_process
+from tests.support.remote_server import Reply, remote_server
+from tests.support.terminal import Terminal
+
+
+async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for word in ("Part ", "one. ", "Part ", "two."):
+            await reply.text(word)
+        await reply.finish()
+
+    typed = (
+        '"""\nTwo\nlines\n"""\n/regenerate\n/figures\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n/help\n/quit\nnever'
+    )
+    async with remote_server(answer=answer) as server:
+        done = await asyncio.to_thread(run_process, "--plain", "--server", server.url, stdin=typed)
+        asked = [chat.body["messages"][-1]["content"] for chat in server.chats()]
+    assert done.returncode == 0, done.stderr
+    assert asked == ["Two\nlines"] * 2
+    answered = "some-Q4_K_M: Part one. Part two."
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [answered] * 2 and "prompt" not in lines[0]
+    assert re.match(r"≈ 4 tokens, .*first token", lines[2])
+    assert re.fullmatch(r"1\. Two, \d{4}-\d\d-\d\d \d\d:\d\d", lines[3])
+    assert lines[4:7] == ["You: Two", "lines", answered]
+    assert "/open N: open chat N of that list" in lines
+    for words in (
+        "OpenAI-compatible server at",
+        "New chat.",
+        "No such command: /nonsense",
+        "No chat 3",
+        "/chats lists",
+    ):
+        assert words in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr and "·" not in done.stdout + done.stderr
+
+
+async def test_ctrl_c_stops_an_answer_and_then_quits(tmp_path: Path) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("The beginning. And")
+        await reply.until_left()
+
+    def chat(url: str) -> tuple[int, bytes]:
+        terminal = Terminal(["--plain", "--server", url], home=tmp_path)
+        terminal.wait_for("You:")
+        terminal.type("Hello")
+        terminal.press("enter")
+        terminal.wait_for("some-Q4_K_M: The beginning.")
+        terminal.press("ctrl+c")
+        terminal.wait_for("stopped")
+        terminal.press("ctrl+c")
+        terminal.wait_for("Ctrl+C again")
+        terminal.press("ctrl+c")
+        try:
+            return terminal.wait_for_end(), terminal.raw
+        finally:
+            terminal.close()
+
+    async with remote_server(answer=answer) as server:
+        code, raw = await asyncio.to_thread(chat, server.url)
+    assert code == 0 and b"And\r\n" in raw  # the partial answer
+    assert b"\x1b[2K" not in raw and b"\x1b[2m" not in raw and b"Traceback" not in raw
