@@ -10,6 +10,7 @@ from textual.screen import Screen
 
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.running_servers import running_servers
+from cpuchat.text import clean_line
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -99,9 +100,11 @@ class PassProbe(IdleProbe):
                 await self._measure_cores(spec, placement)
         except Interrupted:
             pass
-        except (CpuchatError, OSError):
+        except (CpuchatError, OSError) as error:
             if not self._stopped:
                 self._known = spec
+                if _BEGUN in self._reported:
+                    self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
         finally:
             self._probe = None
 

@@ -11,7 +11,7 @@ import pytest
 from cpuchat import settings
 from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costmodel.observations import Fitted, Observation
-from cpuchat.errors import Interrupted
+from cpuchat.errors import Interrupted, MeasureFailed
 from cpuchat.hardware.busy_cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -38,6 +38,8 @@ class MadeUp(CostProbe):
         if self.long:
             await self.stopped.wait()
             raise Interrupted("Stopped.")
+        if self.failure:
+            raise MeasureFailed(self.failure)
         return [msgspec.structs.replace(one, weight=self.weight) for one in probe(two_cores())[:12]]
 
     def stop(self) -> None:
@@ -72,7 +74,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
     monkeypatch.setattr("cpuchat.costmodel.fit.fit", lambda start, seen: Fitted(profile=start, n=len(seen), error=0.0))
-    MadeUp.runs, MadeUp.long, MadeUp.weight = [], False, 1.0
+    MadeUp.runs, MadeUp.long, MadeUp.weight, MadeUp.failure = [], False, 1.0, ""
     return others
 
 
@@ -107,16 +109,18 @@ async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(oth
         await app.until(lambda: MadeUp.runs)
 
 
-async def test_a_disturbed_measurement_is_repeated_later() -> None:
+async def test_a_disturbed_measurement_is_repeated_later_and_a_failed_one_is_not() -> None:
     MadeUp.weight = 0.1
     async with running() as app:
         passes = app.chat._stream.passes
         await app.until(lambda: MadeUp.runs and not passes.running)
         assert any("other programs are running; trying again" in notice for notice in app.notices)
         assert not passes.done and not passes._is_wanted()
-        MadeUp.weight, passes._retry_at = 1.0, 0.0
+        MadeUp.failure, passes._retry_at = "The disk is full.", 0.0
         await app.until(lambda: passes.done)
+        assert "Pass costs not measured: The disk is full." in app.notices
         assert sum(BEGUN in notice for notice in app.notices) == 1
+        assert len(MadeUp.runs) == 2
 
 
 async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
