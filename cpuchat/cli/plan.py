@@ -12,10 +12,12 @@ import click
 from cpuchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.models.catalog import Catalog
+    from cpuchat.planner.choices import MachineFor
     from cpuchat.planner.machine_specs import MachineSpec
+    from cpuchat.planner.model_specs import PlannedModel
     from cpuchat.planner.plan import Plan, Prices, Workload
     from cpuchat.planner.service import Service
+    from cpuchat.planner.this_machine import ThisMachine
     from cpuchat.settings import Settings
 
 _EPILOG = """\b
@@ -79,8 +81,8 @@ def plan(
     """
     from cpuchat import settings
     from cpuchat.models.catalog import load_catalog
-    from cpuchat.planner.choices import usual_draft
-    from cpuchat.planner.model_specs import find_model
+    from cpuchat.planner.choices import catalog_models, usual_draft
+    from cpuchat.planner.model_specs import find_model, models_here
 
     if list_machines or list_claims:
         if cheapest or any(one is not None for one in (model, machine, like, draft, *values.values())):
@@ -90,10 +92,15 @@ def plan(
     _check(model, machine, like, draft, cheapest, values)
     chosen, catalog = settings.load(), load_catalog()
     workload, prices = _workload(values), _prices(values)
+    folders = chosen.model.folders
+    here = models_here(catalog, folders)
     if model is None:
-        return _show_catalog(_machine(machine, like, chosen, values), catalog, workload, as_json, values["tok_s"])
-    wanted = find_model(model, catalog, chosen.model.folders)
-    drafting = find_model(draft, catalog, chosen.model.folders) if draft is not None else usual_draft(wanted, catalog)
+        return _show_catalog(
+            _machine(machine, like, chosen, values), catalog_models(catalog, here=here), workload, as_json,
+            values["tok_s"],
+        )  # fmt: skip
+    wanted = find_model(model, catalog, folders)
+    drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if cheapest:
         from cpuchat.planner.choices import machine_plans
         from cpuchat.planner.machine_specs import all_machines
@@ -104,9 +111,8 @@ def plan(
         return _show_machine_plans(plans, as_json, values["tok_s"])
     from cpuchat.planner.plan import make_plan
 
-    made = make_plan(
-        _machine(machine, like, chosen, values, wanted.path), wanted, workload, draft=drafting, prices=prices
-    )
+    on = _machine(machine, like, chosen, values)(wanted, drafting)
+    made = make_plan(on, wanted, workload, draft=drafting, prices=prices)
     return _show_plan(made, _service(made) if values["users"] else None, as_json)
 
 
@@ -145,26 +151,34 @@ def _prices(values: dict[str, Any]) -> Prices:
     return Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
 
 
-def _machine(
-    name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any], model: str = ""
-) -> MachineSpec:
-    """Return the machine to plan the file `model` for, with the price and the power of the options."""
+def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
+    """Return the machine to plan on, with the price and the power of the options."""
     from cpuchat.planner.machine_specs import HERE, find_machine, read_machine, with_costs
 
-    found = read_machine(like) if like is not None else None
-    if found is None:
-        found = _this_machine(chosen, model) if name in (None, HERE) else find_machine(name)
-    found = with_costs(found, "--price", price_usd=values["price"])
-    return with_costs(found, "--watts", watts=values["watts"])
+    def priced(found: MachineSpec) -> MachineSpec:
+        found = with_costs(found, "--price", price_usd=values["price"])
+        return with_costs(found, "--watts", watts=values["watts"])
+
+    if like is None and name in (None, HERE):
+        here = _this_machine(chosen)
+        return lambda model, draft: priced(here.of(model, draft))
+    found = priced(read_machine(like) if like is not None else find_machine(name or ""))
+    return lambda model, draft: found
 
 
-def _this_machine(chosen: Settings, model: str) -> MachineSpec:
-    """Return this machine for the file `model`; on a terminal, offers to measure what is missing."""
+def _this_machine(chosen: Settings) -> ThisMachine:
+    """Return this machine; on a terminal, offers to measure what is missing.
+
+    Raises:
+        NotMeasured: it was not measured.
+    """
     from cpuchat.cli.terminal import is_terminal
-    from cpuchat.planner.this_machine import NotMeasured, machine_here, measure_here
+    from cpuchat.planner.this_machine import NotMeasured, ThisMachine, measure_here
 
+    here = ThisMachine(chosen)
     try:
-        return machine_here(chosen, model=model)
+        here.of()
+        return here
     except NotMeasured as error:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise
@@ -172,7 +186,7 @@ def _this_machine(chosen: Settings, model: str) -> MachineSpec:
         if not click.confirm("Measure its read bandwidth now (2 seconds)?", default=True, err=True):
             raise
     measure_here(chosen)
-    return machine_here(chosen, model=model)
+    return ThisMachine(chosen)
 
 
 def _tell(problems: Sequence[str]) -> None:
@@ -210,21 +224,21 @@ def _show_plan(made: Plan, service: Service | None, as_json: bool) -> int:
 
 
 def _show_catalog(
-    machine: MachineSpec, catalog: Catalog, workload: Workload, as_json: bool, target: float | None
+    machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
 ) -> int:
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import catalog_plans, reaches
     from cpuchat.present import plan as words
 
-    found = catalog_plans(machine, catalog.models, workload)
+    found = catalog_plans(machine_for, models, workload)
     if target is not None:
         found = [one for one in found if reaches(one, target)]
     if as_json:
         click.echo(json_line([_plain(one) for one in found]))
         return 0
     limit = f" at {target:g} tok/s or more" if target is not None else ""
-    click.echo(f"{machine.name}: {len(found)} models of the catalog run{limit}.\n")
+    click.echo(f"{machine_for(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
     echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
     echo_paragraph(
         f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."

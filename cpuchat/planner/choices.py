@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
-from cpuchat.models.catalog import Catalog, CatalogModel
+from cpuchat.models.catalog import Catalog
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel, from_catalog
 from cpuchat.planner.plan import Plan, Prices, Workload, hourly, make_plan
 
+MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]
+"""Returns a machine as a model and its draft model use it, as `ThisMachine.of`."""
 _ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have the same experts
 
 
-def catalog_plans(
-    machine: MachineSpec, entries: Iterable[CatalogModel], workload: Workload, quantization: str = ""
-) -> list[Plan]:
-    """Return a plan for every chat model of the catalog that fits, the fastest first.
+def catalog_models(
+    catalog: Catalog, quantization: str = "", here: Mapping[str, PlannedModel] = MappingProxyType({})
+) -> list[PlannedModel]:
+    """Return the chat models of the catalog.
 
     Args:
         quantization: "": each in its default; so are always those that come in one alone.
+        here: as of `models_here`: those files, in their place.
     """
-    chat = [entry for entry in entries if entry.use != "draft" and entry.sizes]
+    chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
     kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]
-    models = [from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
-    plans = [make_plan(machine, model, workload) for model in models]
+    return [here.get(entry.id) or from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
+
+
+def catalog_plans(machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload) -> list[Plan]:
+    """Return a plan for each of the models that fits, the fastest first."""
+    plans = [make_plan(machine_for(model, None), model, workload) for model in models]
     fitting = [plan for plan in plans if plan.tok_s is not None]
     return sorted(fitting, key=_speed, reverse=True)
 
 
-def catalog_drafts(target: PlannedModel, catalog: Catalog) -> list[PlannedModel]:
-    """Return the draft models that the catalog has for one of its models, the best first; none for others."""
+def catalog_drafts(
+    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
+) -> list[PlannedModel]:
+    """Return the draft models that the catalog has for one of its models, the best first; none for others. `here` as of
+    `catalog_models`."""
     entry = next((one for one in catalog.models if one.name == target.name), None)
     drafts = catalog.drafts_of(entry) if entry is not None else []
-    return [from_catalog(one) for one in drafts if one.sizes]
+    return [here.get(one.id) or from_catalog(one) for one in drafts if one.sizes]
 
 
-def usual_draft(target: PlannedModel, catalog: Catalog) -> PlannedModel | None:
+def usual_draft(
+    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
+) -> PlannedModel | None:
     """Return the best draft model that the catalog has for one of its models, if any."""
-    return next(iter(catalog_drafts(target, catalog)), None)
+    return next(iter(catalog_drafts(target, catalog, here)), None)
 
 
 def machine_plans(

@@ -35,7 +35,8 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
     the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Either `price_usd`, or
     `usd_per_hour`, or neither is known. Of the machine that cpuchat runs on, `free_gb` is what is available now, and
-    `fitted` the profile that was measured, in place of one by these figures.
+    `fitted` the profile that was measured, in place of one by these figures; passes of the draft model take
+    `draft_factor` times as long as by it.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
@@ -55,6 +56,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     price_usd: Figure | None = None
     usd_per_hour: Figure | None = None
     fitted: CostProfile | None = None
+    draft_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.theoretical is None and self.measured is None:
@@ -189,7 +191,7 @@ def read_machine(file: Path) -> MachineSpec:
     except ValueError as error:
         raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
     table = {key: {"value": value} if key in _FIGURES and _is_number(value) else value for key, value in table.items()}
-    for key in table.keys() & {"fitted", "free_gb"}:
+    for key in table.keys() & {"fitted", "draft_factor", "free_gb"}:
         raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
     table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
     table.setdefault("name", file.stem)

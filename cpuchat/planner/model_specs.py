@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -95,15 +96,32 @@ def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str
 
 def _here(entry: CatalogModel, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
     """Return the file of a catalog model on this machine: with that quantization, or any, the usual one first."""
-    found = [
-        one for one in Library(folders).local_models()
-        if one.damaged is None and quantization in ("", one.quantization) and match_local(catalog, one) is entry
-    ]  # fmt: skip
-    usual = entry.quantization or USUAL
-    for one in sorted(found, key=lambda model: model.quantization != usual):
-        with contextlib.suppress(CpuchatError):  # a file that changed just now
-            return from_header(read_model(one.path), entry.name)
+    for one, path in _files(catalog, folders, quantization):
+        if one is entry:
+            with contextlib.suppress(CpuchatError):  # a file that changed just now
+                return from_header(read_model(path), entry.name)
     return None
+
+
+def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = "") -> dict[str, PlannedModel]:
+    """Return the catalog's models whose files are on this machine, by id, each as `find_model`. Reads their headers."""
+    found: dict[str, PlannedModel] = {}
+    for entry, path in _files(catalog, folders, quantization):
+        if entry.id not in found:
+            with contextlib.suppress(CpuchatError):
+                found[entry.id] = from_header(read_model(path), entry.name)
+    return found
+
+
+def _files(catalog: Catalog, folders: Sequence[str], quantization: str) -> list[tuple[CatalogModel, Path]]:
+    """Return the files of catalog models here with that quantization, or any, those in the usual one first."""
+    found = [
+        (entry, one) for one in Library(folders).local_models()
+        if one.damaged is None and quantization in ("", one.quantization)
+        and (entry := match_local(catalog, one)) is not None
+    ]  # fmt: skip
+    found.sort(key=lambda pair: pair[1].quantization != (pair[0].quantization or USUAL))
+    return [(entry, one.path) for entry, one in found]
 
 
 def _choices(ids: Sequence[str], most: int = 4) -> str:

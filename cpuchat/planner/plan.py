@@ -281,7 +281,10 @@ def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptances:
     pairs = [pair_costs(machine.profile(name), work, draft.work, past, LONGEST) for name in SCENARIOS]
     found: list[Drafted] = []
     for acceptance in acceptances:
-        gains = [gain([1e3 * one for one in pair.verify], 1e3 * pair.draft, acceptance) for pair in pairs]
+        gains = [
+            gain([1e3 * one for one in pair.verify], 1e3 * (machine.draft_factor or 1.0) * pair.draft, acceptance)
+            for pair in pairs
+        ]
         rates = [best.speedup / pair.verify[0] for best, pair in zip(gains, pairs, strict=True)]
         speedups = [best.speedup for best in gains]
         found.append(

@@ -13,7 +13,7 @@ from cpuchat.costmodel.usual import SCENARIOS, Figure
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.prediction import spare_bytes
-from cpuchat.planner.choices import catalog_plans, cheapest, machine_plans, reaches, usual_draft
+from cpuchat.planner.choices import catalog_models, catalog_plans, cheapest, machine_plans, reaches, usual_draft
 from cpuchat.planner.claims import claims
 from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
@@ -140,7 +140,8 @@ def test_an_impossible_load_gets_a_sentence() -> None:
 
 
 def test_the_catalog_on_a_machine(catalog: Catalog) -> None:
-    plans = catalog_plans(find_machine("7950x"), catalog.models, Workload())
+    machine = find_machine("7950x")
+    plans = catalog_plans(lambda model, draft: machine, catalog_models(catalog), Workload())
     rates = [plan.tok_s.value for plan in plans if plan.tok_s is not None]
     assert len(rates) == len(plans) > 50
     assert rates == sorted(rates, reverse=True)

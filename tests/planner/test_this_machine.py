@@ -6,24 +6,67 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.costmodel.passes import decode_rate
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.costs import CostLog
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.machine import this_machine
+from cpuchat.models.prediction import predict
 from cpuchat.models.tuned import Tuned, TunedSettings
-from cpuchat.planner.this_machine import machine_here
+from cpuchat.models.work import model_work
+from cpuchat.planner import model_specs
+from cpuchat.planner.choices import catalog_models, catalog_plans
+from cpuchat.planner.model_specs import find_model, from_header, models_here
+from cpuchat.planner.plan import Workload, make_plan
+from cpuchat.planner.this_machine import ThisMachine
+from cpuchat.protocol import LoadOptions
 from cpuchat.settings import Settings
+from cpuchat.synthetic.model import write_model
+from tests.costmodel.made_up import probe, two_cores
+from tests.models.library.test_usage import answer, info
 from tests.support.topology import simulate_topology
 
 
-def test_a_tuned_model_is_planned_on_its_own_cores(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tuned_model_is_planned_on_its_own_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_model(tmp_path / "tiny.gguf", "tiny", "Q8_0")
     topology = simulate_topology(monkeypatch, tmp_path / "desktop")
     every, one = (choose_cores(topology, "auto", n).cpus for n in (0, 1))
     remember(ReadBandwidth(cpus=every, bytes_per_s=40e9, rounds=(40e9,)))
-    TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": 1}}))
-    assert machine_here(Settings(), model=str(tiny_model)).cores.value == len(every)  # the others were not measured
+    TunedSettings().put(file, Tuned(model="tiny", changes={"engine": {"threads": 1}}))
+    model = from_header(read_model(file))
+    assert ThisMachine(Settings()).of(model).cores.value == len(every)  # the others were not measured
     remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
-    found = machine_here(Settings(), model=str(tiny_model))
+    found = ThisMachine(Settings()).of(model)
     assert (found.cores.value, found.read_gbs.value) == (1, 25)
-    assert machine_here(Settings()).cores.value == len(every)
+    assert ThisMachine(Settings()).of().cores.value == len(every)
+
+
+def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its header, with what chats with it told, and with a draft model that is as slow as its own chats were."""
+    file, small = (write_model(tmp_path / f"{name}.gguf", name, "Q8_0") for name in ("0.05b", "tiny"))
+    cpus, catalog = choose_cores(read_topology(), "auto").cpus, load_catalog()
+    remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
+    CostLog(cpus, "local").probed(probe(two_cores()))
+    for path, slower in ((file, 1.5), (small, 3.0)):
+        rate = decode_rate(two_cores(), model_work(read_model(path)), 100) / slower
+        UsageLog().answered(info(path, fingerprint=path.stem, cpus=cpus), answer(rate, n=201, n_past=200), "local")
+    entry = catalog.find("qwen3-8b")
+    assert entry is not None
+    monkeypatch.setattr(model_specs, "match_local", lambda known, one: entry if one.path == file else None)
+    here = models_here(catalog, [str(tmp_path)])
+    machine = ThisMachine(Settings())
+    plans = catalog_plans(machine.of, catalog_models(catalog, here=here), Workload())
+    listed = next(plan for plan in plans if plan.model.name == entry.name)
+    model = find_model("qwen3-8b", catalog, [str(tmp_path)])
+    assert listed.tok_s == make_plan(machine.of(model), model, Workload()).tok_s
+    predicted = predict(read_model(file), LoadOptions(), this_machine(Settings())).tok_s
+    assert (
+        listed.tok_s is not None and predicted is not None and listed.tok_s.value == pytest.approx(predicted, rel=0.01)
+    )
+    pair = machine.of(model, from_header(read_model(small)))
+    assert pair.draft_factor == pytest.approx(2, rel=0.35) and machine.of(model).draft_factor != pair.draft_factor

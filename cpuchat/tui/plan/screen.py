@@ -12,11 +12,11 @@ from textual.binding import BindingType
 
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.planner.choices import catalog_drafts, catalog_plans, machine_plans
+from cpuchat.planner.choices import MachineFor, catalog_drafts, catalog_models, catalog_plans, machine_plans
 from cpuchat.planner.machine_specs import HERE, MachineSpec, all_machines, with_costs
-from cpuchat.planner.model_specs import PlannedModel
+from cpuchat.planner.model_specs import PlannedModel, models_here
 from cpuchat.planner.plan import Plan, Prices, Workload, make_plan
-from cpuchat.planner.this_machine import machine_here
+from cpuchat.planner.this_machine import ThisMachine
 from cpuchat.present import plan as words
 from cpuchat.present import plan_lists as lists
 from cpuchat.text import clean_line
@@ -55,6 +55,8 @@ class PlanScreen(PlanPanes[None]):
         self._catalog = Catalog(())
         self._wanted = _Wanted()
         self._plans: dict[str, Plan] = {}
+        self._machine_for: MachineFor | None = None  # of the list
+        self._files: dict[str, dict[str, PlannedModel]] = {}  # those here, by quantization
         self._drafts: dict[str, int] = {}  # by model: which of the catalog's draft models, then none
         self._problem = ""
 
@@ -68,23 +70,31 @@ class PlanScreen(PlanPanes[None]):
             self._catalog = await run_in_daemon_thread(load_catalog)
             for one in problems:
                 self.notify(clean_line(one), severity="warning", markup=False)
-        wanted = self._wanted
+        wanted, folders = self._wanted, self._services.settings.model.folders
+        for kind in {"", wanted.quantization} - self._files.keys():
+            self._files[kind] = await run_in_daemon_thread(lambda kind=kind: models_here(self._catalog, folders, kind))
         try:
-            machine, plans = await run_in_daemon_thread(lambda: self._planned(wanted))
+            self._machine_for, machine, plans = await run_in_daemon_thread(lambda: self._planned(wanted))
             self._problem = ""
         except CpuchatError as error:  # this machine was not measured yet
             machine, plans, self._problem = None, [], error.message
         if wanted is self._wanted and self.has_widgets:
             self._show(machine, plans)
 
-    def _planned(self, wanted: _Wanted) -> tuple[MachineSpec, list[Plan]]:
+    def _planned(self, wanted: _Wanted) -> tuple[MachineFor, MachineSpec, list[Plan]]:
         """Return a machine and the plans of the catalog on it; some tenths of a second, in a thread."""
-        machine = self._machines[wanted.machine - 1] if wanted.machine else self._here()
-        machine = with_costs(machine, "on this screen", **wanted.costs.get(machine.id, {}))
-        return machine, catalog_plans(machine, self._catalog.models, wanted.workload, wanted.quantization)
+        found = self._machines[wanted.machine - 1] if wanted.machine else None
+        here = self._here() if found is None else None
 
-    def _here(self) -> MachineSpec:
-        return machine_here(self._services.settings, self._services.conversation.model)
+        def machine_for(model: PlannedModel | None, draft: PlannedModel | None) -> MachineSpec:
+            machine = found or (here or self._here()).of(model, draft)
+            return with_costs(machine, "on this screen", **wanted.costs.get(machine.id, {}))
+
+        models = catalog_models(self._catalog, wanted.quantization, self._files[wanted.quantization])
+        return machine_for, machine_for(None, None), catalog_plans(machine_for, models, wanted.workload)
+
+    def _here(self) -> ThisMachine:
+        return ThisMachine(self._services.settings, self._services.conversation.model)
 
     def _show(self, machine: MachineSpec | None, plans: list[Plan]) -> None:
         self._plans = {plan.model.name: plan for plan in plans}
@@ -101,7 +111,7 @@ class PlanScreen(PlanPanes[None]):
         return self._plans.get(self.query_one(ModelList).marked)
 
     def _draft(self, model: PlannedModel) -> PlannedModel | None:
-        choices = [*catalog_drafts(model, self._catalog), None]
+        choices = [*catalog_drafts(model, self._catalog, self._files[""]), None]
         return choices[self._drafts.get(model.name, 0) % len(choices)]
 
     @on(ModelList.Marked)
@@ -110,15 +120,15 @@ class PlanScreen(PlanPanes[None]):
 
     @work(exclusive=True, group="details")
     async def _show_plan(self) -> None:
-        plan = self._selected
-        if plan is None:
+        plan, machine_for = self._selected, self._machine_for
+        if plan is None or machine_for is None:
             self.show_details("Plan", [("", self._problem)] if self._problem else [])
             return
-        machine, model, workload, draft = plan.machine, plan.model, plan.workload, self._draft(plan.model)
-        plan = await run_in_daemon_thread(lambda: make_plan(machine, model, workload, draft=draft))
+        model, workload, draft = plan.model, plan.workload, self._draft(plan.model)
+        plan = await run_in_daemon_thread(lambda: make_plan(machine_for(model, draft), model, workload, draft=draft))
         if self.has_widgets:
             title = f"{model.name} {model.quantization}"
-            self.show_details(title, [*words.lines(plan), ("", ""), *words.machine_figures(machine)])
+            self.show_details(title, [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)])
 
     def _change(self, **changes: Any) -> None:
         self._wanted = msgspec.structs.replace(self._wanted, **changes)
@@ -187,7 +197,7 @@ class PlanScreen(PlanPanes[None]):
         def make() -> Page:
             machines = list(self._machines)
             with contextlib.suppress(CpuchatError):  # this machine was not measured yet
-                machines.append(self._here())
+                machines.append(self._here().of(plan.model, draft))
             priced = [with_costs(one, "on this screen", **wanted.costs.get(one.id, {})) for one in machines]
             return machines_page(machine_plans(priced, plan.model, wanted.workload, draft=draft, prices=Prices()))
 
