@@ -106,14 +106,14 @@ def plan(
         from cpuchat.planner.machine_specs import all_machines
 
         known, problems = all_machines()
-        _tell(problems)
+        _report(problems)
         plans = machine_plans(known, wanted, workload, draft=drafting, prices=prices)
         return _show_machine_plans(plans, as_json, values["tok_s"])
     from cpuchat.planner.plan import make_plan
 
     on = _machine(machine, like, chosen, values)(wanted, drafting)
-    made = make_plan(on, wanted, workload, draft=drafting, prices=prices)
-    return _show_plan(made, _service(made) if values["users"] else None, as_json)
+    planned = make_plan(on, wanted, workload, draft=drafting, prices=prices)
+    return _show_plan(planned, _service(planned) if values["users"] else None, as_json)
 
 
 def _check(
@@ -189,36 +189,36 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     return ThisMachine(chosen)
 
 
-def _tell(problems: Sequence[str]) -> None:
+def _report(problems: Sequence[str]) -> None:
     """Say which files with machines of the user's are not valid."""
     for one in problems:
         click.echo(f"cpuchat: {one}", err=True)
 
 
-def _service(made: Plan) -> Service:
+def _service(planned: Plan) -> Service:
     from cpuchat.planner.service import simulate_service
 
-    return simulate_service(made)
+    return simulate_service(planned)
 
 
-def _show_plan(made: Plan, service: Service | None, as_json: bool) -> int:
+def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
     from cpuchat.cli.output import json_line
     from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.present import plan as words
     from cpuchat.text import clean_line
 
     if as_json:
-        click.echo(json_line({"plan": _plain(made), "service": _plain(service) if service is not None else None}))
+        click.echo(json_line({"plan": _plain(planned), "service": _plain(service) if service is not None else None}))
         return 0
-    click.echo(clean_line(words.title(made)))
-    for label, text in words.lines(made):
+    click.echo(clean_line(words.title(planned)))
+    for label, text in words.lines(planned):
         echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
-    if not made.model.exact:
+    if not planned.model.exact:
         echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
     if service is not None:
         click.echo()
         echo_table([words.SERVICE_HEADS, *words.service_rows(service)], right=range(8))
-        for line in words.service_lines(service, made):
+        for line in words.service_lines(service, planned):
             echo_paragraph(line)
     return 0
 
@@ -280,7 +280,7 @@ def _show_machines(as_json: bool) -> int:
     from cpuchat.present import plan as words
 
     known, problems = all_machines()
-    _tell(problems)
+    _report(problems)
     if as_json:
         click.echo(json_line([_without_none(msgspec.to_builtins(one)) for one in known]))
         return 0

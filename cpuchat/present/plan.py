@@ -268,17 +268,19 @@ def service_lines(found: Service, plan: Plan) -> list[str]:
     from cpuchat.planner.service import PAUSE_S
 
     workload = plan.workload
-    said = [
+    sentences = [
         f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message, send "
         f"{units.about(60 * found.rate)} requests a minute; a machine with {found.chats} "
         f"chats at once saturates at {units.about(60 * found.machine_rate)}, which is {found.saturates_at:.0f} users."
     ]
     if found.enough is None:
-        said.append(f"None of these gives 95 % of the answers {workload.tok_s:g} tok/s.")
+        sentences.append(f"None of these gives 95 % of the answers {workload.tok_s:g} tok/s.")
     else:
         give = "gives" if found.enough == 1 else "give"
-        said.append(f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s.")
-    return [*said, OTHER_ENGINE]
+        sentences.append(
+            f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s."
+        )
+    return [*sentences, OTHER_ENGINE]
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:

@@ -134,11 +134,11 @@ def users_page(plan: Plan) -> Page:
     """
     service = simulate_service(plan)
     by_key = {str(one.machines): one for one in service.outcomes}
-    said = [("", line) for line in words.service_lines(service, plan)]
+    sentences = [("", line) for line in words.service_lines(service, plan)]
 
     def details(machines: str) -> tuple[str, words.Lines]:
         title = f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}"
-        return title, [*lists.outcome_lines(by_key[machines]), ("", ""), *said]
+        return title, [*lists.outcome_lines(by_key[machines]), ("", ""), *sentences]
 
     mark = str(service.enough or service.outcomes[-1].machines)
     title = f"{plan.machine.name}: simulation of {service.users:,} users"
