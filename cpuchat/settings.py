@@ -220,6 +220,7 @@ class UiSection(Section):
     sidebar: bool = True
     show_reasoning: bool = False
     color_drafts: bool = False
+    motion: bool = True
 
 
 class Settings(Section):

@@ -45,6 +45,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own folders for settings, chats and caches."""
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path / kind.lower()))
+    monkeypatch.setenv("COLORTERM", "truecolor")  # whatever the terminal of the tests has
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from textual.filter import LineFilter
 from textual.markup import escape
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.widgets import Input, TextArea
 
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
@@ -100,9 +101,14 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         for theme in self._loaded_themes.themes.values():
             self.register_theme(theme)
         self._begin_with_theme(conversation.settings.ui.theme)
+        self._moves = conversation.settings.ui.motion
+        if not self._moves:
+            self.animation_level = "none"
 
     def _begin_with_theme(self, wanted: str) -> None:
         """Set the theme while no style sheet has been parsed: changing it later parses all of them again."""
+        if wanted == themes.DEFAULT_THEME and self.console.color_system == "standard":
+            wanted = themes.FOR_16_COLORS
         known = [name for name in (wanted, themes.DEFAULT_THEME, "textual-dark") if name in self.available_themes]
         self.set_reactive(ChatApp.theme, known[0])
         theme = self.current_theme
@@ -154,6 +160,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def on_resize(self) -> None:
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
         self.refresh()
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        if not self._moves and isinstance(event.widget, Input | TextArea):
+            event.widget.cursor_blink = False
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, _INPUT):

@@ -74,6 +74,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("ui.sidebar", "Chat list", "at the left (F8)"),
         ("ui.show_reasoning", "Show reasoning", "unfolded (F7)"),
         ("ui.color_drafts", "Color drafted tokens", "by the drafter that proposed them (Ctrl+T)"),
+        ("ui.motion", "Motion", "smooth scrolling and blinking cursors · from the next start"),
     ),
 }
 NOTES = {

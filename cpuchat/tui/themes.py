@@ -22,6 +22,8 @@ from textual.theme import BUILTIN_THEMES, Theme
 from cpuchat import paths, toml
 
 DEFAULT_THEME = "cpuchat"
+FOR_16_COLORS = "terminal"
+"""In place of the default on terminals with 16 colors, the nearest of which would not be readable."""
 
 # Used by our style sheets. A theme that does not set them gets these, made readable on its backgrounds.
 OWN_VARIABLES = {

@@ -26,7 +26,7 @@ from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.models.tune import TuneScreen
 from cpuchat.tui.plan.pages import MachinesPage, PlanPage
 from cpuchat.tui.plan.screen import PlanScreen
-from cpuchat.tui.settings.screen import SettingsScreen
+from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.list_screen import DetailsScreen, ListScreen
 from cpuchat.tui.widgets.prompt import Prompt
@@ -202,6 +202,23 @@ async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
         assert app.app.no_color
         await app.send("Hello")
         assert "Hello there." in app.screen_text
+
+
+async def test_sixteen_colors_and_no_motion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLORTERM")
+    monkeypatch.setenv("TERM", "xterm")
+    settings.update({"ui": {"motion": False}})
+    async with running() as app:
+        await app.ready()
+        assert app.app.theme == "terminal"
+        prompt = app.app.screen.query_one(Prompt)
+        assert prompt.has_focus and not prompt.cursor_blink
+        await app.press("f2")
+        await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))
+        app.app.screen.query_one("#row-chat-max_tokens", SettingRow).put(9)
+        await app.press("ctrl+s")
+        await app.until(lambda: app.conversation.settings.chat.max_tokens == 9)
+        assert app.app.theme == "terminal" and settings.load().ui.theme == "cpuchat"
 
 
 async def test_the_first_paint_does_not_wait_for_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,11 +373,11 @@ class ChatScreen(PanesScreen):
 
     @work
     async def action_settings(self) -> None:
-        result = await self.services.navigation.settings()
-        if result is None:
+        if (result := await self.services.navigation.settings()) is None:
             return
         before, self.conversation.settings = self.services.settings, result
-        self.app.theme = result.ui.theme if result.ui.theme in self.app.available_themes else self.app.theme
+        if result.ui.theme != before.ui.theme and result.ui.theme in self.app.available_themes:
+            self.app.theme = result.ui.theme
         self._apply_ui_settings()
         await self._reader.settings_changed(before.speech)
         if result.model.folders != before.model.folders:

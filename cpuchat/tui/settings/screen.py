@@ -207,8 +207,9 @@ class SettingsScreen(Dismissable[Settings | None]):
     @on(SettingRow.Edited)
     def _row_edited(self, event: SettingRow.Edited) -> None:
         self._show_hint(event.row)
-        if event.row.field.kind == "theme" and event.row.content in self.app.available_themes:
-            self.app.theme = event.row.content
+        if event.row.field.kind == "theme":
+            wanted = event.row.content if event.row.changed else self._theme_before  # not always that of the settings
+            self.app.theme = wanted if wanted in self.app.available_themes else self.app.theme
 
     def show_row(self, row: SettingRow) -> None:
         """Open its tab and focus it."""
