@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.backend.base import Backend
+from cpuchat.chat_preset import ChatPreset
 from cpuchat.chats.history import ChatHistory, request_messages
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.errors import UsageError
@@ -86,6 +87,7 @@ class Conversation:
         self.frame_seconds = FRAME_SECONDS
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
+        self.preset = ChatPreset(self.history)
         self._clock = clock
         self._usage = UsageLog()
         self._running = False  # a load, an answer or a measurement
@@ -119,10 +121,14 @@ class Conversation:
         return self.in_effect.speculation.speculation() if self.drafting else Speculation()
 
     @property
+    def chosen(self) -> Settings:
+        """Return the settings with what tuning found for the loaded model and with the chat's preset."""
+        return self.preset.applied_to(self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings)
+
+    @property
     def in_effect(self) -> Settings:
-        """Return the settings with what tuning found and what is recommended for the loaded model."""
-        chosen = self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings
-        return self.recommended.applied_to(chosen) if self.recommended is not None else chosen
+        """Return what is `chosen`, and where nothing is, what is recommended for the loaded model."""
+        return self.recommended.applied_to(self.chosen) if self.recommended is not None else self.chosen
 
     @property
     def default_sampling(self) -> Sampling:
@@ -146,6 +152,7 @@ class Conversation:
         """Start a new chat, which is stored with its first message. A running load continues."""
         self._refuse_while_answering()
         self.history.clear()
+        self.preset.forget_choice()
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
@@ -252,9 +259,10 @@ class Conversation:
         Raises:
             ChatsError: the message could not be saved, and was not sent.
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
+            UsageError, SettingsError: the preset of new chats does not exist or is not valid.
         """
         return self._answer(
-            lambda: self.history.add_question(text, self.model_name, self.settings.chat.system_prompt),
+            lambda: self.preset.add_question(text, self.model_name, self.settings),
             {"stop": stop, "grammar": grammar, "json_schema": json_schema},
         )
 
@@ -341,11 +349,12 @@ class Conversation:
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
-        self.kept_all = keeps_all = self._keeps_all(messages)
+        can_summarize = bool(self.messages) and messages[-1].id == self.messages[-1].id  # the summary is to follow
+        self.kept_all = keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
         return Generate(
             messages=request_messages(self.chat.system_prompt, messages),
             sampling=self.in_effect.sampling.sampling(),
-            **self.settings.chat.request_options(),
+            **self.in_effect.chat.request_options(),
             trim=not keeps_all,
             reserve=keeps_all,
             chat_id=self.chat.id,
@@ -353,15 +362,6 @@ class Conversation:
             frame_seconds=self.frame_seconds,
             **more,
         )
-
-    def _keeps_all(self, messages: Sequence[StoredMessage]) -> bool:
-        """Return whether a chat that does not fit is an error; else its oldest turns are left out, which is told."""
-        assert self.chat is not None
-        if len(messages) < 2:  # there is nothing to leave out or to summarize
-            return False
-        choice = self.chat.when_full or ("compact" if self.asks_when_full else "drop")
-        at_the_end = bool(self.messages) and messages[-1].id == self.messages[-1].id  # a summary can follow
-        return choice == "stop" or (choice == "compact" and at_the_end)
 
     async def _choose_draft(self, target: Source, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
         """Return the draft model and a note about it; sets `draft_problem`. A server chooses its own."""

@@ -83,6 +83,11 @@ def user_themes_dir() -> Path:
     return config_dir() / "themes"
 
 
+def presets_file() -> Path:
+    """Return the file of presets."""
+    return config_dir() / "presets.toml"
+
+
 def user_catalog() -> Path:
     """Return the file of the user's catalog entries."""
     return config_dir() / "catalog.toml"

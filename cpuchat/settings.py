@@ -179,8 +179,9 @@ class SamplingSection(Section):
 
 
 class ChatSection(Section):
-    """Chats. `reasoning` auto: as the model's template has it. Limits are in tokens, 0 = none."""
+    """Chats. `preset` (a name) is for new chats. `reasoning` auto: as its template. Limits in tokens, 0 = none."""
 
+    preset: str = ""
     system_prompt: str = ""
     max_tokens: Count = 0
     reasoning: Literal["auto", "on", "off"] = "auto"
@@ -324,7 +325,6 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
 
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the wrong key ("engine.threads"; "" for the top level) and what is wrong with it."""
-    # msgspec ends its message with "- at `$.engine.threads`".
     reason, _, where = str(error).replace(" | null`", "`").partition(" - at ")
     key = where.strip("`").removeprefix("$").removesuffix("[...]").lstrip(".")
     field, colon, rest = reason.partition(": ")
@@ -339,7 +339,6 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is.
 
     Returns the settings after the change. The file is replaced atomically; a link stays one, its target is replaced.
-    What the app remembers by itself goes to the file for that.
 
     Raises:
         SettingsError: the file on disk or the changed values are not valid; nothing is written then.

@@ -7,11 +7,11 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Chat, Deleted, SearchHit, StoredMessage, WhenFull, storable
+from cpuchat.chats.records import AnswerSettings, Chat, Deleted, SearchHit, StoredMessage, storable
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
@@ -192,8 +192,8 @@ class ChatHistory:
             raise
         return deleted
 
-    async def add_question(self, text: str, model: str, system_prompt: str) -> list[StoredMessage]:
-        """Add a user message, in a new chat if none is open, and return the messages to answer.
+    async def add_question(self, text: str, model: str, **options: Any) -> list[StoredMessage]:
+        """Add a user message, in a new chat with these `options` if none is open, and return the messages to answer.
 
         Raises:
             ChatsError: it could not be saved, and was not added.
@@ -201,7 +201,7 @@ class ChatHistory:
         """
         await self._require_saved()
         async with self._loading_again():
-            self.chat, message = await asyncio.to_thread(self._add, text, model, system_prompt)
+            self.chat, message = await asyncio.to_thread(self._add, text, model, options)
         self.messages = [*self.messages, message]
         if self._store is not None:
             self.tree.add(message.id, message.parent)
@@ -241,12 +241,12 @@ class ChatHistory:
             for one in self.messages
         ]
 
-    async def set_when_full(self, choice: WhenFull) -> None:
-        """Remember what to do when the open chat no longer fits into the context. Raises ChatsError."""
+    async def set_options(self, **options: Any) -> None:
+        """Set `when_full`, `preset` or `system_prompt` of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
-            await asyncio.to_thread(self._store.set_when_full, self.chat.id, choice)
-        self.chat = msgspec.structs.replace(self.chat, when_full=choice)
+            await asyncio.to_thread(self._store.set_options, self.chat.id, options)
+        self.chat = msgspec.structs.replace(self.chat, **options)
 
     async def up_to_question(self, text: str | None = None, message_id: int = 0) -> list[StoredMessage]:
         """Return the messages up to a question, with another one with this `text` in its place if given.
@@ -350,19 +350,17 @@ class ChatHistory:
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 
-    def _add(self, text: str, model: str, system_prompt: str) -> tuple[Chat, StoredMessage]:
+    def _add(self, text: str, model: str, options: dict[str, Any]) -> tuple[Chat, StoredMessage]:
         last = self.messages[-1].id if self.messages else 0
         if self._store is None:
             now = time.time()
-            chat = self.chat or Chat(
-                id="", title=title_of(text), created=now, updated=now, model=model, system_prompt=system_prompt
-            )
+            chat = self.chat or Chat(id="", title=title_of(text), created=now, updated=now, model=model, **options)
             at = len(self.messages)
             return chat, StoredMessage(id=at, chat_id="", parent=last, role="user", content=text, created=now)
         with self._store.transaction():
             if self.chat is not None:
                 self._store.require_unchanged(self.chat)
-            chat = self.chat or self._store.create_chat(model, system_prompt, title_of(text))
+            chat = self.chat or self._store.create_chat(model, title=title_of(text), **options)
             message = self._store.add_message(chat.id, "user", text, after=last)
             return self._store.chat(chat.id), message
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from cpuchat.presets import Preset
 from cpuchat.protocol import Generate, ModelInfo, Role, Sampling, Speculation
 from cpuchat.timings import Timings
 
@@ -30,7 +31,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
     `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
     of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
-    leave out the oldest turns, let the model summarize it, or stop; "" is to ask.
+    leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `preset` is as it was when it was
+    chosen.
     """
 
     id: str
@@ -43,6 +45,15 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     sides: str = ""
     leaf: int | None = None
     when_full: WhenFull = ""
+    preset: Preset | None = None
+
+    def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
+        """Return whether it is an error when it does not fit; else its oldest turns are left out, which is told.
+
+        `asks`: the user can be asked what to do.
+        """
+        choice = self.when_full or ("compact" if asks else "drop")
+        return choice == "stop" or (choice == "compact" and can_summarize)
 
 
 class Deleted(msgspec.Struct, frozen=True):
@@ -163,6 +174,7 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "sides": _text(row["sides"]),
         "leaf": leaf if isinstance(leaf, int) else None,
         "when_full": row["when_full"] if row["when_full"] in get_args(WhenFull) else "",
+        "preset": row["preset"] if isinstance(row["preset"], Preset) or is_unicode(row["preset"]) else None,
     }
 
 
@@ -192,7 +204,9 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
 def chat_of(row: tuple[Any, ...]) -> Chat | None:
     """Build the record of a row; None when the row is invalid."""
     fields = dict(zip(CHAT_COLUMNS, row, strict=True))
-    return Chat(**fields) if repaired_chat(fields) == fields else None
+    if repaired_chat(fields) != fields:
+        return None
+    return Chat(**{**fields, "preset": _decoded(fields["preset"], Preset)})
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:

@@ -35,7 +35,8 @@ Numbered = tuple[int, Row]
 SIDES = ("-wal", "-shm")
 """Suffixes of the files that SQLite keeps beside the database."""
 _DEFAULTS: dict[str, Row] = {
-    "chats": dict.fromkeys(CHAT_COLUMNS, "") | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None},
+    "chats": dict.fromkeys(CHAT_COLUMNS, "")
+    | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None, "preset": None},
     "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
     | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "settings": None, "created": 0.0},
 }

@@ -85,6 +85,8 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ),
     # What to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
     ("ALTER TABLE chats ADD COLUMN when_full TEXT NOT NULL DEFAULT ''",),
+    # The preset of the chat (`presets.Preset`) as it was when it was chosen, as JSON.
+    ("ALTER TABLE chats ADD COLUMN preset TEXT",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {

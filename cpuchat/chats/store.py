@@ -8,7 +8,7 @@ thread, one at a time. What is deleted or replaced is overwritten in the file, t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ from cpuchat.chats.records import (
     Deleted,
     SearchHit,
     StoredMessage,
-    WhenFull,
     chat_of,
     column,
     is_unicode,
@@ -33,6 +32,7 @@ from cpuchat.chats.records import (
 )
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged
+from cpuchat.presets import Preset
 from cpuchat.protocol import Role
 from cpuchat.timings import Timings
 
@@ -53,7 +53,9 @@ class ChatStore(Database):
         ChatsError: the folder or file cannot be used (permissions, full disk). Every method raises it too.
     """
 
-    def create_chat(self, model: str, system_prompt: str = "", title: str = "", sides: str = "") -> Chat:
+    def create_chat(
+        self, model: str, system_prompt: str = "", title: str = "", sides: str = "", preset: Preset | None = None
+    ) -> Chat:
         now = time.time()
         chat = Chat(
             id=new_chat_id(),
@@ -63,6 +65,7 @@ class ChatStore(Database):
             model=storable(model),
             system_prompt=storable(system_prompt),
             sides=storable(sides),
+            preset=preset,
         )
         with self.transaction():
             self._insert_chat(chat)
@@ -118,8 +121,8 @@ class ChatStore(Database):
             chat, tree = self.chat(chat_id), self.tree(chat_id)
             if message_id not in tree:
                 raise _no_message()
-            fork = self.create_chat(chat.model, chat.system_prompt, f"{chat.title} (fork)")
-            self.set_when_full(fork.id, chat.when_full)
+            fork = self.create_chat(chat.model, chat.system_prompt, f"{chat.title} (fork)", preset=chat.preset)
+            self.set_options(fork.id, {"when_full": chat.when_full})
             copied = [name for name in MESSAGE_COLUMNS if name not in ("id", "chat_id", "parent")]
             columns, parent = ", ".join(copied), 0
             copy = (
@@ -202,10 +205,13 @@ class ChatStore(Database):
         with self.transaction():
             self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
 
-    def set_when_full(self, chat_id: str, choice: WhenFull) -> None:
-        """Remember what to do when the chat no longer fits into the context. Nothing happens when it is gone."""
+    def set_options(self, chat_id: str, options: Mapping[str, Any]) -> None:
+        """Set fields of a `Chat` that say how it is answered. Nothing happens when it is gone."""
+        assigned = ", ".join(f"{name} = ?" for name in options)
         with self.transaction():
-            self._db.execute("UPDATE chats SET when_full = ? WHERE id = ?", (choice, chat_id))
+            self._db.execute(
+                f"UPDATE chats SET {assigned} WHERE id = ?", (*(column(value) for value in options.values()), chat_id)
+            )
 
     def set_content(self, chat: Chat, message_id: int, text: str) -> Chat:
         """Replace the text of a message, and return the chat. Raises ChatsChanged if another instance changed it."""

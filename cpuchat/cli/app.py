@@ -45,6 +45,7 @@ def open_app(
     Raises:
         UsageError: no terminal, or values that are not acceptable.
         ModelNotFound: `model` was given and is not there.
+        UsageError: no preset has the given name.
         DraftMismatch: a draft model was given that does not fit.
     """
     require_terminal()
@@ -53,6 +54,10 @@ def open_app(
     from cpuchat import paths
     from cpuchat.cli.options import key_ring, overridden, server_model
 
+    if preset := values.get("chat__preset"):
+        from cpuchat.presets import find_preset
+
+        model = model or (None if server else find_preset(preset).model or None)
     served = server_model(server, model, values)
     chosen = overridden(values)
 

@@ -18,12 +18,14 @@ from cpuchat.cli.options import (
     key_ring,
     model_path,
     overridden,
+    preset_option,
     require_draft_in_use,
     server_model,
     server_model_or_last,
     server_option,
     setting,
     stacked,
+    with_preset,
 )
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
@@ -48,13 +50,14 @@ Examples:
   cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
   git diff | cpuchat ask "Write a commit message for this:"
   cpuchat ask --server http://127.0.0.1:8080 "Hello"
+  cpuchat ask --preset review "$(git diff)"
   cpuchat ask --speak "Tell me a short story"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
-Options default to config.toml. The answer goes to standard output, everything else to standard error. Ctrl+C
-stops and keeps the partial answer. Control characters in the answer are replaced by visible ones, also in pipes
-and files (not with --raw-output); --json escapes them.
+Options default to those of --preset, then to config.toml. The answer goes to standard output, everything else to
+standard error. Ctrl+C stops and keeps the partial answer. Control characters in the answer are replaced by visible
+ones, also in pipes and files (not with --raw-output); --json escapes them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
@@ -69,6 +72,7 @@ reached, 22 API key refused, 23 speech failed, 24 the answer does not match the 
     answering_model_option(),
     server_option(),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
+    preset_option(),
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
     ),
@@ -124,8 +128,9 @@ def ask(
     """
     import asyncio
 
+    base, model = with_preset(values["chat__preset"], model, server)
     served = server_model(server, model, values)
-    chosen, strict = overridden(values), values["speculation__draft_model"] is not None
+    chosen, strict = overridden(values, base), values["speculation__draft_model"] is not None
     _check(model, system, raw, stop)
     if json_schema is not None and (speak or speak_output is not None):
         raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")

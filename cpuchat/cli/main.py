@@ -77,6 +77,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
 )
 @click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
+@click.option("--preset", metavar="NAME", help="Preset of new chats by its name; its model is loaded.")
 @click.option("--threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option("--cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3.")
 @click.option(
@@ -99,6 +100,7 @@ def cli(
     ctx: click.Context,
     model: str | None,
     server: str | None,
+    preset: str | None,
     threads: int | None,
     cores: str | None,
     memory_policy: str | None,
@@ -115,6 +117,7 @@ def cli(
         given = {
             "--model": model,
             "--server": server,
+            "--preset": preset,
             "--threads": threads,
             "--cores": cores,
             "--memory-policy": memory_policy,
@@ -131,6 +134,7 @@ def cli(
                 )
         return 0
     values = {
+        "chat__preset": preset,
         "engine__threads": threads,
         "engine__cores": cores,
         "engine__memory": memory_policy,

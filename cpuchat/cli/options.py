@@ -103,6 +103,23 @@ def server_option() -> Decorator:
     )  # fmt: skip
 
 
+def preset_option() -> Decorator:
+    return setting(
+        "--preset", "chat.preset", "Preset by its name: system prompt, sampling, reasoning and model.", metavar="NAME"
+    )
+
+
+def with_preset(name: str | None, model: str | None, server: str | None) -> tuple[Settings | None, str | None]:
+    """Return the settings with the preset laid over them (None: without one), and the model: the given one, else that
+    of the preset. Raises UsageError and SettingsError as `find_preset`."""
+    if not name:
+        return None, model
+    from cpuchat.presets import find_preset
+
+    preset = find_preset(name)
+    return preset.applied_to(settings.load()), model or (None if server else preset.model or None)
+
+
 _OF_THE_WORKER = ("engine", "speculation")
 
 

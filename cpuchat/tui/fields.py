@@ -17,6 +17,7 @@ Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "
 TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Basics": (
         ("chat.system_prompt", "System prompt", "for new chats"),
+        ("chat.preset", "Preset", "of new chats, by its name; empty = none"),
         ("chat.max_tokens", "Max tokens", "per answer; 0 = no limit"),
         ("chat.reasoning", "Reasoning", "before the answer; auto = the model's default"),
         ("chat.reasoning_budget", "Reasoning budget", "tokens, then it answers; 0 = no limit"),

@@ -115,7 +115,7 @@ async def test_a_chat_knows_what_to_do_when_it_is_full(choice: str, asks: bool, 
         await everything(core.send("First?"))
         assert isinstance(core.backend, ScriptedBackend)
         assert core.backend.requests[-1].trim  # there is nothing to leave out
-        await core.history.set_when_full(choice)  # type: ignore[arg-type]
+        await core.history.set_options(when_full=choice)
         assert core.chat is not None
         await core.open_chat(core.chat.id)
         assert core.chat.when_full == choice
@@ -130,7 +130,7 @@ async def test_summaries_and_the_choice_are_exported() -> None:
     async with conversation("One.", "They said one.") as core:
         await everything(core.send("First?"))
         await everything(compact(core))
-        await core.history.set_when_full("compact")
+        await core.history.set_options(when_full="compact")
         assert core.chat is not None
         exported = portable_chat(core.chat, core.messages)
         assert exported.when_full == "compact" and exported.chat("x").when_full == "compact"
@@ -141,6 +141,6 @@ async def test_summaries_and_the_choice_are_exported() -> None:
 async def test_a_fork_does_the_same_when_it_is_full() -> None:
     async with conversation("One.") as core:
         await everything(core.send("First?"))
-        await core.history.set_when_full("drop")
+        await core.history.set_options(when_full="drop")
         await core.fork_chat(core.messages[-1].id)
         assert core.chat is not None and core.chat.when_full == "drop"

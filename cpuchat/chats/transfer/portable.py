@@ -16,6 +16,7 @@ import msgspec
 
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.chats.tree import Tree
+from cpuchat.presets import Preset
 from cpuchat.protocol import Role
 from cpuchat.timings import Timings
 
@@ -49,6 +50,7 @@ class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sides: str = ""
     leaf: int | None = None
     when_full: str = ""
+    preset: Preset | None = None
     messages: list[PortableMessage] = []
 
     @property

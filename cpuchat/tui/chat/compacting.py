@@ -77,7 +77,7 @@ class CompactingScreen(SpeakingScreen):
         if not choice or self.conversation.chat is None or self.conversation.chat.id != chat.id:
             return ""
         try:
-            await self.conversation.history.set_when_full(choice)
+            await self.conversation.history.set_options(when_full=choice)
         except CpuchatError as error:
             self.tell(str(error), "error")
             return ""

@@ -28,9 +28,9 @@ class Composer:
         """Return text that was not sent, the queued message first."""
         return "\n".join(filter(None, (self.queued, self._prompt.text)))
 
-    def show_titles(self, busy: bool, loading: bool) -> None:
-        """Show in the prompt's border what Enter and Esc do."""
-        title: Content | str = "Message"
+    def show_titles(self, busy: bool, loading: bool, preset: str) -> None:
+        """Show in the prompt's border what Enter and Esc do, and the preset of the chat ("" = none)."""
+        title: Content | str = Content(f"Message · {clean_line(preset)}") if preset else "Message"
         if self.queued:
             title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc cancels"
         elif self.editing is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.chat_list import ChatList, Chats
-from cpuchat.tui.chat.compacting import CompactingScreen
+from cpuchat.tui.chat.presets import PresetsScreen
 from cpuchat.tui.widgets.prompt import Prompt
 
 
-class PanesScreen(CompactingScreen):
+class PanesScreen(PresetsScreen):
     """Base of the chat screen."""
 
     _chats: ChatList

@@ -57,6 +57,7 @@ class ChatScreen(PanesScreen):
         self.services = services
         self.conversation = services.conversation
         self.conversation.asks_when_full = True
+        self.conversation.preset.of_new_chats = lambda: self.conversation.settings.chat.preset
         self._full: Failed | None = None  # the last message had no room
         self._initial_model, self._initial_text = initial_model, text
         self.set_class(not self.conversation.messages, "-empty", update=False)
@@ -298,7 +299,7 @@ class ChatScreen(PanesScreen):
         self._prompt.focus()
 
     def _show_prompt_title(self) -> None:
-        self._composer.show_titles(self.busy, bool(self._answering.loading))
+        self._composer.show_titles(self.busy, bool(self._answering.loading), self.conversation.preset.name)
 
     # Actions
 
@@ -379,6 +380,7 @@ class ChatScreen(PanesScreen):
         if result.ui.theme != before.ui.theme and result.ui.theme in self.app.available_themes:
             self.app.theme = result.ui.theme
         self._apply_ui_settings()
+        self._show_prompt_title()
         await self._reader.settings_changed(before.speech)
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)

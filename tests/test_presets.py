@@ -1,0 +1,162 @@
+"""Tests presets: their file, what they set, and the preset of a chat, with a real store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer.importing import export_chat, import_chats
+from cpuchat.cli.options import laid_over, with_preset
+from cpuchat.conversation import Conversation
+from cpuchat.errors import SettingsError, UsageError
+from cpuchat.presets import Preset, delete_preset, find_preset, load_presets, save_preset
+from cpuchat.protocol import AnyEvent
+from cpuchat.settings import SamplingSection, Settings
+from tests.support.scripted_backend import ScriptedBackend, answer
+
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
+FILE = """\
+# For pull requests
+["Code review"]
+system_prompt = "Be strict."
+model = "demo"
+reasoning = "off"
+sampling = { temperature = 0.2 }
+
+[story]
+sampling = { temperature = 1.2, top_k = 0 } # lively
+"""
+
+
+def write(text: str) -> None:
+    paths.presets_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.presets_file().write_text(text)
+
+
+@contextlib.asynccontextmanager
+async def conversation(n_answers: int) -> AsyncIterator[Conversation]:
+    backend = ScriptedBackend([answer(f"Answer {number}.") for number in range(n_answers)])
+    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
+    core.settings.chat.system_prompt = "Be brief."
+    try:
+        yield core
+    finally:
+        await core.close()
+
+
+async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
+    return [event async for event in stream]
+
+
+def asked(core: Conversation) -> tuple[str, float, bool | None]:
+    """Return system prompt, temperature and reasoning of the last request."""
+    assert isinstance(core.backend, ScriptedBackend)
+    request = core.backend.requests[-1]
+    return request.messages[0].content, request.sampling.temperature, request.reasoning
+
+
+def test_the_file_is_read_and_changed_in_place() -> None:
+    assert load_presets() == {}
+    write(FILE)
+    review, story = load_presets().values()
+    assert (review.name, review.system_prompt, review.model, review.reasoning) == (
+        "Code review", "Be strict.", "demo", "off",
+    )  # fmt: skip
+    assert story.options == {"temperature": 1.2, "top_k": 0} and story.system_prompt is None
+
+    chosen = laid_over({"sampling__top_k": 7, "sampling__seed": 3}, Settings())
+    saved = Preset.of("mine", chosen, "/models/a.gguf")
+    save_preset(saved)
+    assert find_preset("mine") == saved and saved.options == {"top_k": 7, "seed": 3}
+    delete_preset("story")
+    assert list(load_presets()) == ["Code review", "mine"]
+    assert paths.presets_file().read_text().startswith("# For pull requests\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a]\ntemperature = 1", "a: object contains unknown field `temperature`"),
+        ("[a]\nsampling = { temperature = 11 }", "a.sampling.temperature: expected `float` <= 10"),
+        ("a = 1", "a: not a table"),
+        ("[a", "is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named_and_nothing_is_written(text: str, said: str) -> None:
+    write(text)
+    with pytest.raises(SettingsError, match=r"presets\.toml") as caught:
+        load_presets()
+    assert said in caught.value.message
+    with pytest.raises(SettingsError):
+        delete_preset("a")
+    assert paths.presets_file().read_text() == text
+
+
+def test_options_of_the_command_line_count_before_the_preset() -> None:
+    write(FILE)
+    base, model = with_preset("Code review", None, None)
+    assert model == "demo" and base is not None and base.chat.system_prompt == "Be strict."
+    assert laid_over({"sampling__temperature": 0.9}, base).sampling.temperature == 0.9
+    assert with_preset("Code review", "mine.gguf", None)[1] == "mine.gguf"
+    assert with_preset("Code review", None, "http://127.0.0.1:1")[1] is None
+    assert with_preset("", None, None) == (None, None)
+    with pytest.raises(UsageError, match="no preset 'x'") as caught:
+        with_preset("x", None, None)
+    assert caught.value.hint == "Available: Code review, story."
+
+
+async def test_a_chat_keeps_the_preset_as_it_was_chosen() -> None:
+    write(FILE)
+    async with conversation(6) as core:
+        await core.preset.choose(find_preset("Code review"), core.settings)
+        await everything(core.send("First?"))
+        assert asked(core) == ("Be strict.", 0.2, False)
+        assert core.chat is not None
+        first = core.chat.id
+        write("")  # the chat has it, whatever becomes of the file
+
+        core.new_chat()
+        assert core.preset.name == ""
+        await everything(core.send("Without?"))
+        assert asked(core) == ("Be brief.", 0.7, None)
+
+        await core.open_chat(first)
+        await everything(core.send("Second?"))
+        assert asked(core) == ("Be strict.", 0.2, False) and core.preset.name == "Code review"
+        await core.fork_chat(core.messages[-1].id)
+        assert core.preset.name == "Code review"
+        await core.preset.choose(Preset(name="warm", sampling=SamplingSection(temperature=1.5)), core.settings)
+        await everything(core.regenerate())
+        assert asked(core) == ("Be brief.", 1.5, None)
+        await core.preset.choose(None, core.settings)
+        await everything(core.send("Third?"))
+        assert asked(core) == ("Be brief.", 0.7, None)
+
+        exported = export_chat(core.history.store, core.history.store.chat(first))
+        assert exported.preset is not None and exported.preset.options == {"temperature": 0.2}
+        await core.delete_chat(first)
+        import_chats(core.history.store, [exported])
+        assert core.history.store.chat(first).preset == exported.preset
+
+
+async def test_new_chats_begin_with_the_preset_of_the_settings() -> None:
+    write(FILE)
+    async with conversation(2) as core:
+        core.preset.of_new_chats = lambda: core.settings.chat.preset
+        core.settings.chat.preset = "story"
+        await everything(core.send("First?"))
+        assert asked(core) == ("Be brief.", 1.2, None)
+        core.new_chat()
+        core.settings.chat.preset = "tale"
+        assert core.preset.name == "tale"
+        with pytest.raises(UsageError, match="no preset 'tale'"):
+            await everything(core.send("Second?"))
+        assert core.chat is None
+        await core.preset.choose(None, core.settings)
+        await everything(core.send("Second?"))
+        assert asked(core) == ("Be brief.", 0.7, None)
