@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import secrets
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +24,7 @@ if TYPE_CHECKING:  # `--help` has no use for them
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.cli.terminal import Terminal
     from cpuchat.serving.service import RequestRecord
+    from cpuchat.serving.web.sessions import Sessions
     from cpuchat.settings import Settings
 
 _EPILOG = """\b
@@ -29,6 +34,7 @@ Examples:
   cpuchat serve --host 0.0.0.0 --token-file ~/.cpuchat-token
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
+  cpuchat serve --web                              the app itself, on http://127.0.0.1:8080/
 
 One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server.
 
@@ -66,6 +72,15 @@ unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupp
         metavar="N",
     ),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
+    click.option("--web", is_flag=True, help="Also serve the app itself to browsers, a session for each tab."),
+    click.option(
+        "--sessions",
+        type=click.IntRange(1, 100),
+        default=8,
+        show_default=True,
+        help="Most sessions of --web; 0.1 GB each.",
+        metavar="N",
+    ),
     setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
     click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
@@ -78,6 +93,8 @@ def serve(
     alias: tuple[str, ...],
     queue: int,
     cors_origin: tuple[str, ...],
+    web: bool,
+    sessions: int,
     quiet: bool,
     **values: Any,
 ) -> int:
@@ -88,6 +105,8 @@ def serve(
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if strict:
         require_draft_in_use(chosen)
+    if web:
+        _require_web()
     backend = _backend(chosen)
     try:
         from cpuchat.cli.terminal import Terminal
@@ -110,7 +129,50 @@ def serve(
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, strict=strict)
-    return asyncio.run(server.run(listeners, token, local, alias, queue, cors_origin))
+    access = Access(token, local, cors_origin, sessions if web else 0)
+    return asyncio.run(server.run(listeners, access, alias, queue))
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may use the server (see `Guard`), and how many browser sessions there may be."""
+
+    token: str
+    local: bool
+    origins: tuple[str, ...]
+    sessions: int
+
+
+def _require_web() -> None:
+    """Check that the extra is installed. Raises UsageError."""
+    import importlib.util
+
+    for name in ("textual_serve", "websockets"):
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                "--web needs the extra `web`.", 'Run `uv tool install ".[web]"` in the checkout of cpuchat.'
+            )
+
+
+def _sessions(address: str, access: Access) -> Sessions:
+    """Return the sessions of browsers; their apps get a token of their own where one is needed."""
+    from cpuchat.serving.web.sessions import Sessions
+
+    return Sessions(address, secrets.token_urlsafe(32) if access.token else "", access.sessions)
+
+
+@contextlib.asynccontextmanager
+async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
+    """End sessions that nobody uses inside the block, and all at its end."""
+    if sessions is None:
+        yield
+        return
+    watching = asyncio.create_task(sessions.watch_over())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -154,11 +216,9 @@ class _Serve:
     async def run(
         self,
         listeners: list[socket.socket],
-        token: str,
-        local: bool,
+        access: Access,
         aliases: tuple[str, ...],
         limit: int,
-        origins: tuple[str, ...],
     ) -> int:
         from cpuchat.cli.session import Session
         from cpuchat.running_servers import RunningServer, recorded
@@ -171,15 +231,18 @@ class _Serve:
             # While the model loads, a signal stops that, as Ctrl+C does.
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
             service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
-            app = make_app(service, token=token, local=local, origins=origins)
-            async with serving(app, listeners):
+            address, web = url(listeners[0]), access.sessions > 0
+            sessions = _sessions(address, access) if web else None
+            app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
+            async with serving(app, listeners, sockets=web), _watched_over(sessions):
                 info = await session.load(self._path, strict=self._strict)
                 service.loaded(info)
                 for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                     terminal.note(f"cpuchat: {note}")
-                address = url(listeners[0])
                 with recorded(RunningServer(address, service.name, os.getpid())):
                     terminal.line(f"Serving {service.name} on {address}/v1")
+                    if web:
+                        terminal.note(f"Chat in a browser: {address}/{'?token=…' if access.token else ''}")
                     await self._stop()
                 terminal.note("cpuchat: stopping")
                 await service.close()

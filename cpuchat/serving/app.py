@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from cpuchat import __version__
@@ -26,6 +26,8 @@ from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
 from cpuchat.serving.requests import ParsedRequest, quoted, read_control
 from cpuchat.serving.service import Place, Service
+from cpuchat.serving.web.access import WebAccess
+from cpuchat.serving.web.sessions import Sessions
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -335,8 +337,15 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return Response(refusal.body, refusal.status, refusal.headers)
 
 
-def make_app(service: Service, *, token: str = "", local: bool = True, origins: tuple[str, ...] = ()) -> Starlette:
-    """Return the ASGI app; see `Guard` for the arguments."""
+def make_app(
+    service: Service,
+    *,
+    token: str = "",
+    local: bool = True,
+    origins: tuple[str, ...] = (),
+    sessions: Sessions | None = None,
+) -> Starlette:
+    """Return the ASGI app; see `Guard` for the arguments. `sessions` of the app in browser tabs, if it is there too."""
     pages = Pages(service)
 
     def chat_reply() -> Reply:
@@ -347,7 +356,7 @@ def make_app(service: Service, *, token: str = "", local: bool = True, origins: 
 
     chat = AnswerEndpoint(service, ENDPOINTS[0], lambda data: service.reader.chat(data), chat_reply)
     completions = AnswerEndpoint(service, ENDPOINTS[1], lambda data: service.reader.completion(data), completion_reply)
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/health", pages.health),
         Route("/v1/health", pages.health),
         Route("/v1/models", pages.models),
@@ -359,7 +368,13 @@ def make_app(service: Service, *, token: str = "", local: bool = True, origins: 
         Route("/slots", pages.slots),
         Route("/metrics", pages.metrics),
     ]
-    middleware = [Middleware(Guard, token=token, local=local, origins=origins)]
+    web, tab_token = None, ""
+    if sessions is not None:
+        from cpuchat.serving.web.pages import WebPages
+
+        web, tab_token = WebAccess(token), sessions.token
+        routes += WebPages(sessions, web).routes
+    middleware = [Middleware(Guard, token=token, local=local, origins=origins, web=web, tab_token=tab_token)]
     if origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)

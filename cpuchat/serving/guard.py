@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cpuchat.errors import UsageError
 from cpuchat.paths import read_text
 from cpuchat.serving.refusal import Refusal
+from cpuchat.serving.web.access import WebAccess
 
 TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
@@ -36,28 +37,48 @@ class Guard:
         token: "" = none needed.
         local: bound to the loopback interface only, so that no other host's name can be meant.
         origins: of web pages that may use it; `*` = all.
+        web: lets in browsers to the app's pages.
+        tab_token: accepted beside `token`, of the apps in browser tabs.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str = "",
+        local: bool = True,
+        origins: Collection[str] = (),
+        web: WebAccess | None = None,
+        tab_token: str = "",
+    ) -> None:
         self._app = app
-        self._digest = hashlib.sha256(token.encode()).digest() if token else b""
+        self._digests = [hashlib.sha256(one.encode()).digest() for one in (token, tab_token) if one] if token else []
+        self._web = web
         self._local = local
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope["path"], Headers(scope=scope))) is not None:
-            await Response(refusal.body, refusal.status, refusal.headers)(scope, receive, send)
+        kind, headers = scope["type"], Headers(scope=scope)
+        # Browsers send the origin of a WebSocket also where it is that of the page itself.
+        own = kind == "websocket" and headers.get("origin", "").partition("://")[2] == headers.get("host")
+        if kind in ("http", "websocket") and (refusal := self._refusal(scope["path"], headers, own=own)) is not None:
+            if kind == "http":
+                await Response(refusal.body, refusal.status, refusal.headers)(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Headers) -> Refusal | None:
-        origin = headers.get("origin")
+    def _refusal(self, path: str, headers: Headers, *, own: bool) -> Refusal | None:
+        origin = None if own else headers.get("origin")
         if origin is not None and origin not in self._origins and "*" not in self._origins:
             message = "Origin not allowed. Start the server with --cors-origin to allow it."
             return Refusal(403, message, "origin_not_allowed")
-        if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
+        if self._local and not self._digests and not is_loopback(_host_name(headers.get("host", ""))):
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
-        if self._digest and path not in OPEN_PATHS and not self._matches(headers.get("authorization", "")):
+        if self._web is not None and self._web.lets_in(path, headers):
+            return None
+        if self._digests and path not in OPEN_PATHS and not self._matches(headers.get("authorization", "")):
             return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
         return None
 
@@ -65,7 +86,8 @@ class Guard:
         """Compare in constant time; digests, so that not even the length shows."""
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+        same = [hmac.compare_digest(digest, one) for one in self._digests]
+        return any(same) and scheme.lower() == "bearer"
 
 
 def _host_name(host: str) -> str:

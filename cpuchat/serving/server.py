@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,6 +19,8 @@ from cpuchat.errors import UsageError
 CONNECTIONS = 512  # a process may usually have 1,024 files open
 HEAD_SECONDS = 10.0
 """A request's head must arrive within, from the connection or its own first byte on."""
+MOST_MESSAGE = 256 << 10
+"""Bytes of a message of a WebSocket."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
 _BACKLOG = 128
@@ -37,6 +40,7 @@ class _Protocol(H11Protocol):
     """Closes connections on which no request comes; uvicorn's own timer starts after the first answer only."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,8 +57,12 @@ class _Protocol(H11Protocol):
         self._stop_timer()
         super().connection_lost(exc)
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._upgraded = True  # from now on another protocol has the connection
+        super().handle_websocket_upgrade(event)
+
     def _has_request(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._upgraded or (self.cycle is not None and not self.cycle.response_complete)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -122,12 +130,13 @@ def url(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator[None]:
-    """Serve `app` inside the block; at its end, connections get a few seconds to end."""
+async def serving(app: ASGIApp, listeners: list[socket.socket], *, sockets: bool = False) -> AsyncIterator[None]:
+    """Serve `app` inside the block; at its end, connections get a few seconds to end. `sockets`: WebSockets too."""
     config = uvicorn.Config(
         app,
         http=_Protocol,
-        ws="none",
+        ws="websockets-sansio" if sockets else "none",
+        ws_max_size=MOST_MESSAGE,
         lifespan="off",
         log_config=None,
         access_log=False,

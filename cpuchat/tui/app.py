@@ -72,6 +72,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     COMMANDS: ClassVar = {commands.Commands}
     PAUSE_GC_ON_SCROLL = True
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
+    CHAT: ClassVar[type[ChatScreen]] = ChatScreen
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """False if the last answer could not be saved at exit."""
         self._initial = initial_model
         self._sides = sides
-        self.chat_screen = self.services.chat = ChatScreen(self.services, None if sides else initial_model, text)
+        self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model, text)
         self._ended = False
         self._ctrl_c_at = float("-inf")
         self._theme_before_preview: str | None = None

@@ -62,7 +62,7 @@ class Commands(Provider):
             if not key.palette or key.place not in (place, "app"):
                 continue
             node = self.app if key.place == "app" else self.screen
-            if key.place != "app" and not self.screen.check_action(key.action.partition("(")[0], ()):
+            if not node.check_action(key.action.partition("(")[0], ()):
                 continue
             found.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
         return sorted(found, key=lambda one: GROUPS.index(one[0].group))

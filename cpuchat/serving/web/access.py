@@ -1,0 +1,49 @@
+"""Who may open the app in a browser where programs need a token: who gives it once, in the address.
+
+A cookie remembers that. It opens nothing but the pages of the app: other pages could make a browser send it elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+_COOKIE = "cpuchat_web"
+_OPEN = ("/watch/", "/static/")
+"""A spectator's link has an id that nobody guesses."""
+
+
+class WebAccess:
+    """`token` "" = none needed."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._value = hashlib.sha256(f"cpuchat web {token}".encode()).hexdigest()
+
+    def lets_in(self, path: str, headers: Headers) -> bool:
+        """Return whether a page may be opened without a bearer token; `/` itself checks `is_known`."""
+        return path == "/" or path.startswith(_OPEN) or (path.startswith("/chat/") and self.is_known(headers))
+
+    def is_known(self, headers: Headers) -> bool:
+        """Return whether no token is needed, or the cookie is there."""
+        if not self._token:
+            return True
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        found = cookies.get(_COOKIE)
+        return found is not None and hmac.compare_digest(found.value.encode(), self._value.encode())
+
+    def log_in(self, given: str, response: Response, *, secure: bool) -> bool:
+        """Give the browser the cookie if `given` is the token; returns whether it is."""
+        digests = (hashlib.sha256(one.encode("utf-8", "replace")).digest() for one in (given, self._token))
+        if not hmac.compare_digest(*digests):
+            return False
+        response.set_cookie(_COOKIE, self._value, httponly=True, samesite="strict", secure=secure)
+        return True

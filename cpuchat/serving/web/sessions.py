@@ -1,0 +1,253 @@
+"""Sessions of the app in browser tabs: their processes, viewers and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from cpuchat.backend.remote.keys import KeyRing
+from cpuchat.hardware.memory import available_bytes
+from cpuchat.serving.web.process import TabProcess
+
+LEFT_SECONDS = 60.0
+"""Until a session ends that nobody looks at: a page that is loaded again keeps it."""
+IDLE_SECONDS = 30 * 60.0
+"""Without a key or click, until a session ends."""
+SESSION_BYTES = 120 << 20
+"""Memory of one more app."""
+_MOST_QUEUED = 1 << 20
+_MOST_INPUT = 64 << 10
+_LEAST, _MOST_WIDTH, _MOST_HEIGHT = 10, 500, 200
+_TERMINAL = b"\x1b[?1049h\x1b[?25l"
+_INPUT = b"\x1b[?1000h\x1b[?1003h\x1b[?1015h\x1b[?1006h\x1b[?2004h"
+"""Modes that the app sets once, at its start: alternate screen, no cursor; mouse, bracketed paste."""
+
+
+class Screen(Protocol):
+    """A browser that shows a session."""
+
+    async def send(self, data: bytes | str) -> None:
+        """Send what a terminal gets, or JSON for the page. Raises an exception when it has gone."""
+
+    async def close(self) -> None: ...
+
+
+class Viewer:
+    """One browser of a session; what it is too slow for closes it, and it may come again."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._queue: asyncio.Queue[bytes | str | None] = asyncio.Queue()
+        self._queued = 0
+
+    def put(self, data: bytes | str) -> None:
+        self._queued += len(data)
+        self._queue.put_nowait(data if self._queued <= _MOST_QUEUED else None)
+
+    def end(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def send(self) -> None:
+        """Send what was put, until the end or until the browser has gone."""
+        with contextlib.suppress(Exception):
+            while (data := await self._queue.get()) is not None:
+                await self._screen.send(data)
+                self._queued -= len(data)
+        with contextlib.suppress(Exception):
+            await self._screen.close()
+
+
+class Session:
+    """One app. `id` opens it, `watch_id` shows it read-only."""
+
+    def __init__(self, server: str, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.id = secrets.token_urlsafe(16)
+        self.watch_id = secrets.token_urlsafe(16)
+        self.size = (80, 24)
+        self.ended = False
+        self._server = server
+        self._token = token
+        self._clock = clock
+        self._owner: Viewer | None = None
+        self._viewers: set[Viewer] = set()
+        self._folder: Path | None = None
+        self._process: TabProcess | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._input_at = self._seen_at = clock()
+
+    @property
+    def n_watching(self) -> int:
+        return len(self._viewers) - (self._owner is not None)
+
+    @property
+    def overdue(self) -> bool:
+        """Return whether nobody uses it any more."""
+        now = self._clock()
+        return (not self._viewers and now - self._seen_at > LEFT_SECONDS) or now - self._input_at > IDLE_SECONDS
+
+    @contextlib.asynccontextmanager
+    async def shown(self, screen: Screen, size: tuple[int, int] | None = None) -> AsyncIterator[None]:
+        """Show the session on `screen` inside the block. `size`: it is the owner's, whose terminal has so many cells;
+        an owner who was there before is sent away.
+        """
+        viewer = Viewer(screen)
+        if size is not None:
+            before, self._owner = self._owner, viewer
+            if before is not None:
+                before.end()
+        self._viewers.add(viewer)
+        sending = asyncio.create_task(viewer.send())
+        try:
+            if size is not None:
+                self._input_at = self._clock()
+                await self._start(size)
+            viewer.put(_TERMINAL + (_INPUT if size is not None else b""))
+            await self._resize(size or self.size)
+            yield
+        finally:
+            self._viewers.discard(viewer)
+            self._seen_at = self._clock()
+            if self._owner is viewer:
+                self._owner = None
+            viewer.end()
+            sending.cancel()
+
+    async def take(self, message: str) -> None:
+        """Take a message of the owner's page. Raises ValueError for one that is not the client's."""
+        kind, value = _parsed(message)
+        if self._process is None or self.ended:
+            return
+        if kind == "stdin":
+            self._input_at = self._clock()
+            await self._process.send(b"D", str(value)[:_MOST_INPUT].encode("utf-8", "replace"))
+        elif kind == "resize" and isinstance(value, dict):
+            await self._resize((int(value["width"]), int(value["height"])))
+        elif kind in ("focus", "blur"):
+            await self._process.send_meta(type=kind)
+        elif kind == "ping" and self._owner is not None:
+            self._owner.put(json.dumps(["pong", str(value)[:40]]))
+
+    async def end(self) -> None:
+        """End the app and remove everything that it wrote."""
+        self.ended = True
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        if self._process is not None:
+            await self._process.end()
+        for viewer in self._viewers:
+            viewer.end()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _start(self, size: tuple[int, int]) -> None:
+        """Start the app if it does not run. Raises OSError."""
+        async with self._starting:
+            if self._process is not None or self.ended:
+                return
+            self._folder = folder = Path(tempfile.mkdtemp(prefix="cpuchat-tab-"))
+            if self._token:
+                KeyRing(file=folder / "data" / "keys.toml").store(self._server, self._token)
+            process = TabProcess(folder, self._server)
+            self.size = size
+            await process.start(*size)
+            self._process = process
+            self._reading = asyncio.create_task(self._read(process))
+
+    async def _resize(self, size: tuple[int, int]) -> None:
+        """Tell the app the size; it draws everything anew."""
+        width, height = size
+        self.size = min(max(width, _LEAST), _MOST_WIDTH), min(max(height, _LEAST), _MOST_HEIGHT)
+        if self._process is not None:
+            await self._process.send_meta(type="resize", width=self.size[0], height=self.size[1])
+
+    async def _read(self, process: TabProcess) -> None:
+        """Pass on what the app draws, until it ends."""
+        while (packet := await process.read()) is not None:
+            kind, payload = packet
+            if kind == b"D":
+                for viewer in self._viewers:
+                    viewer.put(payload)
+            elif kind == b"M" and self._owner is not None and (link := _link(payload)):
+                self._owner.put(json.dumps(["open_url", {"url": link, "new_tab": True}]))
+        self.ended = True
+        for viewer in self._viewers:
+            viewer.end()
+
+
+class Sessions:
+    """All sessions of a server.
+
+    Args:
+        server: its address, for the apps.
+        token: that it wants of them, "" = none.
+        limit: of sessions; less where the memory is.
+    """
+
+    def __init__(self, server: str, token: str = "", limit: int = 8) -> None:
+        self.token = token
+        self._server = server
+        self._limit = limit
+        self._by_id: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def new(self) -> Session | None:
+        """Return a new session, None while there is no room."""
+        if len(self._by_id) >= self._limit or available_bytes() < 2 * SESSION_BYTES:
+            return None
+        session = Session(self._server, self.token)
+        self._by_id[session.id] = session
+        return session
+
+    def owned(self, id: str) -> Session | None:
+        """Return the session that this id opens."""
+        session = self._by_id.get(id)
+        return session if session is not None and not session.ended else None
+
+    def watched(self, watch_id: str) -> Session | None:
+        """Return the session that this id shows."""
+        return next((one for one in self._by_id.values() if one.watch_id == watch_id and not one.ended), None)
+
+    async def watch_over(self, seconds: float = 5.0) -> None:
+        """End sessions that nobody uses, until cancelled; then all."""
+        try:
+            while True:
+                await asyncio.sleep(seconds)
+                await self._end([one for one in self._by_id.values() if one.ended or one.overdue])
+        finally:
+            await self._end(list(self._by_id.values()))
+
+    async def _end(self, sessions: list[Session]) -> None:
+        for one in sessions:
+            self._by_id.pop(one.id, None)
+        await asyncio.gather(*(one.end() for one in sessions))
+
+
+def _parsed(message: str) -> tuple[str, object]:
+    """Return the kind and the value of a message. Raises ValueError."""
+    found = json.loads(message)
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise ValueError("not a message of the client")
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _link(payload: bytes) -> str:
+    """Return the address that the app wants to open, "" for anything else."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(payload)
+        if isinstance(found, dict) and found.get("type") == "open_url":
+            url = str(found.get("url"))
+            return url if urlsplit(url).scheme in ("http", "https") else ""
+    return ""
