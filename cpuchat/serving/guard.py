@@ -58,10 +58,8 @@ class Guard:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind, headers = scope["type"], Headers(scope=scope)
-        # Browsers send the origin of a WebSocket also where it is that of the page itself.
-        own = kind == "websocket" and headers.get("origin", "").partition("://")[2] == headers.get("host")
-        if kind in ("http", "websocket") and (refusal := self._refusal(scope["path"], headers, own=own)) is not None:
+        kind = scope["type"]
+        if kind in ("http", "websocket") and (refusal := self._refusal(scope)) is not None:
             if kind == "http":
                 await Response(refusal.body, refusal.status, refusal.headers)(scope, receive, send)
             else:
@@ -69,8 +67,12 @@ class Guard:
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Headers, *, own: bool) -> Refusal | None:
-        origin = None if own else headers.get("origin")
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        path, headers = scope["path"], Headers(scope=scope)
+        origin = headers.get("origin")
+        # Browsers send the origin of a WebSocket also where it is that of the page itself.
+        if scope["type"] == "websocket" and origin is not None and origin.partition("://")[2] == headers.get("host"):
+            origin = None
         if origin is not None and origin not in self._origins and "*" not in self._origins:
             message = "Origin not allowed. Start the server with --cors-origin to allow it."
             return Refusal(403, message, "origin_not_allowed")

@@ -6,17 +6,25 @@ in its own folder, which is removed at its end.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import App
+from textual.command import Hit, Hits, Provider
+from textual.content import Content
 from textual.driver import Driver
 
 from cpuchat.servers import Source
 from cpuchat.settings import Settings
+from cpuchat.tui import commands, keys
 from cpuchat.tui.app import ChatApp
+from cpuchat.tui.chat.commands import chat_provider
 from cpuchat.tui.chat.screen import ChatScreen
+
+WATCH_VARIABLE = "CPUCHAT_WATCH_URL"
+"""The address at which others may watch the session."""
 
 OFF = frozenset({
     "models", "compare", "compare_with", "downloads", "settings", "hardware", "plan", "tune", "suspend_process",
@@ -30,16 +38,38 @@ class KioskChat(ChatScreen):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.COMMANDS = {provider for provider in self.COMMANDS if "Model" not in provider.__name__}  # type: ignore
+        self.COMMANDS = {chat_provider(self.services)}  # pyright: ignore[reportAttributeAccessIssue]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return False if action in OFF else super().check_action(action, parameters)
+
+
+class Sharing(Provider):
+    """The command that shares the session."""
+
+    _TITLE = "Share this session (copies a read-only link)"
+
+    async def discover(self) -> Hits:
+        shown = commands.line(self.app, "", Content(self._TITLE))
+        yield commands.Listed(shown, self._share, text=self._TITLE, group=keys.CHATS)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        if (score := matcher.match(self._TITLE)) > 0:
+            shown = commands.line(self.app, keys.CHATS, commands.highlighted(matcher, self._TITLE))
+            yield Hit(score, shown, self._share, text=self._TITLE)
+
+    def _share(self) -> None:
+        link = os.environ.get(WATCH_VARIABLE, "")
+        self.app.copy_to_clipboard(link)
+        self.app.notify(f"Copied: {link}", timeout=20, markup=False)
 
 
 class KioskApp(ChatApp):
     """See `ChatApp`; draws to a server of web pages on standard output, in packets."""
 
     CHAT: ClassVar = KioskChat
+    COMMANDS: ClassVar = {commands.Commands, Sharing}
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)

@@ -148,13 +148,14 @@ async def running(
     store: ChatStore | None = None,
     hub: Any = None,
     downloads: Opener = open_downloads,
+    kind: type[ChatApp] = ChatApp,
 ) -> AsyncIterator[RunningApp]:
-    """Start the app; `prepare` may fill the store before. `hub` and `downloads` take the place of the real ones."""
+    """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the real ones."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:
         prepare(conversation)
-    app = ChatApp(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
+    app = kind(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
     app.animation_level = "none"  # pictures show where things come to rest
     app.services.describe_machine = lambda *_: WELCOME
     if hub is not None:

@@ -128,7 +128,8 @@ class WebPages:
 
     async def _show(self, session: Session, socket: WebSocket, size: tuple[int, int] | None) -> None:
         await socket.accept()
-        async with session.shown(_Browser(socket), size):
+        scheme = "https" if socket.url.scheme == "wss" else "http"
+        async with session.shown(_Browser(socket), size, f"{scheme}://{socket.headers.get('host', '')}"):
             with contextlib.suppress(WebSocketDisconnect, ValueError, KeyError, TypeError, RuntimeError):
                 while True:
                     message = await socket.receive_text()

@@ -30,16 +30,17 @@ class TabProcess:
         self._server = server
         self._process: Process | None = None
 
-    async def start(self, width: int, height: int) -> None:
-        """Start the app with a terminal of that size. Raises OSError."""
+    async def start(self, size: tuple[int, int], watch_url: str) -> None:
+        """Start the app with a terminal of so many columns and rows; it shares `watch_url`. Raises OSError."""
         folder = str(self._folder)
         environment = child_environment(
             HOME=folder,
             CPUCHAT_CONFIG_DIR=f"{folder}/config",
             CPUCHAT_DATA_DIR=f"{folder}/data",
             CPUCHAT_CACHE_DIR=f"{folder}/cache",
-            COLUMNS=str(width),
-            ROWS=str(height),
+            CPUCHAT_WATCH_URL=watch_url,
+            COLUMNS=str(size[0]),
+            ROWS=str(size[1]),
             TEXTUAL_COLOR_SYSTEM="truecolor",
             TERM="xterm-256color",
         )

@@ -96,9 +96,9 @@ class Session:
         return (not self._viewers and now - self._seen_at > LEFT_SECONDS) or now - self._input_at > IDLE_SECONDS
 
     @contextlib.asynccontextmanager
-    async def shown(self, screen: Screen, size: tuple[int, int] | None = None) -> AsyncIterator[None]:
-        """Show the session on `screen` inside the block. `size`: it is the owner's, whose terminal has so many cells;
-        an owner who was there before is sent away.
+    async def shown(self, screen: Screen, size: tuple[int, int] | None = None, origin: str = "") -> AsyncIterator[None]:
+        """Show the session on `screen` inside the block. `size`: it is the owner's, whose terminal has so many columns
+        and rows, and who has the page from `origin`; an owner who was there before is sent away.
         """
         viewer = Viewer(screen)
         if size is not None:
@@ -110,7 +110,7 @@ class Session:
         try:
             if size is not None:
                 self._input_at = self._clock()
-                await self._start(size)
+                await self._start(size, f"{origin}/watch/{self.watch_id}")
             viewer.put(_TERMINAL + (_INPUT if size is not None else b""))
             await self._resize(size or self.size)
             yield
@@ -150,7 +150,7 @@ class Session:
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def _start(self, size: tuple[int, int]) -> None:
+    async def _start(self, size: tuple[int, int], watch_url: str) -> None:
         """Start the app if it does not run. Raises OSError."""
         async with self._starting:
             if self._process is not None or self.ended:
@@ -160,7 +160,7 @@ class Session:
                 KeyRing(file=folder / "data" / "keys.toml").store(self._server, self._token)
             process = TabProcess(folder, self._server)
             self.size = size
-            await process.start(*size)
+            await process.start(size, watch_url)
             self._process = process
             self._reading = asyncio.create_task(self._read(process))
 
