@@ -223,7 +223,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss(None)
         else:
-            self.push_screen(HelpScreen())
+            self.push_screen(HelpScreen(self.offered_keys()))
+
+    def offered_keys(self) -> list[keys.Key]:
+        """Return the keys that help explains."""
+        return list(keys.KEYS)
 
     async def action_help_quit(self) -> None:
         """Stop what is written or loaded on Ctrl+C; with nothing to stop, quit on the second press."""

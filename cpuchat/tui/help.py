@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.table import Table
@@ -92,11 +93,15 @@ class HelpScreen(Dismissable[None]):
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("help")
     KEYS: ClassVar = "help"
 
+    def __init__(self, offered: Sequence[keys.Key] = keys.KEYS) -> None:
+        super().__init__()
+        self._offered = offered
+
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as pane:
             pane.border_title = "Help"
-            for group in dict.fromkeys(_heading(key) for key in keys.KEYS):
-                rows = [(keys.display_all(k.keys) or "palette", k.help) for k in keys.KEYS if _heading(k) == group]
+            for group in dict.fromkeys(map(_heading, self._offered)):
+                rows = [(keys.display_all(k.keys) or "palette", k.help) for k in self._offered if _heading(k) == group]
                 rows = list(dict.fromkeys(rows))  # rows that several screens share appear once
                 if group == keys.APP:
                     rows.append(("Tab", "Focus the next pane"))

@@ -16,6 +16,7 @@ from textual.command import Hit, Hits, Provider
 from textual.content import Content
 from textual.driver import Driver
 
+from cpuchat.present.welcome import Welcome
 from cpuchat.servers import Source
 from cpuchat.settings import Settings
 from cpuchat.tui import commands, keys
@@ -31,6 +32,9 @@ OFF = frozenset({
     "screenshot", "export_chat", "speak", "read_answer", "drafting",
 })  # fmt: skip
 """Actions that are hidden and refused."""
+
+
+_PLACES = frozenset({"prompt", "chat", "app", "transcript", "branches", "chats", "help", "dialog"})
 
 
 class KioskChat(ChatScreen):
@@ -74,6 +78,7 @@ class KioskApp(ChatApp):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.services.navigation = _Closed(self)
+        self.services.describe_machine = lambda *_: Welcome()
 
     def get_driver_class(self) -> type[Driver]:
         from textual.drivers.web_driver import WebDriver
@@ -82,6 +87,9 @@ class KioskApp(ChatApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return False if action in OFF else super().check_action(action, parameters)
+
+    def offered_keys(self) -> list[keys.Key]:
+        return [key for key in keys.KEYS if key.place in _PLACES and key.action not in OFF]
 
 
 class _Closed:

@@ -46,6 +46,12 @@ a {{ color: #58a6ff; }}
 _TERMINAL = """<main class="ended"><p>{ended}</p></main>
 <div id="terminal" class="textual-terminal" data-session-websocket-url="{socket}" data-font-size="16"></div>"""
 _CLIENT = '<link rel="stylesheet" href="/static/css/xterm.css"><script src="/static/js/textual.js"></script>'
+_FOCUS_SCRIPT = """<script nonce="{nonce}">
+document.addEventListener("DOMContentLoaded", () => {{
+  new MutationObserver(() => document.querySelector(".xterm-helper-textarea")?.focus())
+    .observe(document.body, {{attributes: true}});
+}});
+</script>"""
 # The owner's cells must fit into the window: a glyph is 0.6 em wide, a line 1.32 em high. When the owner resizes the
 # terminal, the connection is closed, and the page loads again.
 _WATCH_SCRIPT = """<script nonce="{nonce}">
@@ -101,7 +107,8 @@ class WebPages:
         if session is None:
             return RedirectResponse("/", 303, _HEADERS)
         ended = 'The session has ended. <a href="/">Start another one</a>'
-        return _page("cpuchat", _TERMINAL.format(ended=ended, socket=f"/chat/{escape(session.id)}/ws"), _CLIENT)
+        body = _TERMINAL.format(ended=ended, socket=f"/chat/{escape(session.id)}/ws")
+        return _page("cpuchat", body, _CLIENT, script=_FOCUS_SCRIPT)
 
     async def watch(self, request: Request) -> Response:
         session = self._sessions.watched(request.path_params["id"])

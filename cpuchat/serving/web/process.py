@@ -44,7 +44,7 @@ class TabProcess:
             TEXTUAL_COLOR_SYSTEM="truecolor",
             TERM="xterm-256color",
         )
-        command = python_command("-m", "cpuchat.cli.tab", self._server)
+        command = python_command("-m", "cpuchat.tui.tab", self._server)
         with (self._folder / "errors.txt").open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=errors, env=environment, cwd=folder, start_new_session=True

@@ -30,7 +30,7 @@ from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import COMPARE, QUESTIONS, WelcomePane
+from cpuchat.tui.chat.welcome import COMPARE, WelcomePane, questions
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
@@ -289,13 +289,14 @@ class ChatScreen(PanesScreen):
         """Show the welcome pane in place of the transcript while the chat is empty."""
         empty = not self._transcript.has_messages
         self.set_class(empty, "-empty")
-        self._prompt.suggestions = QUESTIONS if empty and self._stream.path else ()
+        chosen = self._stream.path is not None
+        self._prompt.suggestions = questions(self.check_action("compare", ())) if empty and chosen else ()
         if empty:
-            chosen = self._stream.path is not None
-            self.query_one(WelcomePane).show(chosen, idle=(self._stream.loaded or not chosen) and not self.busy)
+            idle = (self._stream.loaded or not chosen) and not self.busy
+            self.query_one(WelcomePane).show(self._prompt.suggestions, idle=idle)
 
     def action_suggest(self, number: int) -> None:
-        self._prompt.put(QUESTIONS[number - 1])
+        self._prompt.put(self._prompt.suggestions[number - 1])
         self._prompt.focus()
 
     def _show_prompt_title(self) -> None:

@@ -20,6 +20,11 @@ QUESTIONS = (
 )
 
 
+def questions(can_compare: bool | None) -> tuple[str, ...]:
+    """Return the questions that can be answered."""
+    return tuple(one for one in QUESTIONS if one != COMPARE or can_compare)
+
+
 class WelcomePane(Static):
     """Shows four questions, what this machine can run, and the keys."""
 
@@ -32,12 +37,12 @@ class WelcomePane(Static):
         self._services = services
         self._about = Welcome()
         self._serving = ""
-        self._has_model = False
+        self._questions: tuple[str, ...] = ()
         self.border_title = "New chat"
 
-    def show(self, has_model: bool, idle: bool) -> None:
-        """`has_model`: the questions will be answered. `idle`: there is time to read what this machine can run."""
-        self._has_model = has_model
+    def show(self, questions: tuple[str, ...], idle: bool) -> None:
+        """`questions` will be answered, () without a model. `idle`: there is time to read what this machine can run."""
+        self._questions = questions
         self._draw()
         if idle:
             self._read()
@@ -55,12 +60,12 @@ class WelcomePane(Static):
 
     def _draw(self) -> None:
         lines: list[Content] = []
-        if self._has_model:
+        if self._questions:
             lines = [
                 Content.from_markup(
                     f"[$heading b]{number}[/]  [@click=screen.suggest({number})]$question[/]", question=question
                 )
-                for number, question in enumerate(QUESTIONS, 1)
+                for number, question in enumerate(self._questions, 1)
             ]
         else:
             lines = [Content("No model is loaded."), Content.from_markup("[$heading b]Ctrl+O[/]  choose one")]
@@ -72,5 +77,6 @@ class WelcomePane(Static):
             lines.append(Content(f"Recommended: {self._about.model}"))
         if self._serving:
             lines.append(Content(self._serving))
-        lines += [Content(""), Content("Enter sends · Ctrl+J new line · Ctrl+O models · F1 help")]
+        models = " · Ctrl+O models" if self.screen.check_action("models", ()) else ""
+        lines += [Content(""), Content(f"Enter sends · Ctrl+J new line{models} · F1 help")]
         self.update(Content("\n").join(lines))

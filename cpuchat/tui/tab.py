@@ -1,4 +1,4 @@
-"""The app of one browser tab of `cpuchat serve --web`: `python -P -m cpuchat.cli.tab URL`, started by the server.
+"""The app of one browser tab of `cpuchat serve --web`: `python -P -m cpuchat.tui.tab URL`, started by the server.
 
 It speaks packets on standard input and output instead of drawing on a terminal (textual/drivers/web_driver.py).
 """
