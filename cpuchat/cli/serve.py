@@ -154,11 +154,11 @@ def _require_web() -> None:
             )
 
 
-def _sessions(address: str, access: Access) -> Sessions:
+def _sessions(address: str, access: Access, terminal: Terminal) -> Sessions:
     """Return the sessions of browsers; their apps get a token of their own where one is needed."""
     from cpuchat.serving.web.sessions import Sessions
 
-    return Sessions(address, secrets.token_urlsafe(32) if access.token else "", access.sessions)
+    return Sessions(address, secrets.token_urlsafe(32) if access.token else "", access.sessions, terminal.warn)
 
 
 @contextlib.asynccontextmanager
@@ -232,7 +232,7 @@ class _Serve:
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
             service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
             address, web = url(listeners[0]), access.sessions > 0
-            sessions = _sessions(address, access) if web else None
+            sessions = _sessions(address, access, terminal) if web else None
             app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
             async with serving(app, listeners, sockets=web), _watched_over(sessions):
                 info = await session.load(self._path, strict=self._strict)

@@ -150,7 +150,8 @@ async def running(
     downloads: Opener = open_downloads,
     kind: type[ChatApp] = ChatApp,
 ) -> AsyncIterator[RunningApp]:
-    """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the real ones."""
+    """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the
+    real ones."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:

@@ -15,9 +15,11 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
-from cpuchat.children import child_environment, python_command
+from cpuchat.children import child_environment, last_output, python_command
+from cpuchat.text import clean_line
 
 _MOST_PACKET = 4 << 20
+_ERRORS = "errors.txt"
 _PATIENCE_SECONDS = 5.0
 """For an app to save and leave, before it is killed."""
 
@@ -45,7 +47,7 @@ class TabProcess:
             TERM="xterm-256color",
         )
         command = python_command("-m", "cpuchat.tui.tab", self._server)
-        with (self._folder / "errors.txt").open("wb") as errors:
+        with (self._folder / _ERRORS).open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=errors, env=environment, cwd=folder, start_new_session=True
             )
@@ -72,6 +74,12 @@ class TabProcess:
 
     async def send_meta(self, **fields: Any) -> None:
         await self.send(b"M", json.dumps(fields).encode())
+
+    def last_words(self) -> str:
+        """Return the last line that the app wrote to standard error."""
+        with contextlib.suppress(OSError), (self._folder / _ERRORS).open("rb") as errors:
+            return clean_line(last_output(errors).rpartition("\n")[2])
+        return "it said nothing"
 
     async def end(self) -> None:
         """Let the app leave, then kill what is left of its group."""

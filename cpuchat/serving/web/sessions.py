@@ -69,13 +69,20 @@ class Viewer:
 class Session:
     """One app. `id` opens it, `watch_id` shows it read-only."""
 
-    def __init__(self, server: str, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        tell: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.id = secrets.token_urlsafe(16)
         self.watch_id = secrets.token_urlsafe(16)
         self.size = (80, 24)
         self.ended = False
         self._server = server
         self._token = token
+        self._tell = tell
         self._clock = clock
         self._owner: Viewer | None = None
         self._viewers: set[Viewer] = set()
@@ -173,14 +180,18 @@ class Session:
 
     async def _read(self, process: TabProcess) -> None:
         """Pass on what the app draws, until it ends."""
+        n_packets = 0
         while (packet := await process.read()) is not None:
             kind, payload = packet
+            n_packets += 1
             if kind == b"D":
                 for viewer in self._viewers:
                     viewer.put(payload)
             elif kind == b"M" and self._owner is not None and (link := _link(payload)):
                 self._owner.put(json.dumps(["open_url", {"url": link, "new_tab": True}]))
         self.ended = True
+        if not n_packets:
+            self._tell(f"cpuchat: a browser session did not start: {process.last_words()}")
         for viewer in self._viewers:
             viewer.end()
 
@@ -191,13 +202,17 @@ class Sessions:
     Args:
         server: its address, for the apps.
         token: that it wants of them, "" = none.
-        limit: of sessions; less where the memory is.
+        limit: of sessions; fewer where memory is short.
+        tell: called with what went wrong.
     """
 
-    def __init__(self, server: str, token: str = "", limit: int = 8) -> None:
+    def __init__(
+        self, server: str, token: str = "", limit: int = 8, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.token = token
         self._server = server
         self._limit = limit
+        self._tell = tell
         self._by_id: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -207,7 +222,7 @@ class Sessions:
         """Return a new session, None while there is no room."""
         if len(self._by_id) >= self._limit or available_bytes() < 2 * SESSION_BYTES:
             return None
-        session = Session(self._server, self.token)
+        session = Session(self._server, self.token, self._tell)
         self._by_id[session.id] = session
         return session
 

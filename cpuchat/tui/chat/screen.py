@@ -287,9 +287,8 @@ class ChatScreen(PanesScreen):
 
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
-        empty = not self._transcript.has_messages
+        empty, chosen = not self._transcript.has_messages, self._stream.path is not None
         self.set_class(empty, "-empty")
-        chosen = self._stream.path is not None
         self._prompt.suggestions = questions(self.check_action("compare", ())) if empty and chosen else ()
         if empty:
             idle = (self._stream.loaded or not chosen) and not self.busy

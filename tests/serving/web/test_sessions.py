@@ -20,6 +20,9 @@ from cpuchat.serving.web.sessions import Session, Sessions, Viewer
 TOKEN = "t" * 20
 
 
+pytest.importorskip("textual_serve", reason="needs the extra `web`")
+
+
 def test_a_token_is_given_once_and_the_cookie_opens_pages_only() -> None:
     access, found = WebAccess(TOKEN), Sessions("http://127.0.0.1:1", "for tabs")
     models = Route("/v1/models", lambda request: PlainTextResponse("models"))

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pyte
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.cli.program import HANG_GUARD
 from tests.support.serving import Server, server
+
+pytest.importorskip("textual_serve", reason="needs the extra `web`")
+pytest.importorskip("websockets", reason="needs the extra `web`")
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 WIDTH, HEIGHT = 100, 30
 
