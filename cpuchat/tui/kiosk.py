@@ -78,7 +78,7 @@ class KioskApp(ChatApp):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.services.navigation = _Closed(self)
-        self.services.describe_machine = lambda *_: Welcome()
+        self.services.describe_machine = lambda settings, loaded: Welcome()
 
     def get_driver_class(self) -> type[Driver]:
         from textual.drivers.web_driver import WebDriver
