@@ -145,7 +145,7 @@ class ModelInfo(Data, frozen=True):
 
     `cpus` are the logical CPUs that compute, `cores_reason` is why these. `peak_read` is the measured read bandwidth
     of those and of the draft model's cores together in bytes per second (0: not measured), `cache_bytes` their L3
-    caches together (0: not known). `compute_tok_s` is what these cores compute at most (0: not known).
+    caches together (0: not known).
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
@@ -182,7 +182,6 @@ class ModelInfo(Data, frozen=True):
     cores_reason: str = ""
     peak_read: float = 0.0
     cache_bytes: int = 0
-    compute_tok_s: float = 0.0
     traffic: Traffic | None = None
     draft_traffic: Traffic | None = None
     server: str = ""

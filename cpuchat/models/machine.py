@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat.costmodel.passes import compute_ceiling
-from cpuchat.costmodel.profile import CostProfile, on_other_cores
+from cpuchat.costmodel.profile import CostProfile, on_other_cores, scaled
 from cpuchat.costmodel.usual import cpu_of, usual, usual_profile
 from cpuchat.costmodel.work import ALIKE
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
@@ -17,6 +17,7 @@ from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.work import N_PAST, loaded_work
+from cpuchat.telemetry.roofline import Reach
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
@@ -176,9 +177,9 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
     )
 
 
-def compute_rate(model: ModelInfo, memory: str = "") -> float:
-    """Return the tok/s of a loaded model if only computing took time, in passes as long as micro-batches, by the cost
-    model; 0 before any probe.
+def reach_of(model: ModelInfo, memory: str = "") -> Reach:
+    """Return what the cores of a loaded model reach with it by the cost model, computing in passes as long as
+    micro-batches; nothing before any probe.
 
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
@@ -188,12 +189,13 @@ def compute_rate(model: ModelInfo, memory: str = "") -> float:
     peak = known_peak(model.cpus, memory, disturbed=False)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
     if costs is None or not probed:
-        return 0.0
+        return Reach()
     try:
-        ceiling = compute_ceiling(costs.profile, loaded_work(model, alike=ALIKE), N_PAST)
+        work = loaded_work(model, alike=ALIKE)
     except CpuchatError:  # its file no longer exists
-        return 0.0
-    return ceiling / factor_of(costs.factors, Path(model.path))
+        return Reach()
+    profile = scaled(costs.profile, 1 / factor_of(costs.factors, Path(model.path)))
+    return Reach(compute_ceiling(profile, work, N_PAST), profile.read_rate(work.weight_bytes))
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:

@@ -29,7 +29,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.telemetry.machine import MachineSample
-from cpuchat.telemetry.roofline import Roofline
+from cpuchat.telemetry.roofline import Reach, Roofline
 from cpuchat.telemetry.roofline_meter import RooflineMeter
 from cpuchat.telemetry.server import ServerFigures, ServerMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
@@ -152,9 +152,9 @@ class Meter:
         """Set how the next answer (or the one that begins) is drafted."""
         self._speculation.asked = speculation
 
-    def computes(self, tok_s: float) -> None:
-        """Set what the cores of the loaded model compute at most (`compute_tok_s` of its info)."""
-        self._roofline.computes(tok_s)
+    def predicted(self, reach: Reach) -> None:
+        """Set what the cores of the loaded model reach by the cost model."""
+        self._roofline.predicted(reach)
 
     def machine(self, sample: MachineSample) -> None:
         """Record a sample of the counters (hardware.monitor); a few times a second is enough."""

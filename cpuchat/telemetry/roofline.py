@@ -155,6 +155,15 @@ class Decoding:
     plain_tok_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the cores of the loaded model reach by the cost model: tok/s if only computing took time, and bytes per
+    second of its weights. 0: not known."""
+
+    compute_tok_s: float = 0.0
+    read_bytes_per_s: float = 0.0
+
+
 def peak_of(model: ModelInfo) -> Peak | None:
     """Return the measured read bandwidth of the cores that compute, the draft model's among them."""
     if model.peak_read <= 0:
@@ -163,10 +172,10 @@ def peak_of(model: ModelInfo) -> Peak | None:
     return Peak(model.peak_read, f"measured, {plural(n, 'core')}", model.compute_cpus)
 
 
-def prefill_rate(model: ModelInfo, measured: float | None) -> float | None:
-    """tok/s that the cores can compute: the best of a `measured` prefill, the cost model and the largest calibrated
-    pass."""
-    known = [one for one in (measured, model.compute_tok_s) if one]
+def prefill_rate(model: ModelInfo, measured: float | None, predicted: float = 0.0) -> float | None:
+    """tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
+    calibrated pass."""
+    known = [one for one in (measured, predicted) if one]
     if len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0:
         known.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
     return max(known, default=None)
@@ -187,8 +196,12 @@ def roofline(
     prefill_tok_s: float | None = None,
     machine: MachineSample | None = None,
     joules_per_token: float | None = None,
+    reach: Reach = Reach(),
 ) -> Roofline:
-    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time."""
+    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time.
+
+    Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them.
+    """
     power = machine.power if machine is not None else None
     read = machine.bandwidth if machine is not None else None
     base = Roofline(
@@ -200,7 +213,9 @@ def roofline(
     )
     if model is None:
         return base
-    peak, cached, compute = peak_of(model), fits_cache(model), prefill_rate(model, prefill_tok_s)
+    peak, cached = peak_of(model), fits_cache(model)
+    compute = prefill_rate(model, prefill_tok_s, reach.compute_tok_s)
+    most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None and not cached else None
     whole = now.whole
     per_pass = _bytes_per_pass(model, whole, now.n_past)
     recent = _bytes_per_pass(model, now.recent, now.n_past)
@@ -209,7 +224,7 @@ def roofline(
         estimate = now.tok_s / now.recent.tokens_per_pass * recent
     if per_pass is not None and now.average_tok_s is not None:
         average = now.average_tok_s / whole.tokens_per_pass * per_pass
-    ceilings, exceeded = _ceilings(model, now, None if cached else peak, compute)
+    ceilings, exceeded = _ceilings(model, now, most, compute)
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
     utilization = bandwidth / peak.bytes_per_s if bandwidth is not None and peak is not None and not cached else None
@@ -291,9 +306,10 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
 
 
 def _ceilings(
-    model: ModelInfo, now: Decoding, peak: Peak | None, compute: float | None
+    model: ModelInfo, now: Decoding, read: float | None, compute: float | None
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the ceilings by field, and the fields left out because measurements clearly exceed them.
+    """Return the ceilings by field, and the fields left out because measurements clearly exceed them. `read` in bytes
+    per second.
 
     The acceptance is the better of that of the whole answer and that of its last second: both rates are shown.
     """
@@ -301,11 +317,11 @@ def _ceilings(
     ceilings: dict[str, float] = {}
     if compute is not None:
         ceilings["ceiling_compute"] = compute * max(part.tokens_per_pass / part.n_per_pass for part in parts)
-    if peak is not None and model.traffic is not None:
-        ceilings["ceiling_plain"] = peak.bytes_per_s / pass_bytes(model.traffic, 1, now.n_past)
+    if read is not None and model.traffic is not None:
+        ceilings["ceiling_plain"] = read / pass_bytes(model.traffic, 1, now.n_past)
         if now.whole.draft_n:
-            reads = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in parts]
-            ceilings["ceiling_accepted"] = peak.bytes_per_s * max(tokens / read for tokens, read in reads if read)
+            each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in parts]
+            ceilings["ceiling_accepted"] = read * max(tokens / nbytes for tokens, nbytes in each if nbytes)
     written = max(now.tok_s or 0.0, now.average_tok_s or 0.0)
     plain = now.plain_tok_s or 0.0
     measured = {

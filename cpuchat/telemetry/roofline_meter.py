@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
-from cpuchat.telemetry.roofline import LEAST_PREFILL, Decoding, Evaluated, Roofline, evaluated, roofline
+from cpuchat.telemetry.roofline import LEAST_PREFILL, Decoding, Evaluated, Reach, Roofline, evaluated, roofline
 from cpuchat.timings import SpeculationFigures, Timings
 
 _UPDATES = 5  # the worker tells four times a second what it evaluated
@@ -86,6 +84,7 @@ class RooflineMeter:
 
     def __init__(self) -> None:
         self._model: ModelInfo | None = None
+        self._reach = Reach()
         self._prefill: float | None = None  # best rate since the model was loaded
         self._machine: MachineSample | None = None
         self.reset()
@@ -100,13 +99,12 @@ class RooflineMeter:
 
     def model(self, model: ModelInfo | None) -> None:
         """Set the loaded model, or None."""
-        self._model, self._prefill = model, None
+        self._model, self._prefill, self._reach = model, None, Reach()
         self.reset()
 
-    def computes(self, tok_s: float) -> None:
-        """Set what the cores of the loaded model compute at most."""
-        if self._model is not None:
-            self._model = msgspec.structs.replace(self._model, compute_tok_s=tok_s)
+    def predicted(self, reach: Reach) -> None:
+        """Set what the cores of the loaded model reach by the cost model."""
+        self._reach = reach
 
     def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
         """Record that `n_tokens` of a prompt were evaluated at `tok_s`."""
@@ -155,7 +153,7 @@ class RooflineMeter:
             draft_ms=figures.draft_ms if figures is not None else 0.0,
             plain_tok_s=1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None,
         )
-        return roofline(self._model, now, self._prefill, machine, self._average.joules_per_token)
+        return roofline(self._model, now, self._prefill, machine, self._average.joules_per_token, self._reach)
 
     def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:
         """Return (the whole answer, about its last second)."""

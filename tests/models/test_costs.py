@@ -20,7 +20,7 @@ from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import compute_rate, costs_here, this_machine, usual_here
+from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_here
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.models.traffic import traffic_of
 from cpuchat.models.work import N_PAST, loaded_work, model_work
@@ -234,12 +234,12 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(content: bytes) -> None:
 def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Path) -> None:
     model, work = info(small, cpus=CPUS), model_work(read_model(small))
     remember(ReadBandwidth(cpus=CPUS, bytes_per_s=35e9, rounds=(35e9,)), "local")
-    assert compute_rate(model, "local") == 0.0
+    assert reach_of(model, "local").compute_tok_s == 0.0
     CostLog(CPUS, "local").probed(probe(two_cores()))
-    assert compute_rate(model, "local") == pytest.approx(compute_ceiling(two_cores(), work, N_PAST), rel=0.35)
-    before = compute_rate(model, "local")
+    assert reach_of(model, "local").compute_tok_s == pytest.approx(compute_ceiling(two_cores(), work, N_PAST), rel=0.35)
+    before = reach_of(model, "local").compute_tok_s
     slower = answer(decode_rate(two_cores(), work, 100) / 1.5, n=201, n_past=200)
     UsageLog().answered(msgspec.structs.replace(model, fingerprint="f" * 32), slower, "local")
-    assert compute_rate(model, "local") == pytest.approx(before / 1.5, rel=0.15)
+    assert reach_of(model, "local").compute_tok_s == pytest.approx(before / 1.5, rel=0.15)
     small.unlink()
-    assert compute_rate(model, "local") == 0.0
+    assert reach_of(model, "local").compute_tok_s == 0.0

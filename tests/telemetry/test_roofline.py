@@ -23,7 +23,7 @@ from cpuchat.protocol import (
 )
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.roofline import Decoding, Evaluated, Roofline, after_answer, better_depth, roofline
+from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, Roofline, after_answer, better_depth, roofline
 from cpuchat.timings import SpeculationFigures, Timings
 
 GB = 1_000_000_000
@@ -96,8 +96,16 @@ def test_compute_is_the_best_that_was_measured():
     assert roofline(MODEL, decoding(20), 90.0).ceiling_compute == pytest.approx(90)
     assert roofline(WITH_DRAFT, decoding(20), 90.0).ceiling_compute == pytest.approx(32 / 0.112)
     assert roofline(WITH_DRAFT, decoding(20), 900.0).ceiling_compute == pytest.approx(900)
-    assert roofline(with_(compute_tok_s=120.0), decoding(20)).ceiling_compute == pytest.approx(120)
-    assert roofline(with_(compute_tok_s=120.0), decoding(20), 150.0).ceiling_compute == pytest.approx(150)
+    reach = Reach(120.0, 60 * GB)
+    assert roofline(MODEL, decoding(20), reach=reach).ceiling_compute == pytest.approx(120)
+    assert roofline(MODEL, decoding(20), 150.0, reach=reach).ceiling_compute == pytest.approx(150)
+
+
+def test_no_prediction_exceeds_the_memory_ceiling():
+    plain, more, less = (roofline(MODEL, decoding(20), reach=Reach(0.0, gb * GB)) for gb in (0, 60, 40))
+    assert plain.ceiling_plain == less.ceiling_plain == pytest.approx(25)  # the measured peak
+    assert more.ceiling_plain == pytest.approx(30)
+    assert more.utilization == plain.utilization
 
 
 def test_what_takes_most_of_a_pass_is_the_limit():
@@ -228,10 +236,10 @@ def test_the_ceiling_is_known_before_the_first_answer():
 
 def test_what_cores_compute_is_shown_when_it_is_measured_after_the_load():
     meter = Meter()
-    meter.computes(900.0)  # no model
+    meter.predicted(Reach(900.0))  # no model
     meter.observe(ModelLoaded(model=msgspec.structs.replace(MODEL, pass_ms=())), 0.0)
     assert meter.figures().roofline.ceiling_compute is None
-    meter.computes(900.0)
+    meter.predicted(Reach(900.0))
     assert meter.figures().roofline.ceiling_compute == pytest.approx(900)
 
 

@@ -33,16 +33,16 @@ _DISTURBED = "Pass costs not measured: other programs are running; trying again 
 
 
 async def show_ceiling(conversation: Conversation) -> None:
-    """Show the compute ceiling of the loaded model, by the passes that were measured on its cores."""
+    """Show the ceilings of the loaded model by the passes that were measured on its cores, too."""
     model, engine = conversation.model, conversation.backend.engine
     if model is None or model.server:
         return
-    from cpuchat.models.machine import compute_rate
+    from cpuchat.models.machine import reach_of
 
     memory = engine.memory if engine is not None else ""
-    rate = await run_in_daemon_thread(lambda: compute_rate(model, memory))
-    if rate and conversation.model is model:
-        conversation.meter.computes(rate)
+    reach = await run_in_daemon_thread(lambda: reach_of(model, memory))
+    if conversation.model is model:
+        conversation.meter.predicted(reach)
 
 
 class PassProbe(IdleProbe):
