@@ -82,9 +82,9 @@ def test_the_cheapest_machine() -> None:
 
 def test_users_are_simulated_and_other_engines_named() -> None:
     done = run("plan", "8b", "--on", "9655", "--users", "200", "--tok-s", "8")
-    assert "60 s between an answer and the next message" in done.stdout
     assert done.returncode == 0, done.stderr
     assert "MACHINES" in done.stdout
+    assert "60 s between an answer and the next message" in done.stdout
     assert "llama-server or vLLM" in done.stdout
     found = json.loads(run("plan", "8b", "--on", "9655", "--users", "200", "--tok-s", "8", "--json").stdout)
     assert found["service"]["users"] == 200
