@@ -128,6 +128,8 @@ async def plan(pilot: Any) -> None:
         await pilot.press("right")
         await until(pilot, lambda before=before: str(pane.border_title) != before)
     pilot.app.screen.query_one(ModelList).mark("Llama 3.3 70B Instruct")
+    about = pilot.app.screen.query_one("#about")
+    await until(pilot, lambda: "Llama 3.3 70B Instruct" in str(about.border_title))
     await pilot.pause(0.5)
 
 

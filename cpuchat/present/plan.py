@@ -93,10 +93,10 @@ def _draft_lines(plan: Plan) -> Lines:
     if plan.draft is None:
         why = "rarely pays: a verify pass reads the experts of all of its tokens"
         return [("draft model", why)] if plan.model.work.is_moe else []
-    found = [("draft model", f"{plan.draft.name} {plan.draft.quantization}")]
-    found += [("", _drafted(one)) for one in plan.drafted]
+    found = [("draft model", f"{plan.draft.name} {plan.draft.quantization}; α: acceptance rate")]
+    found += [(f"α {one.acceptance:g}", _drafted(one)) for one in plan.drafted]
     if plan.draft_ceiling is not None:
-        found.append(("", f"ceiling, every drafted token accepted: {rates(plan.draft_ceiling)} tok/s"))
+        found.append(("α 1", f"{rates(plan.draft_ceiling)}, the ceiling"))
     if not any(one.pays for one in plan.drafted):
         found.append(("", "Off is recommended: the best gain is under 10 %."))
     return found
@@ -123,8 +123,8 @@ def _reason(plan: Plan) -> str:
 
 def _drafted(one: Drafted) -> str:
     if not one.depth:
-        return f"acceptance {one.acceptance:g}: no gain"
-    return f"acceptance {one.acceptance:g}: {rates(one.tok_s)}, {units.factor(one.speedup.value)} at depth {one.depth}"
+        return "no gain"
+    return f"{rates(one.tok_s)}, {units.factor(one.speedup.value)} at depth {one.depth}"
 
 
 def _shared(plan: Plan) -> Lines:

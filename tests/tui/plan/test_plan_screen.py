@@ -102,7 +102,7 @@ async def test_other_machines_list_models_by_speed_with_their_plan() -> None:
         assert names.index("Qwen3 30B A3B Instruct 2507") < names.index("Llama 3.3 70B Instruct")
         await marked(app, "Llama 3.3 70B Instruct")
         assert "draft model  Llama 3.2 1B Instruct" in figures(app)
-        assert "acceptance 0.8: " in figures(app)
+        assert "α 0.8  " in figures(app)
         await app.press("d")
         await app.until(lambda: "draft model  PARD Llama 3.2 1B" in figures(app))
         await app.press("d")
