@@ -61,7 +61,7 @@ async def _plain(chosen: Settings) -> int:
     from cpuchat.cli.terminal import Terminal
     from cpuchat.present.answers import full_summary
 
-    terminal = Terminal()
+    terminal = Terminal(plain=True)
     chosen.chat.system_prompt, chosen.chat.max_tokens = "", MAX_TOKENS
     async with Session(chosen, terminal) as session:
         info = await session.load(model_path(DEMO, chosen))
