@@ -106,8 +106,7 @@ class PlainChat:
                 text = self._line("You: ")
                 if text.strip() != _MANY_LINES:
                     return text
-                lines = list(iter(lambda: self._line(""), _MANY_LINES))
-                return "\n".join(lines)
+                return self._lines()
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -116,6 +115,14 @@ class PlainChat:
                 pressed = True
                 self._terminal.line()
                 self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
+
+    def _lines(self) -> str:
+        """Return the lines up to the closing mark, or to the end of the input."""
+        lines: list[str] = []
+        with contextlib.suppress(EOFError):
+            while (line := self._line("")).strip() != _MANY_LINES:
+                lines.append(line)
+        return "\n".join(lines)
 
     def _line(self, prompt: str) -> str:
         """Return one line. Raises EOFError, KeyboardInterrupt, UsageError."""

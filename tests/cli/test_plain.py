@@ -19,13 +19,13 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
         await reply.finish()
 
     typed = (
-        '"""\nTwo\nlines\n"""\n/regenerate\n/figures\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n/help\n/quit\nnever'
+        '"""\nTwo\nlines\n"""\n/regenerate\n/figures\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n/help\n"""\nunclosed'
     )
     async with remote_server(answer=answer) as server:
         done = await asyncio.to_thread(run_process, "--plain", "--server", server.url, stdin=typed)
         asked = [chat.body["messages"][-1]["content"] for chat in server.chats()]
     assert done.returncode == 0, done.stderr
-    assert asked == ["Two\nlines"] * 2
+    assert asked == [*["Two\nlines"] * 2, "unclosed"]
     answered = "some-Q4_K_M: Part one. Part two."
     lines = done.stdout.splitlines()
     assert lines[:2] == [answered] * 2 and "prompt" not in lines[0]
