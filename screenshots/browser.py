@@ -1,9 +1,9 @@
-"""Picture of `cpuchat serve --web` in headless Chromium: a question typed into the page, its answer, and a spectator.
+"""Picture of `cpuchat serve --web` in headless Chromium: a question typed into the page, and its answer.
 
     .venv/bin/python screenshots/browser.py [CHROMIUM]
 
-Writes screenshots/browser.png and browser-watching.png. CHROMIUM is the program, chromium-headless-shell by default.
-Speaks the DevTools protocol to it.
+Writes screenshots/browser.png. CHROMIUM is the program, chromium-headless-shell by default; it is driven by the
+DevTools protocol.
 """
 
 from __future__ import annotations

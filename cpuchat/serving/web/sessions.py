@@ -172,9 +172,14 @@ class Session:
             self._reading = asyncio.create_task(self._read(process))
 
     async def _resize(self, size: tuple[int, int]) -> None:
-        """Tell the app the size; it draws everything anew."""
+        """Tell the app the size; it draws everything anew. Spectators of another size have to come again."""
         width, height = size
+        before = self.size
         self.size = min(max(width, _LEAST), _MOST_WIDTH), min(max(height, _LEAST), _MOST_HEIGHT)
+        if self.size != before:
+            for viewer in self._viewers:
+                if viewer is not self._owner:
+                    viewer.end()
         if self._process is not None:
             await self._process.send_meta(type="resize", width=self.size[0], height=self.size[1])
 

@@ -112,9 +112,10 @@ async def test_a_tab_chats_is_loaded_again_watched_and_ended(web: Server) -> Non
             await tab.send("stdin", "From here")
             await spectator.until("From here", "Enter sends")
             assert "Not from" not in spectator.text
+            await tab.send("resize", {"width": WIDTH - 1, "height": HEIGHT})
+            await spectator.until_closed()  # its page loads again, with the new size
             await tab.send("stdin", "\x11")  # Ctrl+Q
             await tab.until_closed()
-            await spectator.until_closed()
     await until(lambda: not list(web.folder.glob("cpuchat-tab-*")))
     assert web.http.get(path).headers["location"] == "/"
     assert web.http.get(f"/watch/{watched}").status_code == 404
