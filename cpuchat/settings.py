@@ -197,10 +197,8 @@ class ChatSection(Section):
 
 
 class SpeechSection(Section):
-    """Reading aloud. `answers`: each one while it is written.
-
-    `engine` "auto" is hibari if it is installed, else piper. `voice` is a voice file of piper. `speed` 1 is normal.
-    `cores` "auto" are those that the model does not use, if there are any.
+    """Reading aloud. `answers`: each one while it is written. `engine` "auto" is hibari if it is installed, else piper.
+    `voice` is a voice file of piper. `speed` 1 is normal. `cores` "auto" are those that the model does not use, if any.
     """
 
     answers: bool = False
