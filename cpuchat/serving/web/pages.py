@@ -30,7 +30,6 @@ _PAGE = """<!DOCTYPE html>
 <title>{title}</title>
 {head}
 <style nonce="{nonce}">
-@font-face {{ font-family: "Roboto Mono"; src: url("/static/fonts/RobotoMono-VariableFont_wght.ttf"); }}
 html, body {{ margin: 0; height: 100%; overflow: hidden; background: #0d1117; color: #e6edf3;
   font: 16px/1.5 system-ui, sans-serif; }}
 .textual-terminal {{ position: absolute; inset: 0; }}
@@ -161,7 +160,7 @@ class _Browser:
 
 
 def static_folder() -> Path:
-    """Return the folder of the terminal's scripts and fonts. Raises ModuleNotFoundError without the extra `web`."""
+    """Return the folder of the terminal's scripts. Raises ModuleNotFoundError without the extra `web`."""
     return Path(str(files("textual_serve") / "static"))
 
 
@@ -185,7 +184,7 @@ def _page(
     nonce = secrets.token_urlsafe(16)
     head += script.format(nonce=nonce, **values)
     policy = (
-        f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'unsafe-inline'; font-src 'self'; "
+        f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     )
     content = _PAGE.format(title=title, head=head, body=body, nonce=nonce)
