@@ -124,7 +124,7 @@ def _reason(plan: Plan) -> str:
 def _drafted(one: Drafted) -> str:
     if not one.depth:
         return "no gain"
-    return f"{rates(one.tok_s)}, {units.factor(one.speedup.value)} at depth {one.depth}"
+    return f"{rates(one.tok_s)}, {one.speedup.value:.1f}×, depth {one.depth}"
 
 
 def _shared(plan: Plan) -> Lines:
