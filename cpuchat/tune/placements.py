@@ -74,7 +74,7 @@ class LoadedCosts:
 
     By how much longer than by the profile they take: `factor`, plain passes of the target; `verify_factors`, its passes
     over 1, 2, ... tokens beside the draft model; `draft_factor`, those of the draft model. `source` is what the profile
-    rests on.
+    rests on; `peak` is the read bandwidth of `cpus` in bytes per second (0: not known).
     """
 
     profile: CostProfile
@@ -84,6 +84,7 @@ class LoadedCosts:
     factor: float = 1.0
     draft: ModelWork | None = None
     draft_factor: float = 1.0
+    peak: float = 0.0
     verify_factors: tuple[float, ...] = (1.0,) * LONGEST
 
 
@@ -109,7 +110,8 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
     costs, _ = costs_here(cpus, memory, peak.bytes_per_s, root)
     source = costs.source or "usual of such cores: passes not measured"
     path = Path(model.path)
-    found = LoadedCosts(costs.profile, source, cpus, target, factor_of(costs.factors, path))
+    factor = factor_of(costs.factors, path)
+    found = LoadedCosts(costs.profile, source, cpus, target, factor, peak=peak.bytes_per_s)
     return _with_draft(found, draft, model, costs.factors) if draft is not None else found
 
 
@@ -214,8 +216,8 @@ def _basis(
         return None, "The weights fit in the L3 cache, so memory bandwidth is not the limit and no speed is predicted."
     if survey is not None:
         peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
-    elif model.peak_read:
-        peak, source = model.peak_read, "the measured bandwidth of the cores in use"
+    elif measured := model.peak_read or (costs.peak if costs is not None else 0.0):
+        peak, source = measured, "the measured bandwidth of the cores in use"
     elif theoretical is not None:
         peak, source = theoretical.bytes_per_s, "the theoretical peak (press m to measure)"
     else:

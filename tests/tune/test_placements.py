@@ -141,7 +141,7 @@ def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, t
     cpus = choose_cores(topology).cpus
     remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
     CostLog(cpus, "local").probed(probe(two_cores()))
-    model = info(small_model, cpus=cpus, traffic=traffic_of(header), peak_read=25e9)
+    model = info(small_model, cpus=cpus, traffic=traffic_of(header), peak_read=0.0)
     listed = predict(header, LoadOptions(), this_machine(Settings())).tok_s
     costs = loaded_costs(model, "local")
     options = compare_placements(topology, None, None, model, figures(), PlacementSpec(), costs).options
