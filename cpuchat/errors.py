@@ -263,8 +263,8 @@ class ServerRefused(ServerError):
     exit_code = 22
 
 
-class HeadEngineMissing(ServerError):
-    """A draft head was chosen, and there is no llama-server that could use it."""
+class EngineMissing(ServerError):
+    """A draft head or RPC workers need a program of llama.cpp that is not installed."""
 
     code = "head_engine"
 

@@ -69,6 +69,7 @@ class LoadOptions(Data, frozen=True):
     `n_experts` is how many experts a token uses in a mixture of experts; fewer than the model was trained with change
     its quality. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is
     what the first answer asks for: some engines can change that only by a new start.
+    `rpc` are the RPC workers ("host:port") that hold the last `rpc_layers` layers (0: those that do not fit here).
 
     `probe`: measure the read bandwidth of the CPUs in use, `calibrate`: measure what passes cost, for adaptive draft
     depth; each unless that was done before.
@@ -88,6 +89,8 @@ class LoadOptions(Data, frozen=True):
     probe: bool = False
     draft_path: str = ""
     speculation: Speculation = Speculation()
+    rpc: tuple[str, ...] = ()
+    rpc_layers: int = 0
     calibrate: bool = False
 
 

@@ -17,6 +17,7 @@ from cpuchat import paths, toml
 from cpuchat.errors import SettingsError, UsageError
 from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
+from cpuchat.rpc_workers import parse_workers
 from cpuchat.servers import normalized
 from cpuchat.setting_places import WANTED, Cores, DraftCores, MemoryPolicy, SpeechCores, check_ranges
 from cpuchat.timings import DrafterName
@@ -71,7 +72,8 @@ class ServersSection(Section):
 class EngineSection(Section):
     """Load options; 0 means "automatic". `experts`: how many a token uses in a mixture of experts.
 
-    `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy.
+    `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `rpc`: addresses of RPC
+    workers, `HOST:PORT,HOST:PORT`, for a model that one machine cannot hold.
     """
 
     threads: Count = 0
@@ -89,12 +91,18 @@ class EngineSection(Section):
     poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
     saved_kv_gb: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2.0
     experts: Count = 0
+    rpc: str = ""
+    rpc_layers: Count = 0
 
     def __post_init__(self) -> None:
         if 0 < self.ctx < MIN_CTX:
             raise ValueError(f"ctx: {self.ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
         check_ranges("cores", self.cores)
         check_ranges("memory", self.memory)
+        try:
+            parse_workers(self.rpc)
+        except UsageError as error:
+            raise ValueError(f"rpc: {error.message} {error.hint.rstrip('.')}") from None
 
     def load_options(self) -> LoadOptions:
         return LoadOptions(
@@ -109,6 +117,8 @@ class EngineSection(Section):
             mlock=self.mlock,
             use_repack=self.repack,
             n_experts=self.experts,
+            rpc=parse_workers(self.rpc),
+            rpc_layers=self.rpc_layers,
         )
 
 

@@ -53,27 +53,29 @@ class SwitchingBackend:
         self._stopped = False
         if isinstance(path, ServerModel):
             return self._load_on(self._server, path, options, spec)
-        if options.draft_path:
+        if options.draft_path or options.rpc:
             return self._load_drafted(path, options, spec)
         return self._load_on(self.local, path, options, spec)
 
     async def _load_drafted(
         self, path: Path, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Load with a draft model, or on a llama-server if that is a draft head: its header tells."""
+        """Load with a draft model; or on a llama-server, for a draft head (its header tells) or RPC workers."""
         from cpuchat.models.drafts.choice import head_for  # not before the app's first paint
 
         try:
-            head = await asyncio.to_thread(head_for, path, Path(options.draft_path))
+            draft = Path(options.draft_path)
+            head = await asyncio.to_thread(head_for, path, draft) if options.draft_path else None
+            spread = head is None and options.rpc and await asyncio.to_thread(_needs_workers, path, options)
         except DraftMismatch as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
             return
         except CpuchatError:
-            head = None  # the worker reports it
+            head, spread = None, False  # the worker reports it
         if self._stopped:
             yield LoadCancelled()
             return
-        backend = self.local if head is None else self._heads_backend
+        backend = self._heads_backend if head is not None or spread else self.local
         async with contextlib.aclosing(self._load_on(backend, path, options, spec)) as events:
             async for event in events:
                 yield event
@@ -137,3 +139,11 @@ class SwitchingBackend:
         await self.local.close()
         if self._remote is not None:
             await self._remote.close()
+
+
+def _needs_workers(path: Path, options: LoadOptions) -> bool:
+    from cpuchat.hardware.memory import available_bytes
+    from cpuchat.models.fit import needs_workers
+    from cpuchat.models.gguf.header import read_model
+
+    return needs_workers(read_model(path), options, available_bytes())

@@ -222,6 +222,13 @@ def engine_options() -> Decorator:
         setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
         setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
         experts_option(),
+        setting(
+            "--rpc",
+            "engine.rpc",
+            "RPC workers that hold the layers that do not fit here (cpuchat serve --rpc-worker).",
+            metavar="HOST:PORT,…",
+        ),
+        setting("--rpc-layers", "engine.rpc_layers", "Layers on the RPC workers; 0 = those that do not fit here."),
         speculation_options(),
     )
 

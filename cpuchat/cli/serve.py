@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cpuchat.cli.options import engine_options, model_path, overridden, require_draft_in_use, setting, stacked
 from cpuchat.errors import UsageError
@@ -35,6 +36,7 @@ Examples:
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
   cpuchat serve --web                              the app itself, on http://127.0.0.1:8080/
+  cpuchat serve --rpc-worker --host 10.0.0.2       hold layers for `cpuchat --rpc 10.0.0.2` on another machine
 
 One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server.
 
@@ -53,6 +55,11 @@ unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupp
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     click.option(
         "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one."
+    ),
+    click.option(
+        "--rpc-worker",
+        is_flag=True,
+        help="Hold layers of a model for another machine (its --rpc); default port: 50052.",
     ),
     click.option(
         "--token-file",
@@ -89,6 +96,7 @@ def serve(
     model: str | None,
     host: str,
     port: int,
+    rpc_worker: bool,
     token_file: Path | None,
     alias: tuple[str, ...],
     queue: int,
@@ -103,6 +111,8 @@ def serve(
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
+    if rpc_worker:
+        return _serve_worker(model, host, port, chosen, quiet=quiet)
     if strict:
         require_draft_in_use(chosen)
     if web:
@@ -173,6 +183,18 @@ async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
     finally:
         watching.cancel()
         await asyncio.wait({watching})
+
+
+def _serve_worker(model: str | None, host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
+    from cpuchat.cli.rpc_worker import serve_worker
+    from cpuchat.cli.terminal import Terminal
+    from cpuchat.rpc_workers import PORT
+
+    if model is not None:
+        raise UsageError("An RPC worker gets its layers from the machine that uses it.", "Leave out the model.")
+    source = click.get_current_context().get_parameter_source("port")
+    port = PORT if source is ParameterSource.DEFAULT else port
+    return serve_worker(host, port, chosen, Terminal(quiet=quiet))
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

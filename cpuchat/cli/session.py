@@ -184,5 +184,10 @@ class Session:
         if event.code == WorkerDied.code:
             if self.interrupted:  # by the second Ctrl+C, or by the first when the worker was still starting
                 return Interrupted("Stopped.")
-            return WorkerDied(event.message, f"Run the command again. Log: {self._backend.local.log_file}")
+            hint = (
+                event.hint
+                if event.hint and not event.hint.startswith("Log:")
+                else f"Run the command again. {event.hint}"
+            )
+            return WorkerDied(event.message, hint.strip())
         return from_code(event.code, event.message, event.hint)

@@ -7,6 +7,7 @@ an estimate that was fitted to its log lines (`_compute_bytes`).
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import msgspec
 
@@ -268,6 +269,31 @@ def plan_memory(
         n_rs_seq //= 2
         need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
     return need, n_rs_seq
+
+
+def needs_workers(header: GGUFHeader, options: LoadOptions, available: int) -> bool:
+    """Return whether RPC workers have to hold some layers: it was asked for, or they do not fit here."""
+    if not options.rpc or options.rpc_layers:
+        return bool(options.rpc)
+    return required_memory(header, options, choose_context(header, options, available)).least > available
+
+
+def layers_elsewhere(header: GGUFHeader, options: LoadOptions, n_ctx: int, excess: int) -> tuple[int, int]:
+    """Return how many of the last layers other machines should hold, and how many bytes that saves here.
+
+    `options.rpc_layers`, else as few as save `excess` bytes.
+    """
+    weights: Counter[str] = Counter()
+    for tensor in header.tensors:
+        if tensor.name.startswith("blk."):
+            weights[tensor.name.split(".")[1]] += tensor.nbytes
+    rows = kv_rows(header)
+    saved = 0
+    for number, layer in enumerate(reversed(range(header.n_layer))):
+        if number >= (options.rpc_layers or header.n_layer) or (not options.rpc_layers and saved >= excess):
+            return number, saved
+        saved += weights[str(layer)] + n_ctx * row_bytes(rows[layer], options.type_k, options.type_v)
+    return header.n_layer, saved
 
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from cpuchat.errors import DraftMismatch, HeadEngineMissing
+from cpuchat.errors import DraftMismatch, EngineMissing
 from cpuchat.models.file_names import role_of
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -146,14 +146,14 @@ def find_program() -> str:
     """Return the path of the llama-server to start; "" for the one in the wheel.
 
     Raises:
-        HeadEngineMissing: there is neither.
+        EngineMissing: there is neither.
     """
     program = shutil.which(ENGINE)
     if program is not None:
         return program
     if find_spec(WHEEL) is not None:
         return ""
-    raise HeadEngineMissing(
+    raise EngineMissing(
         "Draft heads need a llama-server, and there is none on PATH.",
         "Install llama.cpp, or its wheel: pip install 'cpuchat[heads]'.",
     )

@@ -58,6 +58,8 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
         ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, to resume chats; of memory in cpuchat serve; 0 = off"),
         ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
+        ("engine.rpc", "RPC workers", "HOST:PORT,…: machines that hold layers that do not fit here"),
+        ("engine.rpc_layers", "RPC layers", "layers on the RPC workers; 0 = those that do not fit here"),
         ("hardware.probe", "Probe", "measure read bandwidth and passes, once for each set of cores"),
         ("hardware.counters", "Counters", "read memory traffic and power while answering"),
         ("hardware.price_usd", "Price", "USD, of this machine, for plans; 0 = not known"),

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +20,11 @@ from cpuchat.backend.heads.options import Drafting, ServerOptions
 from cpuchat.backend.heads.process import ServerProcess, free_port
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawner
-from cpuchat.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
+from cpuchat.errors import CpuchatError, DoesNotFit, EngineMissing, Interrupted, ServerUnreachable, WorkerDied
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.fit import check_fit, choose_context, draft_memory, required_memory
+from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_elsewhere, required_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
 from cpuchat.protocol import (
@@ -40,11 +42,14 @@ from cpuchat.protocol import (
     Speculation,
 )
 from cpuchat.servers import ServerModel, Source
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import gigabytes
 from cpuchat.timings import Timings
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
 
+_REACH_SECONDS = 5.0
 _GONE_SECONDS = 1.0
 """Seconds in which a process whose connection broke is seen to have exited."""
 _MOST_CACHE_MIB = 8192  # llama-server's own limit
@@ -97,6 +102,8 @@ class HeadBackend:
             if self._closed:
                 yield _CLOSED
                 return
+            if plan.server.rpc_layers:
+                await _require_reachable(options.rpc)
             memory = plan.placement.memory.words
             self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
@@ -266,16 +273,44 @@ class HeadBackend:
             await server.close()
 
 
-def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions) -> tuple[int, int]:
-    """Return the context, and the bytes that are left beside the model and its head. Raises DoesNotFit."""
+async def _require_reachable(workers: tuple[str, ...]) -> None:
+    """Raise ServerUnreachable for the first RPC worker that cannot be reached: llama-server would abort."""
+    for worker in workers:
+        host, _, port = worker.rpartition(":")
+        try:
+            async with asyncio.timeout(_REACH_SECONDS):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except OSError as error:  # TimeoutError is one
+            why = os.strerror(error.errno) if error.errno else "no answer"
+            hint = f"Start it there: cpuchat serve --rpc-worker --host ADDRESS --port {port}."
+            raise ServerUnreachable(f"Cannot reach the RPC worker {worker}: {why}.", hint) from None
+        writer.close()
+
+
+def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions) -> tuple[int, int, int]:
+    """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
+
+    Raises:
+        DoesNotFit: all of it, or what stays here, does not fit.
+    """
     available = available_bytes()
-    n_ctx = choose_context(header, options, available)
+    n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
     beside = draft_memory(head, options, n_ctx) if head is not None else None
-    if beside is not None:
+    if beside is not None and not options.rpc:
         n_ctx = choose_context(header, options, available - beside.least)
     need = required_memory(header, options, n_ctx)
-    check_fit(need, available, header, options, beside)
-    return n_ctx, available - need.least - (beside.least if beside is not None else 0)
+    taken = need.least + (beside.least if beside is not None else 0)
+    if not options.rpc:
+        check_fit(need, available, header, options, beside)
+        return n_ctx, 0, available - taken
+    layers, elsewhere = layers_elsewhere(header, options, n_ctx, taken - available)
+    if taken - elsewhere > available:
+        raise DoesNotFit(
+            f"Not enough memory: {gigabytes(taken - elsewhere)} GB stay here with {layers} layers on the RPC workers, "
+            f"and {gigabytes(available)} GB are available.",
+            "Give the workers more layers (--rpc-layers), or use a smaller --ctx.",
+        )
+    return n_ctx, layers, available - taken + elsewhere
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -284,7 +319,7 @@ class _Plan(msgspec.Struct, frozen=True):
     path: Path
     options: LoadOptions
     placement: Placement
-    kind: HeadKind
+    kind: HeadKind | None
     header: GGUFHeader
     head: GGUFHeader | None
     server: ServerOptions
@@ -295,18 +330,22 @@ class _Plan(msgspec.Struct, frozen=True):
         """Read the files and choose the cores. Blocks.
 
         Raises:
-            HeadEngineMissing: there is no llama-server.
+            EngineMissing: there is no llama-server, or none for RPC workers.
             DraftMismatch: the head does not fit the model.
             DoesNotFit: both do not fit into memory.
             ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
             UsageError: a placement that this machine does not allow.
         """
-        draft = Path(options.draft_path)
-        kind = require_head(path, draft)
-        assert kind is not None
+        draft = Path(options.draft_path) if options.draft_path else None
+        kind = require_head(path, draft) if draft is not None else None
         program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
-        head = None if draft == path else read_model(draft)
-        n_ctx, spare = _fit(header, head, options)
+        if options.rpc and not program:
+            raise EngineMissing(
+                "RPC workers need a llama-server on PATH; the one in the wheel has no RPC.",
+                "Build llama.cpp with `cmake -DGGML_RPC=ON`, and put its bin folder on PATH.",
+            )
+        head = read_model(draft) if draft is not None and kind is not None and draft != path else None
+        n_ctx, layers, spare = _fit(header, head, options)
         server = ServerOptions(
             program=program,
             model=str(header.path.absolute()),
@@ -315,6 +354,7 @@ class _Plan(msgspec.Struct, frozen=True):
             drafting=Drafting.of(options.speculation, kind),
             port=free_port(),
             n_ctx=n_ctx,
+            rpc_layers=layers,
             cache_mib=min(spare // 4 >> 20, _MOST_CACHE_MIB),
             cpus=placement.cpus,
             options=options,
@@ -324,7 +364,7 @@ class _Plan(msgspec.Struct, frozen=True):
     def described(self, model: ModelInfo) -> ModelInfo:
         """Return the model that the server describes as one of this machine."""
         placement, head = self.placement, self.head
-        named = title(self.kind)
+        named = title(self.kind) if self.kind is not None else ""
         return msgspec.structs.replace(
             model,
             path=str(self.path),
@@ -340,9 +380,20 @@ class _Plan(msgspec.Struct, frozen=True):
             fingerprint=self.fingerprint,
             draft=head.path.stem if head is not None else named,
             draft_quantization=head.quantization if head is not None else "",
-            notes=(*placement.notes, f"Answered by {ENGINE}, which drafts with its {named}.", *model.notes),
+            notes=(*placement.notes, *self._notes(named), *model.notes),
             server="",
             engine=ENGINE,
             no_speculation="",
             unreported=(),
         )
+
+    def _notes(self, head: str) -> list[str]:
+        """Return who answers, and what of the options has no effect."""
+        options, layers = self.options, self.server.rpc_layers
+        drafts = f", which drafts with its {head}" if head else ""
+        notes = [f"Answered by {ENGINE}{drafts}."]
+        if options.draft_path and not head:
+            notes.append(f"{Path(options.draft_path).name} is not used: with RPC workers, only draft heads are.")
+        if layers:
+            notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {', '.join(options.rpc)}.")
+        return notes

@@ -101,7 +101,7 @@ def parameters(server: ServerOptions, xllamacpp: Any) -> Any:
     _set_types(params, options, xllamacpp)
     if key := os.environ.get(KEY_VARIABLE):
         params.api_keys = [key]
-    if server.drafting.depth:
+    if server.drafting.depth and server.kind is not None:
         kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_DRAFT_{server.kind.upper()}")
         params.speculative.types = [kind]
         params.load_mtp = server.kind == "mtp" and not server.head

@@ -26,8 +26,8 @@ class Drafting(msgspec.Struct, frozen=True):
     min_p: float = 0.0
 
     @classmethod
-    def of(cls, wanted: Speculation, kind: HeadKind) -> Drafting:
-        if "draft" not in wanted.drafters:
+    def of(cls, wanted: Speculation, kind: HeadKind | None) -> Drafting:
+        if kind is None or "draft" not in wanted.drafters:
             return cls()
         return cls(wanted.depth or _DEPTHS[kind], wanted.min_probability)
 
@@ -37,7 +37,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `program` is its path; "" for the one in the wheel. `head` is the file of the draft head, "" for one that the model
     contains. `cpus` has one logical CPU for each thread. `cache_mib` limits the memory for the
-    KV caches of other chats.
+    KV caches of other chats. `kind` is None without a head. The RPC workers of the options hold `rpc_layers` layers.
 
     Threads that wait do not spin (`options.poll` is for the worker): llama-server computes drafts on other threads, on
     the same cores.
@@ -46,8 +46,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     model: str
     head: str
-    kind: HeadKind
+    kind: HeadKind | None
     drafting: Drafting
+    rpc_layers: int = 0
     port: int
     n_ctx: int
     cache_mib: int = 0
@@ -60,24 +61,42 @@ def command(server: ServerOptions) -> list[str]:
     options, threads = server.options, str(len(server.cpus))
     found = [
         server.program, "--model", server.model, "--host", HOST, "--port", str(server.port),
-        "--ctx-size", str(server.n_ctx), "--parallel", "1", "--metrics", "--device", "none",
+        "--ctx-size", str(server.n_ctx), "--parallel", "1", "--metrics",
         "--cache-ram", str(server.cache_mib),
         "--threads", threads, "--threads-batch", threads,
         "--cpu-mask", cpu_mask(server.cpus), "--cpu-strict", "1", "--poll", "0",
         "--batch-size", str(options.n_batch), "--ubatch-size", str(min(options.n_ubatch, options.n_batch)),
         "--cache-type-k", options.type_k, "--cache-type-v", options.type_v, "--flash-attn", options.flash_attn,
     ]  # fmt: skip
+    found += _devices(server)
     drafting = server.drafting
     if drafting.depth:
         found += ["--spec-type", f"draft-{server.kind}", "--spec-draft-n-max", str(drafting.depth)]
         found += ["--spec-draft-p-min", str(drafting.min_p)]
         if server.head:
-            found += ["--spec-draft-model", server.head]
+            found += ["--spec-draft-model", server.head, "--spec-draft-device", "none"]
     if options.mlock or options.load_mode == "read":
-        found += ["--load-mode", "mlock" if options.mlock else "none"]
+        modes = ["mmap"] if options.load_mode == "mmap" else []
+        found += ["--load-mode", "+".join([*modes, *(["mlock"] if options.mlock else [])]) or "none"]
     if not options.use_repack:
         found.append("--no-repack")
     return found
+
+
+def _devices(server: ServerOptions) -> list[str]:
+    """Return who computes besides the CPU here: the RPC workers, in their order, the last layers.
+
+    Embedding and output stay here, so that a worker gets and sends hidden states only, no logits.
+    """
+    workers = server.options.rpc
+    if not workers or not server.rpc_layers:
+        return ["--device", "none"]
+    names = ",".join(f"RPC{number}" for number in range(len(workers)))
+    return [
+        "--rpc", ",".join(workers), "--device", names, "--fit", "off",
+        "--n-gpu-layers", str(server.rpc_layers + 1),  # llama.cpp counts the output as one
+        "--override-tensor", "^output=CPU,^token_embd=CPU",
+    ]  # fmt: skip
 
 
 def cpu_mask(cpus: Sequence[int]) -> str:

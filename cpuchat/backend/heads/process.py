@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -20,6 +21,8 @@ from cpuchat.children import exit_reason, last_output
 from cpuchat.protocol import Failed
 
 MODULE = "cpuchat.backend.heads.host"
+_TOLD = re.compile(r"^(?:error: |error (?=while)|\S+\.(?:cpp|c|h):\d+: )(.+)$", re.MULTILINE)
+"""What it says last: about its arguments, or as ggml's GGML_ABORT does."""
 _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 5.0
 
@@ -44,7 +47,8 @@ class ServerProcess:
     async def start(cls, spawner: Spawner, log_dir: Path, server: ServerOptions, memory: str) -> ServerProcess:
         """Start a host under the memory policy `memory`, in words. Raises OSError."""
         key, text = secrets.token_urlsafe(24), msgspec.json.encode(server).decode()
-        spawning = spawner.spawn(log_dir, lambda: memory, (MODULE, text), **{KEY_VARIABLE: key})
+        more = {KEY_VARIABLE: key, "GGML_NO_BACKTRACE": "1"}  # which would wait for a debugger
+        spawning = spawner.spawn(log_dir, lambda: memory, (MODULE, text), **more)
         return cls(await asyncio.wrap_future(spawning), server.port, key)
 
     @property
@@ -123,10 +127,11 @@ class ServerProcess:
         tail = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             tail = last_output(file)
+        told = next(iter(_TOLD.findall(tail)), "").rstrip(".")
         return Failed(
             request_id=request_id,
             code="worker_died",
-            message=f"llama-server crashed: {exit_reason(self._status or 0, tail)}.",
+            message=f"llama-server crashed: {exit_reason(self._status or 0, tail, told)}.",
             hint=f"Log: {self.log}",
         )
 

@@ -48,7 +48,7 @@ def choose_draft(
 
     Raises:
         DraftMismatch: the wanted model does not fit; the hint names one that would.
-        HeadEngineMissing: it is a head, and there is no llama-server.
+        EngineMissing: it is a head, and there is no llama-server.
         ModelNotFound, ModelDamaged: it does not exist or cannot be read.
     """
     wanted = wanted.strip()

@@ -150,7 +150,7 @@ async def test_a_server_that_does_not_start_is_reported(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     options = LoadOptions(n_ctx=2048, draft_path=str(head))
     failed = (await collect(backend.load(DEMO, options))).failed
-    assert failed.code == "worker_died" and "exit status 1" in failed.message
+    assert failed.code == "worker_died" and "invalid argument: --spec-type" in failed.message
     log = Path(failed.hint.removeprefix("Log: "))
     assert "invalid argument: --spec-type" in log.read_text()
 

@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.backend.heads.host import parameters
 from cpuchat.backend.heads.options import Drafting, ServerOptions, command, cpu_mask
-from cpuchat.errors import HeadEngineMissing
+from cpuchat.errors import EngineMissing
 from cpuchat.models import heads
 from cpuchat.models.heads import find_program
 from cpuchat.protocol import LoadOptions, Speculation
@@ -31,7 +31,7 @@ def test_the_command_line_has_cores_threads_and_the_head() -> None:
         "--threads": "3", "--threads-batch": "3", "--cpu-mask": "b", "--cpu-strict": "1", "--poll": "0",
         "--batch-size": "256", "--ubatch-size": "256", "--cache-type-k": "q8_0", "--cache-type-v": "f16",
         "--spec-type": "draft-eagle3", "--spec-draft-model": "/eagle3.gguf", "--device": "none", "--cache-ram": "300",
-        "--spec-draft-n-max": "4", "--spec-draft-p-min": "0.25",
+        "--spec-draft-n-max": "4", "--spec-draft-p-min": "0.25", "--spec-draft-device": "none",
     }  # fmt: skip
     assert {name: given[name] for name in wanted} == wanted
     assert "--no-repack" in words and "--load-mode" not in words
@@ -80,7 +80,7 @@ def test_the_program_on_path_comes_before_the_wheel(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_program() == ""
     monkeypatch.setattr(heads, "WHEEL", "no_such_wheel")
-    with pytest.raises(HeadEngineMissing) as caught:
+    with pytest.raises(EngineMissing) as caught:
         find_program()
     assert "cpuchat[heads]" in caught.value.hint
     program = tmp_path / "llama-server"

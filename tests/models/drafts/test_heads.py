@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import DraftMismatch, HeadEngineMissing
+from cpuchat.errors import DraftMismatch, EngineMissing
 from cpuchat.models import heads
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, model_of, recommended
@@ -93,7 +93,7 @@ def test_a_head_is_used_only_with_an_engine_that_can(
 
     monkeypatch.setattr(heads, "ENGINE", "no-such-program")
     monkeypatch.setattr(heads, "WHEEL", "no_such_wheel")
-    with pytest.raises(HeadEngineMissing):
+    with pytest.raises(EngineMissing):
         choose_draft(target, str(head), library, heads=True)
     assert choose_draft(target, str(head), library, strict=False, heads=True)[0] is None
 
