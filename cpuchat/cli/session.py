@@ -184,10 +184,6 @@ class Session:
         if event.code == WorkerDied.code:
             if self.interrupted:  # by the second Ctrl+C, or by the first when the worker was still starting
                 return Interrupted("Stopped.")
-            hint = (
-                event.hint
-                if event.hint and not event.hint.startswith("Log:")
-                else f"Run the command again. {event.hint}"
-            )
-            return WorkerDied(event.message, hint.strip())
+            again = "" if event.hint and not event.hint.startswith("Log:") else "Run the command again. "
+            return WorkerDied(event.message, f"{again}{event.hint}".strip())
         return from_code(event.code, event.message, event.hint)

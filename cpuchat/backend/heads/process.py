@@ -21,7 +21,9 @@ from cpuchat.children import exit_reason, last_output
 from cpuchat.protocol import Failed
 
 MODULE = "cpuchat.backend.heads.host"
-_TOLD = re.compile(r"^(?:error: |error (?=while)|\S+\.(?:cpp|c|h):\d+: )(.+)$", re.MULTILINE)
+_TOLD = re.compile(
+    r'^(?:error: |error while handling argument "[^"]*": |\S+\.(?:cpp|c|h):\d+: )(.+)$', re.MULTILINE
+)  # fmt: skip
 """What it says last: about its arguments, or as ggml's GGML_ABORT does."""
 _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 5.0
