@@ -365,8 +365,7 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
 
 def _divided(changes: Changes) -> tuple[Changes, Changes]:
     """Divide the changes into those of the user and those that the app remembers."""
-    chosen: Changes = {}
-    by_itself: Changes = {}
+    chosen, by_itself = Changes(), Changes()
     for section, values in changes.items():
         for name, value in values.items():
             into = by_itself if name in _REMEMBERED.get(section, ()) else chosen

@@ -45,19 +45,15 @@ def open_app(
     Raises:
         UsageError: no terminal, or values that are not acceptable.
         ModelNotFound: `model` was given and is not there.
-        UsageError: no preset has the given name.
         DraftMismatch: a draft model was given that does not fit.
     """
     require_terminal()
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat import paths
-    from cpuchat.cli.options import key_ring, overridden, server_model
+    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
 
-    if preset := values.get("chat__preset"):
-        from cpuchat.presets import find_preset
-
-        model = model or (None if server else find_preset(preset).model or None)
+    _, model = with_preset(values.get("chat__preset"), model, server)
     served = server_model(server, model, values)
     chosen = overridden(values)
 
@@ -91,8 +87,7 @@ def open_app(
         if resume.chat_id:
             with contextlib.suppress(ChatsError):  # deleted meanwhile
                 asyncio.run(conversation.open_chat(resume.chat_id))
-        compared = None if resume.model else sides
-        model = resume.model or initial
+        compared, model = (None, resume.model) if resume.model else (sides, initial)
         return ChatApp(conversation, library, model, text=resume.text, sides=compared, key_ring=keys)
 
     return run(make)

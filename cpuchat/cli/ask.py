@@ -129,16 +129,15 @@ def ask(
     import asyncio
 
     base, model = with_preset(values["chat__preset"], model, server)
-    served = server_model(server, model, values)
-    chosen, strict = overridden(values, base), values["speculation__draft_model"] is not None
+    served, chosen = server_model(server, model, values), overridden(values, base)
+    strict = values["speculation__draft_model"] is not None
     _check(model, system, raw, stop)
     if json_schema is not None and (speak or speak_output is not None):
         raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
     form = _form(json_schema, grammar, stop)
     if system is not None:
         chosen.chat.system_prompt = system
-    # One question does not pay for measuring the machine; what the app has measured is used.
-    chosen.hardware.probe = False
+    chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)

@@ -117,7 +117,7 @@ def with_preset(name: str | None, model: str | None, server: str | None) -> tupl
     from cpuchat.presets import find_preset
 
     preset = find_preset(name)
-    return preset.applied_to(settings.load()), model or (None if server else preset.model or None)
+    return preset.applied_to(settings.load()), preset.model if preset.model and not (model or server) else model
 
 
 _OF_THE_WORKER = ("engine", "speculation")

@@ -34,11 +34,12 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.chats.store import ChatStore
     from cpuchat.cli.app import initial_model, require_draft
-    from cpuchat.cli.options import key_ring, overridden, server_model
+    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
     from cpuchat.cli.session import Session
     from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.library import Library
 
+    _, model = with_preset(values.get("chat__preset"), model, server)
     served, chosen = server_model(server, model, values), overridden(values)
     library = Library(chosen.model.folders)
     initial = served or initial_model(library, model, chosen, values)
@@ -47,6 +48,7 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     terminal = Terminal(plain=True)
     session = Session(chosen, terminal, SwitchingBackend(local, key_ring(chosen, served)), ChatStore(paths.chats_db()))
+    session.conversation.preset.of_new_chats = lambda: chosen.chat.preset
     with asyncio.Runner() as runner:
         try:
             return PlainChat(session, terminal, library, runner).run(initial)
@@ -69,6 +71,8 @@ class PlainChat:
             "/open": ("N: open chat N of that list", self._open),
             "/history": ("print the open chat", self._history),
             "/regenerate": ("answer the last question again", self._regenerate),
+            "/preset": ("NAME: use a preset from the next answer on; without a name, list them", self._preset),
+            "/compact": ("summarize the chat, which frees context", self._compact),
             "/model": ("NAME: load a model: a file, a repository or the address of a server", self._model),
             "/models": ("list the models on this machine", self._models),
             "/figures": ("all figures of the last answer", self._figures),
@@ -164,6 +168,26 @@ class PlainChat:
         if self._conversation.history.unsaved is not None:
             self._terminal.warn(f"The answer could not be saved. {self._conversation.history.save_problem}")
 
+    async def _compact(self, _: str) -> None:
+        from cpuchat.compacting import compact
+
+        await self._answer(compact(self._conversation))
+        if self._conversation.messages[-1].is_summary:
+            self._terminal.note("The model now reads this summary in place of what comes before.")
+
+    async def _preset(self, name: str) -> None:
+        from cpuchat.presets import find_preset, load_presets
+
+        if name:
+            preset = await asyncio.to_thread(find_preset, name)
+            await self._conversation.preset.choose(preset, self._conversation.settings)
+            self._terminal.note(f"Preset from the next answer: {clean_line(preset.name)}.")
+            if preset.model:
+                await self._model(preset.model)
+        else:
+            names = await asyncio.to_thread(load_presets)
+            self._terminal.line(", ".join(map(clean_line, names)) or "There are no presets.")
+
     async def _figures(self, _: str) -> None:
         from cpuchat.present.answers import full_summary
 
@@ -231,7 +255,8 @@ class PlainChat:
             self._print(message)
 
     def _print(self, message: StoredMessage) -> None:
-        speaker = "You" if message.role == "user" else clean_line(message.model) or "Answer"
+        answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
+        speaker = "You" if message.role == "user" else answered
         self._terminal.line(f"{speaker}: {message.content}")
 
     async def _help(self, _: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 
+from cpuchat.presets import Preset, save_preset
 from tests.cli.program import run_process
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
@@ -19,19 +20,25 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
         await reply.finish()
 
     typed = (
-        '"""\nTwo\nlines\n"""\n/regenerate\n/figures\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n/help\n"""\nunclosed'
+        '/preset\n"""\nTwo\nlines\n"""\n/regenerate\n/figures\n/compact\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n'
+        '/help\n"""\nunclosed'
     )
+    save_preset(Preset(name="strict", system_prompt="Be strict."))
     async with remote_server(answer=answer) as server:
-        done = await asyncio.to_thread(run_process, "--plain", "--server", server.url, stdin=typed)
-        asked = [chat.body["messages"][-1]["content"] for chat in server.chats()]
+        arguments = ("--plain", "--preset", "strict", "--server", server.url)
+        done = await asyncio.to_thread(run_process, *arguments, stdin=typed)
+        asked = [[message["content"] for message in chat.body["messages"]] for chat in server.chats()]
     assert done.returncode == 0, done.stderr
-    assert asked == [*["Two\nlines"] * 2, "unclosed"]
+    assert asked[:2] == [["Be strict.", "Two\nlines"]] * 2 and asked[2][-1].startswith("Summarize")
+    assert asked[3][0].startswith("Be strict.\n\nSummary of") and asked[3][1:] == ["unclosed"]
     answered = "some-Q4_K_M: Part one. Part two."
-    lines = done.stdout.splitlines()
+    preset, *lines = done.stdout.splitlines()
+    assert preset == "strict" and lines.pop(3) == answered
+    assert "The model now reads this summary" in done.stderr
     assert lines[:2] == [answered] * 2 and "prompt" not in lines[0]
     assert re.match(r"≈ 4 tokens, .*first token", lines[2])
     assert re.fullmatch(r"1\. Two, \d{4}-\d\d-\d\d \d\d:\d\d", lines[3])
-    assert lines[4:7] == ["You: Two", "lines", answered]
+    assert lines[4:6] == [answered, "Summary: Part one. Part two."]
     assert "/open N: open chat N of that list" in lines
     for words in (
         "OpenAI-compatible server at",
