@@ -115,7 +115,7 @@ def gist(preset: Preset) -> str:
     """Return what a preset sets, in short: `temperature 0.2 · reasoning off · Qwen3-8B-Q4_K_M`."""
     options = [f"{name.replace('_', ' ')} {value:g}" for name, value in preset.options.items()]
     reasoning = [f"reasoning {preset.reasoning}"] if preset.reasoning in ("on", "off") else []
-    model = [source(preset.model).stem] if preset.model else []
+    model = [preset.model.rpartition("/")[2].removesuffix(".gguf")] if preset.model else []
     return clean_line(" · ".join((*options, *reasoning, *model)))
 
 

@@ -8,6 +8,7 @@ from textual.command import CommandPalette
 
 from cpuchat.presets import Preset, find_preset, load_presets, save_preset
 from cpuchat.settings import SamplingSection
+from cpuchat.tui.chat.presets import gist
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, ScriptedBackend, answer
@@ -54,6 +55,11 @@ async def test_a_preset_is_chosen_saved_and_deleted() -> None:
         await app.press("y")
         await app.until(lambda: "Preset warm deleted." in app.notices)
         assert list(load_presets()) == ["calm", "calm2"]
+
+
+def test_what_a_preset_sets_in_short() -> None:
+    preset = Preset(name="a", reasoning="off", model="Qwen/Qwen2.5-7B-GGUF", sampling=SamplingSection(top_p=0.9))
+    assert gist(preset) == "top p 0.9 · reasoning off · Qwen2.5-7B-GGUF"
 
 
 async def test_without_presets_it_is_said_how_to_make_one() -> None:
