@@ -71,7 +71,7 @@ class PresetsScreen(CompactingScreen):
     @work(exclusive=True, group="preset")
     async def action_delete_preset(self) -> None:
         if presets := await self._presets():
-            self._pick([*presets.values()], "Delete the preset …", self._delete)
+            self._pick([*presets.values()], "Delete the preset …", self._delete_preset)
         elif presets is not None:
             self.tell("There are no presets.")
 
@@ -101,7 +101,7 @@ class PresetsScreen(CompactingScreen):
         return source(name) if is_url(name) else self.services.library.resolve(name)
 
     @work(exclusive=True, group="preset")
-    async def _delete(self, preset: Preset | None) -> None:
+    async def _delete_preset(self, preset: Preset | None) -> None:
         assert preset is not None
         name = clean_line(preset.name)
         question = f"Delete the preset {name}? Chats that have it keep it."
