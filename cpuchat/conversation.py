@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.backend.base import Backend
 from cpuchat.chat_preset import ChatPreset
+from cpuchat.chats.attached import Attach
 from cpuchat.chats.history import ChatHistory, request_messages
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.errors import UsageError
@@ -252,17 +253,25 @@ class Conversation:
                     yield event
 
     def send(
-        self, text: str, *, stop: tuple[str, ...] = (), grammar: str = "", json_schema: str = ""
+        self,
+        text: str,
+        *,
+        attach: Attach | None = None,
+        stop: tuple[str, ...] = (),
+        grammar: str = "",
+        json_schema: str = "",
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Add a user message and stream the answer; the other arguments are as in `Generate`.
+        """Add a user message with what `attach` returns, called on a thread, and stream the answer; the other arguments
+        are as in `Generate`.
 
         Raises:
+            CpuchatError: as `attach`; the message was not sent.
             ChatsError: the message could not be saved, and was not sent.
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
             UsageError, SettingsError: the preset of new chats does not exist or is not valid.
         """
         return self._answer(
-            lambda: self.preset.add_question(text, self.model_name, self.settings),
+            lambda: self.preset.add_question(text, self.model_name, self.settings, attach),
             {"stop": stop, "grammar": grammar, "json_schema": json_schema},
         )
 
@@ -274,14 +283,14 @@ class Conversation:
         """
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
-    def edit(self, text: str, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
-        """Ask `text` in place of a question, the last one if `message_id` is 0; the first token of the answer opens a
-        branch.
+    def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
+        """Ask `text` with what `attach` returns in place of a question, the last one if `message_id` is 0; the first
+        token of the answer opens a branch.
 
         Raises:
-            ChatsError, ChatsChanged: as `send`.
+            CpuchatError, ChatsError, ChatsChanged: as `send`.
         """
-        return self._answer(lambda: self.history.up_to_question(text, message_id))
+        return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
 
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when it cannot."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Chat, Deleted, SearchHit, StoredMessage, storable
+from cpuchat.chats.attached import Attach, sent_text
+from cpuchat.chats.records import AnswerSettings, Attachment, Chat, Deleted, SearchHit, StoredMessage, storable
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
@@ -47,7 +48,8 @@ def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Me
         messages = [*asked, *messages[at + 1 :]]
     turns = [Message(role="system", content=system)] if system else []
     for message in messages:
-        turn = Message(role=message.role, content=message.content, reasoning=message.reasoning)
+        content = sent_text(message.content, message.attachments)
+        turn = Message(role=message.role, content=content, reasoning=message.reasoning)
         if turns and turn.role == turns[-1].role == "user":
             # The answer between them was stopped before its first word; templates want turns to alternate.
             turn = Message(role="user", content=f"{turns.pop().content}\n\n{turn.content}")
@@ -192,16 +194,20 @@ class ChatHistory:
             raise
         return deleted
 
-    async def add_question(self, text: str, model: str, **options: Any) -> list[StoredMessage]:
+    async def add_question(
+        self, text: str, model: str, attach: Attach | None = None, **options: Any
+    ) -> list[StoredMessage]:
         """Add a user message, in a new chat with these `options` if none is open, and return the messages to answer.
 
         Raises:
+            CpuchatError: as `attach`.
             ChatsError: it could not be saved, and was not added.
             ChatsChanged: another instance changed the chat, which has been loaded again.
         """
+        attachments = await _read_by(attach)
         await self._require_saved()
         async with self._loading_again():
-            self.chat, message = await asyncio.to_thread(self._add, text, model, options)
+            self.chat, message = await asyncio.to_thread(self._add, text, model, attachments, options)
         self.messages = [*self.messages, message]
         if self._store is not None:
             self.tree.add(message.id, message.parent)
@@ -248,15 +254,18 @@ class ChatHistory:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)
         self.chat = msgspec.structs.replace(self.chat, **options)
 
-    async def up_to_question(self, text: str | None = None, message_id: int = 0) -> list[StoredMessage]:
-        """Return the messages up to a question, with another one with this `text` in its place if given.
+    async def up_to_question(
+        self, text: str | None = None, message_id: int = 0, attach: Attach | None = None
+    ) -> list[StoredMessage]:
+        """Return the messages up to a question, with another one with this `text` and what `attach` reads in its place
+        if `text` is given.
 
         Args:
             message_id: the question, or an answer to it; 0: the last one.
 
         Raises:
             UsageError: there is none.
-            ChatsError, ChatsChanged: as `add_question`.
+            CpuchatError, ChatsError, ChatsChanged: as `add_question`.
         """
         index = len(self.messages) - 1
         if message_id:
@@ -265,13 +274,14 @@ class ChatHistory:
             index -= 1
         if index < 0:
             raise UsageError("There is no message to answer.", "Write one first.")
+        attachments = await _read_by(attach)
         await self._require_saved()
         if self.chat is not None and self._store is not None:
             async with self._loading_again():
                 await asyncio.to_thread(self._store.require_unchanged, self.chat)
         asked = self.messages[index]
-        if text is not None and storable(text) != asked.content:
-            asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text))
+        if text is not None and (storable(text), attachments) != (asked.content, asked.attachments):
+            asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text), attachments=attachments)
         after = self.messages[index + 1 : index + 2]
         summary = [one for one in after if one.is_summary and asked is self.messages[index]]
         return [*self.messages[:index], asked, *summary]
@@ -350,18 +360,22 @@ class ChatHistory:
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 
-    def _add(self, text: str, model: str, options: dict[str, Any]) -> tuple[Chat, StoredMessage]:
+    def _add(
+        self, text: str, model: str, attachments: tuple[Attachment, ...], options: dict[str, Any]
+    ) -> tuple[Chat, StoredMessage]:
         last = self.messages[-1].id if self.messages else 0
         if self._store is None:
             now = time.time()
             chat = self.chat or Chat(id="", title=title_of(text), created=now, updated=now, model=model, **options)
             at = len(self.messages)
-            return chat, StoredMessage(id=at, chat_id="", parent=last, role="user", content=text, created=now)
+            return chat, StoredMessage(
+                id=at, chat_id="", parent=last, role="user", content=text, attachments=attachments, created=now
+            )
         with self._store.transaction():
             if self.chat is not None:
                 self._store.require_unchanged(self.chat)
             chat = self.chat or self._store.create_chat(model, title=title_of(text), **options)
-            message = self._store.add_message(chat.id, "user", text, after=last)
+            message = self._store.add_message(chat.id, "user", text, after=last, attachments=attachments)
             return self._store.chat(chat.id), message
 
     def _read(self, chat_id: str, message_id: int = 0) -> tuple[Chat, Tree, list[StoredMessage]]:
@@ -395,3 +409,7 @@ class ChatHistory:
         if self.chat is not None:
             with contextlib.suppress(ChatsError):  # deleted: what is on the screen stays there
                 self.chat, self.tree, self.messages = await asyncio.to_thread(self._read, self.chat.id)
+
+
+async def _read_by(attach: Attach | None) -> tuple[Attachment, ...]:
+    return () if attach is None else await asyncio.to_thread(attach)

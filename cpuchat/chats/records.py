@@ -5,6 +5,7 @@ SQLite takes any value in any column, and a file can be damaged anywhere: nothin
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import secrets
@@ -114,11 +115,22 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **others, sampling=sampling, speculation=default.speculation)
 
 
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """A text sent with a message, as it was then. `mark` stands for it in the message (`@src/main.py:10-80`); "" when
+    nothing does. `title` says what it is: "src/main.py, lines 10-80".
+    """
+
+    mark: str = ""
+    title: str
+    text: str
+
+
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
-    `settings` is what an answer was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of
-    an error, "interrupted" when its app died in the middle of it, or None while it is being written.
+    `attachments` are sent before the text of a question. `settings` is what an answer was generated with. `stop_reason`
+    of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when its app died in the middle of it,
+    or None while it is being written.
     """
 
     id: int
@@ -131,6 +143,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     timings: Timings | None = None
     settings: AnswerSettings | None = None
+    attachments: tuple[Attachment, ...] = ()
     created: float = 0.0
 
     @property
@@ -181,8 +194,8 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: the role is unknown. A `parent` of -1 has to be found. `timings` and `settings` that are a text stay as they
-    are: figures are not worth changing a message for.
+    None: the role is unknown. A `parent` of -1 has to be found. `timings`, `settings` and `attachments` that are a text
+    stay as they are: they are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
         return None
@@ -197,6 +210,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
         "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
         "timings": row["timings"] if is_unicode(row["timings"]) else None,
         "settings": row["settings"] if is_unicode(row["settings"]) else None,
+        "attachments": row["attachments"] if is_unicode(row["attachments"]) else None,
         "created": valid_time(row["created"], 0.0),
     }
 
@@ -215,14 +229,19 @@ def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
     if repaired_message(fields) != fields:
         return None
     timings, settings = _decoded(fields["timings"], Timings), _decoded(fields["settings"], AnswerSettings)
-    return StoredMessage(**{**fields, "timings": timings, "settings": settings})
+    attachments = _decoded(fields["attachments"], tuple[Attachment, ...]) or ()
+    return StoredMessage(**{**fields, "timings": timings, "settings": settings, "attachments": attachments})
 
 
 def column(value: object) -> Any:
-    """Return `value` as it is stored: a text as valid UTF-8, a record as JSON."""
+    """Return `value` as it is stored: a text as valid UTF-8, a record and attachments as JSON."""
     match value:
         case str():
             return storable(value)
+        case ():
+            return None
+        case tuple():  # not msgspec: it takes no half of a surrogate pair, which imported texts may have
+            return storable(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
         case msgspec.Struct():
             return msgspec.json.encode(value).decode()
         case _:

@@ -38,7 +38,8 @@ _DEFAULTS: dict[str, Row] = {
     "chats": dict.fromkeys(CHAT_COLUMNS, "")
     | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None, "preset": None},
     "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
-    | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "settings": None, "created": 0.0},
+    | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "settings": None, "attachments": None}
+    | {"created": 0.0},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _HEADER = (

@@ -79,7 +79,9 @@ class AnswerSaver:
                 store.require_unchanged(chat)
                 asked = after
                 if after.id == UNSAVED:
-                    asked = store.add_message(chat.id, "user", after.content, after=after.parent)
+                    asked = store.add_message(
+                        chat.id, "user", after.content, after=after.parent, attachments=after.attachments
+                    )
                 row = store.add_message(
                     chat.id,
                     "assistant",

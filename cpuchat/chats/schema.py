@@ -87,6 +87,8 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE chats ADD COLUMN when_full TEXT NOT NULL DEFAULT ''",),
     # The preset of the chat (`presets.Preset`) as it was when it was chosen, as JSON.
     ("ALTER TABLE chats ADD COLUMN preset TEXT",),
+    # Texts sent with a message (`records.Attachment`), as JSON.
+    ("ALTER TABLE messages ADD COLUMN attachments TEXT",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {

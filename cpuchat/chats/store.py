@@ -19,6 +19,7 @@ from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
     AnswerSettings,
+    Attachment,
     Chat,
     Deleted,
     SearchHit,
@@ -236,6 +237,7 @@ class ChatStore(Database):
         stop_reason: str | None = None,
         timings: Timings | None = None,
         settings: AnswerSettings | None = None,
+        attachments: tuple[Attachment, ...] = (),
     ) -> StoredMessage:
         """Add a message, and open its branch.
 
@@ -266,6 +268,7 @@ class ChatStore(Database):
                 stop_reason=stop_reason,
                 timings=timings,
                 settings=settings,
+                attachments=attachments,
                 created=now,
             )
             id = self._insert_message(added)

@@ -32,6 +32,7 @@ from cpuchat.errors import CpuchatError, Interrupted, UsageError
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from collections.abc import AsyncGenerator
 
+    from cpuchat.chats.records import Attachment
     from cpuchat.cli.aloud import Aloud
     from cpuchat.cli.answer_form import AnswerForm
     from cpuchat.cli.session import Answer, Session, Sink
@@ -49,6 +50,7 @@ Examples:
   cpuchat ask "Why is decoding slower than reading the prompt?"
   cpuchat ask --model ~/models/qwen.gguf --temperature 0 "Name a prime number"
   git diff | cpuchat ask "Write a commit message for this:"
+  cpuchat ask --file src/main.py:10-80 --file notes.md "What does this do?"
   cpuchat ask --server http://127.0.0.1:8080 "Hello"
   cpuchat ask --preset review "$(git diff)"
   cpuchat ask --speak "Tell me a short story"
@@ -73,6 +75,13 @@ reached, 22 API key refused, 23 speech failed, 24 the answer does not match the 
     server_option(),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
     preset_option(),
+    click.option(
+        "--file",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
+    ),
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
     ),
@@ -110,6 +119,7 @@ def ask(
     model: str | None,
     server: str | None,
     system: str | None,
+    files: tuple[str, ...],
     raw: bool,
     stop: tuple[str, ...],
     json_schema: str | None,
@@ -125,18 +135,20 @@ def ask(
     """Ask one question and print the answer as it is written.
 
     QUESTION may also come from standard input; if both are given, standard input is appended to the question.
+    Files are sent before it.
     """
     import asyncio
 
     base, model = with_preset(values["chat__preset"], model, server)
     served, chosen = server_model(server, model, values), overridden(values, base)
     strict = values["speculation__draft_model"] is not None
-    _check(model, system, raw, stop)
+    _check(model, system, files, raw, stop)
     if json_schema is not None and (speak or speak_output is not None):
         raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
     form = _form(json_schema, grammar, stop)
     if system is not None:
         chosen.chat.system_prompt = system
+    attachments = _attachments(files)
     chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
@@ -161,22 +173,33 @@ def ask(
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
-            events = _events(session, _raw_request(prompt, stop, session.conversation.in_effect, form), raw)
+            request = _raw_request(prompt, stop, session.conversation.in_effect, form)
+            events = _events(session, request, attachments, raw)
             return await _print_answer(session, events, info, terminal, form, aloud, as_json=as_json)
 
     return asyncio.run(run())
 
 
-def _check(model: str | None, system: str | None, raw: bool, stop: tuple[str, ...]) -> None:
+def _check(model: str | None, system: str | None, files: tuple[str, ...], raw: bool, stop: tuple[str, ...]) -> None:
     if raw and system:
         raise UsageError(
             "--system cannot be used with --raw, which skips the chat template.",
             "Put the text at the start of the prompt.",
         )
+    if raw and files:
+        raise UsageError("--file cannot be used with --raw, which sends the prompt as it is.", "Pipe the file in.")
     if not all(stop):
         raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
     for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
         _require_text(text, name)
+
+
+def _attachments(files: tuple[str, ...]) -> tuple[Attachment, ...]:
+    if not files:
+        return ()
+    from cpuchat.attachments import read_file
+
+    return tuple(read_file(name, Path.cwd()) for name in files)
 
 
 def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...]) -> AnswerForm | None:
@@ -255,11 +278,17 @@ def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: Ans
     )
 
 
-def _events(session: Session, request: Generate, raw: bool) -> AsyncGenerator[AnyEvent, None]:
+def _events(
+    session: Session, request: Generate, attachments: tuple[Attachment, ...], raw: bool
+) -> AsyncGenerator[AnyEvent, None]:
     if raw:
         return session.conversation.generate_detached(request)
     return session.conversation.send(
-        request.prompt or "", stop=request.stop, grammar=request.grammar, json_schema=request.json_schema
+        request.prompt or "",
+        attach=lambda: attachments,
+        stop=request.stop,
+        grammar=request.grammar,
+        json_schema=request.json_schema,
     )
 
 
@@ -301,6 +330,7 @@ async def _aloud(
     stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None, terminal: Terminal
 ) -> Aloud:
     """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
+    from cpuchat.chats.records import Attachment
     from cpuchat.cli.aloud import Aloud
 
     aloud = await stack.enter_async_context(Aloud(chosen.speech, output, terminal))

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
+from cpuchat.chats.records import AnswerSettings, Attachment, Chat, StoredMessage
 from cpuchat.chats.tree import Tree
 from cpuchat.presets import Preset
 from cpuchat.protocol import Role
@@ -35,6 +35,7 @@ class PortableMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     stop_reason: str | None = None
     timings: Timings | None = None
     settings: AnswerSettings | None = None
+    attachments: tuple[Attachment, ...] = ()
     created: float = 0.0
 
 

@@ -1,0 +1,256 @@
+"""Reads what a message names with @: files, ranges of their lines, folders as listings.
+
+Nothing is read that was not named: a folder gives the names in it, links in it are not followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from cpuchat.chats.records import Attachment, storable
+from cpuchat.errors import UsageError
+from cpuchat.paths import expanded
+from cpuchat.telemetry.units import plural, size
+from cpuchat.text import clean_line, is_safe
+
+MOST_BYTES = 4_000_000
+"""Of one attachment."""
+PASTED_LINES = 40
+"""A pasted text with more lines than this becomes an attachment."""
+_CHARACTERS_PER_TOKEN = 3.5  # English and code; for a figure that is shown as an estimate
+_LISTED = 500  # names of a folder
+_SCANNED = 20_000
+_OFFERED = 50  # completions
+_CHUNK = 1 << 16
+_PUNCTUATION = ".,;:!?)]}'\""
+_NAMED = re.compile(r'\[Pasted text \d+: [\d,]+ lines\]|(?<!\S)@(?:"[^"\n]+"(?::\d+(?:-\d*)?)?|[^\s"]\S*)')
+_UNFINISHED = re.compile(r'(?<!\S)@("[^"\n]*|[^\s"]*)\Z')
+_RANGE = re.compile(r"(?P<path>.+):(?P<first>\d{1,15})(?P<dash>-)?(?P<last>\d{1,15})?", re.DOTALL)
+_IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
+_IMAGE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
+
+
+def attach(
+    text: str, folder: Path, held: Mapping[str, Attachment] | None = None, known: Collection[str] = ()
+) -> tuple[Attachment, ...]:
+    """Read what `text` names, in order, each once.
+
+    A name after @ is a file or folder, from `folder` on; `:10-80`, `:10-` or `:10` after it takes these lines alone.
+    One that does not exist is text, unless the folder that it is in does.
+
+    Args:
+        held: by mark, what is taken as it is: pasted texts, and the files of a message that is edited.
+        known: marks that named a file before: it must still be there.
+
+    Raises:
+        UsageError: a file is missing, cannot be read, is too large or no text.
+    """
+    held, found = held or {}, dict[str, Attachment]()
+    for match in _NAMED.finditer(text):
+        for mark in dict.fromkeys((match[0], match[0].rstrip(_PUNCTUATION))):  # a sentence may end with it
+            if mark not in found and (attachment := held.get(mark) or _named(mark, folder)) is not None:
+                found[mark] = attachment
+            if mark in found:
+                break
+        else:
+            _require_no_path(match[0].rstrip(_PUNCTUATION), folder, match[0] in known)
+    return tuple(found.values())
+
+
+def read_file(name: str, folder: Path, mark: str = "") -> Attachment:
+    """Read the file or folder `name`, from `folder` on, which a range of lines may follow. Raises UsageError."""
+    path, first, last = _located(name, folder)
+    try:
+        if path.is_dir():
+            text, title = _listing(path), f"{name}, a folder"
+        elif first:
+            text, title = _lines(path, name, first, last)
+        else:
+            text, title = _whole(path, name), name
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Cannot read {clean_line(name)}: {reason}.", "Nothing was sent.") from None
+    return Attachment(mark=storable(mark), title=storable(clean_line(title)), text=text)
+
+
+def pasted(text: str, number: int) -> Attachment:
+    """Return pasted text as an attachment; its mark is what stands in the prompt."""
+    text = storable(text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = f"{text.count(chr(10)) + (not text.endswith(chr(10))):,} lines"
+    return Attachment(mark=f"[Pasted text {number}: {lines}]", title=f"Pasted text {number}", text=text)
+
+
+def is_pasted(attachment: Attachment) -> bool:
+    return attachment.mark.startswith("[")
+
+
+def estimated_tokens(text: str) -> int:
+    """Return about how many tokens a text has."""
+    return round(len(text) / _CHARACTERS_PER_TOKEN)
+
+
+def unfinished(before: str) -> str | None:
+    """Return the mark being typed at the end of `before`, the text up to the cursor; None: there is none."""
+    found = _UNFINISHED.search(before)
+    return found and found[0]
+
+
+def completions(mark: str, folder: Path) -> list[str]:
+    """Return marks of the paths that begin as `mark` does, else that hold its last part; folders end with a slash.
+
+    Names that begin with a dot are found when `mark` has it, names that cannot be typed not at all.
+    """
+    head, slash, part = mark[1:].removeprefix('"').rpartition("/")
+    start, hidden, part = head + slash, part.startswith("."), part.lower()
+    try:
+        names = [name for name, _ in _scanned(folder / expanded(start)) if is_safe([name]) and name.isprintable()]
+    except (OSError, ValueError):
+        return []
+    names = [name for name in names if (hidden or not name.startswith(".")) and '"' not in name]
+    matching = [name for name in names if name.lower().startswith(part)]
+    matching = matching or [name for name in names if part in name.lower()]
+    return [_mark(start + name) for name in matching[:_OFFERED]]
+
+
+def _mark(name: str) -> str:
+    if " " not in name:
+        return f"@{name}"
+    return f'@"{name}' if name.endswith("/") else f'@"{name}"'  # a folder goes on
+
+
+def _named(mark: str, folder: Path) -> Attachment | None:
+    """Read what a mark names; None when there is no such file."""
+    name = _name(mark)
+    if not name or not os.path.lexists(_located(name, folder)[0]):
+        return None
+    return read_file(name, folder, mark)
+
+
+def _name(mark: str) -> str:
+    """Return the path, and its range, without what marks them."""
+    return mark[1:].replace('"', "") if mark.startswith("@") else ""
+
+
+def _located(name: str, folder: Path) -> tuple[Path, int, int | None]:
+    """Return the path, the first line (0: the whole file) and the last (None: the end)."""
+    path = folder / expanded(name)
+    found = _RANGE.fullmatch(name)
+    if found is None or os.path.lexists(path):
+        return path, 0, None
+    first, path = int(found["first"]), folder / expanded(found["path"])
+    if found["last"]:
+        return path, max(1, first), int(found["last"])
+    return path, max(1, first), None if found["dash"] else max(1, first)
+
+
+def _require_no_path(mark: str, folder: Path, known: bool) -> None:
+    """Raise UsageError for a mark that names a file, which is not there; any other is text."""
+    name = _name(mark)
+    path = _located(name, folder)[0]
+    if known or ("/" in name.rstrip("/") and os.path.isdir(path.parent)):  # noqa: PTH112 (never raises)
+        raise UsageError(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
+
+
+def _opened(path: Path) -> BinaryIO:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its other end
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(0, "not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _whole(path: Path, name: str) -> str:
+    with _opened(path) as stream:
+        data = stream.read(MOST_BYTES + 1)
+        text_size = max(len(data), os.fstat(stream.fileno()).st_size)
+    _refuse_binary(data, name)
+    if len(data) > MOST_BYTES:
+        raise _too_large(f"{clean_line(name)} has {size(text_size)}", name)
+    return _decoded(data, name)
+
+
+def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, str]:
+    """Return these lines of a file, and a title that names them. What is before them is not kept in memory."""
+    kept, n_bytes, number, ended = list[bytes](), 0, 1, True
+    with _opened(path) as stream:
+        _refuse_binary(stream.read(_CHUNK), name)
+        stream.seek(0)
+        while (last is None or number <= last) and (part := stream.readline(_CHUNK)):
+            if number >= first:
+                kept.append(part)
+                n_bytes += len(part)
+                if n_bytes > MOST_BYTES:
+                    raise _too_large(f"These lines of {clean_line(name)} have over {size(MOST_BYTES)}", name)
+            ended = part.endswith(b"\n")
+            number += ended
+    if not kept:
+        n_lines = number - ended
+        fault = f"it has {plural(n_lines, 'line')}" if last is None or last >= first else "the last is before the first"
+        raise UsageError(f"No such lines: {clean_line(name)}; {fault}.", "Name others; nothing was sent.")
+    data = b"".join(kept)
+    until = number - ended
+    file = name[: name.rindex(":")]
+    return _decoded(data, name), f"{file}, line {first}" if until == first else f"{file}, lines {first}-{until}"
+
+
+def _decoded(data: bytes, name: str) -> str:
+    if b"\0" in data:
+        raise _no_text(name, "a binary file", "Only text can be attached; nothing was sent.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"not valid UTF-8 text (byte {error.start + 1})"
+        raise _no_text(name, what, "Convert it, for example with iconv; nothing was sent.") from None
+
+
+def _refuse_binary(data: bytes, name: str) -> None:
+    """Raise UsageError for a file whose beginning tells that it is no text."""
+    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    if data.startswith(_IMAGES) or is_webp or (data[4:8] == b"ftyp" and data[8:12] in _IMAGE_BRANDS):
+        raise _no_text(name, "an image", "Only text can be sent to this model; nothing was sent.")
+    if data.startswith(b"%PDF-"):
+        raise _no_text(name, "a PDF", "Convert it, for example with pdftotext; nothing was sent.")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _no_text(name, "UTF-16 text", "Convert it to UTF-8, for example with iconv; nothing was sent.")
+    if b"\0" in data:
+        raise _no_text(name, "a binary file", "Only text can be attached; nothing was sent.")
+
+
+def _no_text(name: str, what: str, hint: str) -> UsageError:
+    return UsageError(f"{clean_line(name)} is {what}.", hint)
+
+
+def _too_large(found: str, name: str) -> UsageError:
+    file = clean_line(name.rpartition(":")[0] if _RANGE.fullmatch(name) else name)
+    return UsageError(f"{found}; at most {size(MOST_BYTES)} can be attached.", f"Name fewer lines: @{file}:1-200.")
+
+
+def _listing(path: Path) -> str:
+    """Return the names in a folder, a line each, with the sizes of files."""
+    lines = [name if n_bytes is None else f"{name}  {size(n_bytes)}" for name, n_bytes in _scanned(path)]
+    more = [f"… and {len(lines) - _LISTED:,} more"] if len(lines) > _LISTED else []
+    return storable("\n".join([*map(clean_line, lines[:_LISTED]), *more]) or "(empty)")
+
+
+def _scanned(path: Path) -> list[tuple[str, int | None]]:
+    """Return the names in a folder, folders first with a slash, and the sizes of files. Raises OSError."""
+    with os.scandir(path) as entries:
+        found = sorted(_entries(islice(entries, _SCANNED)), key=lambda one: (one[1] is not None, one[0].lower()))
+    return found
+
+
+def _entries(entries: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, int | None]]:
+    for entry in entries:
+        try:
+            if entry.is_dir():
+                yield f"{entry.name}/", None
+            else:
+                yield entry.name, entry.stat(follow_symlinks=False).st_size
+        except OSError:  # it has just vanished
+            continue
