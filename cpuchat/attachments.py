@@ -63,6 +63,11 @@ def attach(
     return tuple(found.values())
 
 
+def named(text: str) -> list[str]:
+    """Return the marks in `text` that may stand for attachments."""
+    return [match[0] for match in _NAMED.finditer(text)]
+
+
 def read_file(name: str, folder: Path, mark: str = "") -> Attachment:
     """Read the file or folder `name`, from `folder` on, which a range of lines may follow. Raises UsageError."""
     path, first, last = _located(name, folder)

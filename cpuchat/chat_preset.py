@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from cpuchat.chats.attached import Attach
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import StoredMessage
 from cpuchat.presets import Preset, find_preset
@@ -61,7 +62,9 @@ class ChatPreset:
         if self._history.chat is None and self._chosen is None and (name := self.of_new_chats()):
             self._chosen = (await asyncio.to_thread(find_preset, name),)
 
-    async def add_question(self, text: str, model: str, settings: Settings) -> list[StoredMessage]:
+    async def add_question(
+        self, text: str, model: str, settings: Settings, attach: Attach | None = None
+    ) -> list[StoredMessage]:
         """Add a user message as `ChatHistory.add_question`; a chat that begins with it has the preset.
 
         Raises:
@@ -69,4 +72,4 @@ class ChatPreset:
         """
         await self.find()
         prompt = self.applied_to(settings).chat.system_prompt
-        return await self._history.add_question(text, model, system_prompt=prompt, preset=self.current)
+        return await self._history.add_question(text, model, attach, system_prompt=prompt, preset=self.current)

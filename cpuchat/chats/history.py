@@ -330,6 +330,11 @@ class ChatHistory:
         """Return the current state of the answer begun last."""
         return self._shown[-1]
 
+    @property
+    def question(self) -> StoredMessage | None:
+        """Return the question of the answer begun last."""
+        return self._shown[-2] if len(self._shown) > 1 else None
+
     async def end_answer(self) -> None:
         """Save the answer; one without a `stop_reason` was cancelled."""
         if self.answer.stop_reason is None:

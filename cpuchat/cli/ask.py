@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from cpuchat.cli.options import (
     stacked,
     with_preset,
 )
+from cpuchat.cli.question import attached, compose, require_text, standard_input
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
@@ -42,8 +41,6 @@ if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--h
     from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
 
-INPUT_LIMIT = 32 << 20
-_PATIENCE_SECONDS = 3.0
 
 _EPILOG = """\b
 Examples:
@@ -148,7 +145,7 @@ def ask(
     form = _form(json_schema, grammar, stop)
     if system is not None:
         chosen.chat.system_prompt = system
-    attachments = _attachments(files)
+    attachments = attached(files)
     chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
@@ -191,15 +188,7 @@ def _check(model: str | None, system: str | None, files: tuple[str, ...], raw: b
     if not all(stop):
         raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
     for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
-        _require_text(text, name)
-
-
-def _attachments(files: tuple[str, ...]) -> tuple[Attachment, ...]:
-    if not files:
-        return ()
-    from cpuchat.attachments import read_file
-
-    return tuple(read_file(name, Path.cwd()) for name in files)
+        require_text(text, name)
 
 
 def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...]) -> AnswerForm | None:
@@ -208,60 +197,6 @@ def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...]) -
     from cpuchat.cli.answer_form import AnswerForm
 
     return AnswerForm.read(json_schema, grammar, stop)
-
-
-def compose(question: str, material: str, *, raw: bool) -> str:
-    """Return the prompt: the question, a blank line, the text from standard input; either may be missing.
-
-    A raw prompt is continued to the letter, so only the line feed that `echo` adds is taken off.
-
-    Raises:
-        UsageError: there is nothing, or no valid text.
-    """
-    _require_text(question, "The question")
-    if raw:
-        material = material.removesuffix("\n").removesuffix("\r")
-        parts = [part for part in (question, material) if part]
-    else:
-        parts = [part for part in (question.strip(), material.strip("\r\n").rstrip()) if part]
-    prompt = "\n\n".join(parts)
-    if not prompt.strip() and not (raw and prompt):
-        raise UsageError("No question given.", 'Give one, such as "Why is the sky blue?", or pipe it in.')
-    return prompt
-
-
-def _require_text(text: str, what: str) -> None:
-    """Check that an argument is valid UTF-8: the shell passes any bytes, but only valid text can be tokenized."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
-
-
-def standard_input(quiet: bool) -> str:
-    """Return the text piped in; empty when standard input is a terminal, closed or empty.
-
-    Raises:
-        UsageError: more than `INPUT_LIMIT` bytes, or not UTF-8.
-    """
-    stream = sys.stdin
-    if stream is None or stream.closed or stream.isatty():
-        return ""
-    try:
-        ready, _, _ = select.select([stream], [], [], _PATIENCE_SECONDS)
-        if not ready and not quiet and sys.stderr is not None:
-            print("cpuchat: waiting for standard input (to use none: < /dev/null)", file=sys.stderr)
-        data = stream.buffer.read(INPUT_LIMIT + 1)
-    except OSError as error:
-        raise UsageError(f"Cannot read standard input: {error.strerror}.") from None
-    if len(data) > INPUT_LIMIT:
-        raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Shorten it.")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"Standard input is not valid UTF-8 text (byte {error.start + 1}).", "Convert it, for example with iconv."
-        ) from None
 
 
 def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: AnswerForm | None) -> Generate:

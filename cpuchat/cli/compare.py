@@ -68,7 +68,7 @@ def compare(
 
     PROMPT may also come from standard input. Without one, the app opens on the comparison.
     """
-    from cpuchat.cli.ask import compose, standard_input
+    from cpuchat.cli.question import compose, standard_input
     from cpuchat.cli.terminal import Terminal
     from cpuchat.compare.side import parse_side
     from cpuchat.models.library.library import Library

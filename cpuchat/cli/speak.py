@@ -85,7 +85,7 @@ def _file(text: tuple[str, ...]) -> Path | None:
 def _content(text: tuple[str, ...], quiet: bool) -> str:
     """Return what is to be read. Raises UsageError: nothing, or a file that is not text."""
     from cpuchat import paths
-    from cpuchat.cli.ask import standard_input
+    from cpuchat.cli.question import standard_input
 
     if (file := _file(text)) is not None:
         try:

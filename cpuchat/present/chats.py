@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpuchat.chats.records import Chat
+from cpuchat.chats.attached import fenced
+from cpuchat.chats.records import Attachment, Chat
 from cpuchat.chats.transfer.importing import Imported
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
 from cpuchat.present.answers import summary
@@ -37,7 +39,9 @@ def document(chats: Sequence[PortableChat], file: Path) -> bytes:
 
 
 def markdown(chat: PortableChat) -> str:
-    """Return the open branch of a chat as a document; figures under the answers, reasoning as a quote before them."""
+    """Return the open branch of a chat as a document: figures under the answers, reasoning as a quote before them,
+    attachments folded before their messages.
+    """
     messages = chat.branch
     facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
     parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]
@@ -60,10 +64,17 @@ def _message(message: PortableMessage, siblings: list[int]) -> list[str]:
     parts = [
         f"## {speaker}{place}",
         "\n".join(f"> {line}".rstrip() for line in reasoning.splitlines()),
+        *map(_attachment, message.attachments),
         clean(message.content).strip("\n"),
         f"*{clean_line(note)}*" if note else "",
     ]
     return [part for part in parts if part]
+
+
+def _attachment(attachment: Attachment) -> str:
+    """Return an attachment folded, as Markdown viewers show it."""
+    title = html.escape(clean_line(attachment.title), quote=False)
+    return f"<details><summary>{title}</summary>\n\n{fenced(clean(attachment.text))}\n\n</details>"
 
 
 def imported(done: Imported, source: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.cli.ask import compose
+from cpuchat.cli.question import compose
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from textual.content import Content
 
+from cpuchat.attachments import PASTED_LINES, is_pasted, pasted
+from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.text import clean_line
 from cpuchat.tui.widgets.prompt import Prompt
 
@@ -19,13 +23,26 @@ class Composer:
         self._edits_last = True
         self._edits_summary = False
         self._before_editing = ""
-        self._drafts: dict[str | None, str] = {}  # by chat id
+        self._drafts: dict[str | None, tuple[str, dict[str, Attachment]]] = {}  # by chat id
+        self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
+        self._resent: dict[str, Attachment] = {}  # of the message that is being edited, by mark
+        self._taken: tuple[int | None, dict[str, Attachment]] = (None, {})
+        self.attached = ""
+        """What would be sent with the message, or why it cannot be."""
+        prompt.fold = self.fold
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
 
     @property
     def unsent(self) -> str:
-        """Return text that was not sent, the queued message first."""
+        """Return text that was not sent, the queued message first, with pasted texts in full."""
+        text = self._unsent
+        for mark, attachment in self._pasted.items():
+            text = text.replace(mark, attachment.text)
+        return text
+
+    @property
+    def _unsent(self) -> str:
         return "\n".join(filter(None, (self.queued, self._prompt.text)))
 
     def show_titles(self, busy: bool, loading: bool, preset: str) -> None:
@@ -41,6 +58,8 @@ class Composer:
             keys = "Enter queues it until the model is ready" if loading else "Esc stops the answer"
         else:
             keys = "Enter sends · Ctrl+J new line"
+        if self.attached and not self.queued:
+            title = Content(f"{title} · {self.attached}")
         self._prompt.border_title, self._prompt.border_subtitle = title, keys
         self._prompt.set_class(self.editing is not None, "-editing")
         self._prompt.set_class(bool(self.queued), "-queued")
@@ -58,21 +77,22 @@ class Composer:
     def unqueue(self) -> None:
         """Put the queued message back into the prompt, before what was typed since."""
         if self.queued:
-            self._prompt.put(self.unsent)
+            self._prompt.put(self._unsent)
             self.queued = ""
 
-    def edit(self, text: str, message_id: int, last: bool, summary: bool = False) -> None:
-        """Edit a sent message, or a summary."""
+    def edit(self, message: StoredMessage, last: bool) -> None:
+        """Edit a sent message, with the attachments that it has, or a summary."""
         if self.editing is None:
             self._before_editing = self._prompt.text
-        self.editing, self._edits_last, self._edits_summary = message_id, last, summary
-        self._prompt.put(text)
+        self.editing, self._edits_last, self._edits_summary = message.id, last, message.is_summary
+        self._resent = {attachment.mark: attachment for attachment in message.attachments}
+        self._prompt.put(message.content)
         self._prompt.focus()
 
     def cancel_editing(self) -> None:
         """Restore what was in the prompt before."""
         if self.editing is not None:
-            self.editing = None
+            self.editing, self._resent = None, {}
             self._prompt.put(self._before_editing)
 
     def switch_branch(self, sent: list[str]) -> None:
@@ -80,9 +100,41 @@ class Composer:
         self.cancel_editing()  # of a message that may not be on this branch
         self._prompt.begin_chat(sent, self._prompt.draft)
 
-    def switch_chat(self, chat_id: str | None, sent: list[str]) -> None:
-        """Switch to another chat, whose sent messages ↑ brings back; each chat keeps its draft."""
-        self._drafts[self.chat_id] = self._before_editing if self.editing is not None else self._prompt.draft
-        self.chat_id, self.editing = chat_id, None
-        self._prompt.begin_chat(sent, self._drafts.pop(chat_id, ""))
+    def switch_chat(self, chat_id: str | None, sent: list[str], attachments: Iterable[Attachment]) -> None:
+        """Switch to another chat; ↑ brings back what was sent, with these attachments. Each chat keeps its draft."""
+        draft = self._before_editing if self.editing is not None else self._prompt.draft
+        self._drafts[self.chat_id] = draft, self._pasted
+        self.chat_id, self.editing, self._resent = chat_id, None, {}
+        draft, unsent = self._drafts.pop(chat_id, ("", {}))
+        self._pasted = {attachment.mark: attachment for attachment in attachments if is_pasted(attachment)} | unsent
+        self._prompt.begin_chat(sent, draft)
         self._prompt.focus()
+
+    # Attachments
+
+    @property
+    def held(self) -> dict[str, Attachment]:
+        """Return the attachments that marks in the prompt stand for, beside files that are still to be read."""
+        return self._pasted | self._resent
+
+    def fold(self, text: str) -> str:
+        """Return what is inserted for a pasted text: for a long one its mark."""
+        if len(text.splitlines()) <= PASTED_LINES:
+            return text
+        number = 1
+        while any(mark.startswith(f"[Pasted text {number}:") for mark in self.held):
+            number += 1
+        attachment = pasted(text, number)
+        self._pasted[attachment.mark] = attachment
+        return attachment.mark
+
+    def take(self) -> tuple[int | None, dict[str, Attachment]]:
+        """Return the id of the message that is being edited, if any, and what is `held`; the edit ends."""
+        held, self._taken = self.held, (self.editing, self._resent)
+        self.editing, self._resent = None, {}
+        return self._taken[0], held
+
+    def put_back(self, text: str) -> None:
+        """Put a message that was not sent back into the prompt, as it was taken."""
+        self._prompt.put(text)
+        self.editing, self._resent = self._taken

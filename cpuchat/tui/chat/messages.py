@@ -16,6 +16,11 @@ def sent_message(text: str) -> TranscriptMessage:
     return TranscriptMessage(role="user", title="You", content=text)
 
 
+def attached(message: StoredMessage) -> tuple[tuple[str, str], ...]:
+    """Return the titles and texts of what was sent with a message."""
+    return tuple((attachment.title, attachment.text) for attachment in message.attachments)
+
+
 def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessage]:
     """Return the last question, and the answer to it if there is one."""
     answered = bool(messages) and messages[-1].role == "assistant"
@@ -27,7 +32,8 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
     siblings = tree.siblings(message.id)
     place = f"{siblings.index(message.id) + 1}/{len(siblings)}" if len(siblings) > 1 else ""
     if message.role == "user":
-        return replace(sent_message(message.content), id=message.id, place=place)
+        sent = sent_message(message.content)
+        return replace(sent, id=message.id, place=place, attachments=attached(message))
     return TranscriptMessage(
         role=message.role,
         title="Summary of what comes before" if message.is_summary else message.model or "Answer",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import ClassVar
 
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Footer
+from textual.widgets import Footer, TextArea
 
 from cpuchat.chats.records import storable
 from cpuchat.chats.search import Matcher
@@ -18,13 +18,14 @@ from cpuchat.servers import ServerModel, Source
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.answering import Answering
+from cpuchat.tui.chat.attaching import Attaching, Paths
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.commands import chat_provider, model_provider
 from cpuchat.tui.chat.compacting import COMMAND
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.live_figures import LiveFigures
-from cpuchat.tui.chat.messages import sent_message, stored_message
+from cpuchat.tui.chat.messages import attached, sent_message, stored_message
 from cpuchat.tui.chat.panes import PanesScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
@@ -73,6 +74,7 @@ class ChatScreen(PanesScreen):
                     yield WelcomePane(self.services)
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
+                yield Paths()
                 yield Prompt(self.submit, id="prompt")
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
@@ -93,8 +95,12 @@ class ChatScreen(PanesScreen):
             on_start=self._started, on_idle=self._show_idle, on_model=self._model_ready,
         )  # fmt: skip
         self._clipboard = Clipboard(self.app, self._transcript, self.tell)
+        self._attaching = Attaching(
+            self._prompt, self.query_one(Paths), self._composer,
+            lambda: self.conversation.model.n_ctx if self.conversation.model else 0, self._show_prompt_title,
+        )  # fmt: skip
         self.conversation.on_save_problem = self.show_save_problem
-        self._apply_ui_settings()
+        self.apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
         self.show_chat()
@@ -207,15 +213,15 @@ class ChatScreen(PanesScreen):
 
     def _send(self, text: str) -> None:
         self._clipboard.start_over()
-        editing, self._composer.editing = self._composer.editing, None
+        editing, attach = self._attaching.take(text)
         if editing is not None and self.is_summary(editing):
             self.save_summary(editing, text)
             return
         if editing is not None:
             self._show_messages(self.question_index(editing))
-            stream = lambda: self.conversation.edit(text, editing)  # noqa: E731
+            stream = lambda: self.conversation.edit(text, editing, attach)  # noqa: E731
         else:
-            stream = lambda: self.conversation.send(text)  # noqa: E731
+            stream = lambda: self.conversation.send(text, attach=attach)  # noqa: E731
         self._transcript.add_message(sent_message(text))
         self._show_welcome()
         self._stream.run(self._answer(stream, text, editing))
@@ -229,10 +235,11 @@ class ChatScreen(PanesScreen):
     ) -> None:
         """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
         self.refresh_bindings()
+        before = self.conversation.history.question
         last = await self._answering.answer(stream, replaces=editing is not None or not text)
-        if text and storable(text) != self.last_sent() and not self._prompt.text:
-            self._prompt.put(text)
-            self._composer.editing = editing
+        not_begun = editing is None and self.conversation.history.question is before
+        if text and (not_begun or storable(text) != self.last_sent()) and not self._prompt.text:
+            self._composer.put_back(text)
         if isinstance(last, Failed) and last.code == "context_full" and self.conversation.kept_all:
             self._full = last
         elif isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
@@ -243,6 +250,11 @@ class ChatScreen(PanesScreen):
         self._show_messages()
         await self._answer(self.conversation.regenerate)
 
+    @on(TextArea.Changed, "#prompt")
+    def _prompt_changed(self) -> None:
+        if hasattr(self, "_attaching"):
+            self._attaching.changed()
+
     def _unqueue(self) -> None:
         self._composer.unqueue()
         self._show_prompt_title()
@@ -250,6 +262,8 @@ class ChatScreen(PanesScreen):
     def _begun(self) -> None:
         """Update title and list: with the first event, a new chat has its id and title."""
         self._composer.chat_id = self.chat_id
+        if self._stream.writing and (question := self.conversation.history.question) is not None:
+            self._transcript.show_attachments(attached(question))
         self.show_chat_title()
         self.list_chats()
 
@@ -259,7 +273,8 @@ class ChatScreen(PanesScreen):
         if self._composer.queued and self.chat_id != self._composer.chat_id:
             self._composer.unqueue()  # it belongs to the chat that was open
             self.tell("Message not sent; it is in the prompt of its chat.")
-        self._composer.switch_chat(self.chat_id, self.questions())
+        sent_with = [attachment for message in self.conversation.messages for attachment in message.attachments]
+        self._composer.switch_chat(self.chat_id, self.questions(), sent_with)
         self.remove_class("-chats-over")
         self._show_messages(top=message_id, matcher=matcher)
         self._show_welcome()
@@ -337,7 +352,7 @@ class ChatScreen(PanesScreen):
         if self.refuse_while_writing("edit a message"):
             return
         if (summary := self.selected_summary) is not None:
-            self._composer.edit(summary.content, summary.id, last=False, summary=True)
+            self._composer.edit(summary, last=False)
             self._show_prompt_title()
             self.refresh_bindings()
             return
@@ -345,7 +360,7 @@ class ChatScreen(PanesScreen):
             self.tell("No message to edit yet.")
             return
         message = self.conversation.messages[at]
-        self._composer.edit(message.content, message.id, last=at == self.question_index())
+        self._composer.edit(message, last=at == self.question_index())
         self._show_prompt_title()
         self.refresh_bindings()
 

@@ -83,15 +83,27 @@ class ChatTranscript(Transcript):
         super().begin_answer(title, drafted)
 
     def identify(self, message: TranscriptMessage) -> None:
-        """Give the last message of this role its id and its place among its siblings, unless an answer is open."""
+        """Give the last message of this role its id, its place among its siblings and its attachments, unless an answer
+        is open.
+        """
         if self._entries.open_answer() is not None:
             return
         for entry in reversed(self._entries):
             if entry.message.role == message.role and entry.open is None:
-                known, entry.message = entry.message, replace(entry.message, id=message.id, place=message.place)
-                if known.place != message.place:
+                known = entry.message
+                entry.message = replace(
+                    known, id=message.id, place=message.place, attachments=message.attachments
+                )
+                if (known.place, known.attachments) != (message.place, message.attachments):
                     self._show_whole(entry)
                 return
+
+    def show_attachments(self, attachments: tuple[tuple[str, str], ...]) -> None:
+        """Show what was sent with the user's last message."""
+        entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
+        if entry is not None and entry.message.attachments != attachments:
+            entry.message = replace(entry.message, attachments=attachments)
+            self._show_whole(entry)
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)

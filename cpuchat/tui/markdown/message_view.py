@@ -20,6 +20,8 @@ from cpuchat.tui.markdown.streaming import Stream
 GUTTER = 2  # cells; the marker of the selected message stands here
 LONGEST_LINE = 100  # cells; in a wider view the text is centered
 LIVE_REASONING = 3  # rows
+UNFOLDED_LINES = 200  # of an attachment; all of it may be megabytes
+UNFOLDED_CHARACTERS = 20_000
 CURSOR = "▍"
 
 
@@ -30,7 +32,7 @@ class TranscriptMessage:
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
     of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
     question: words that differ from it are marked. `id` is that of the stored message, `place` the one among its
-    siblings ("2/3").
+    siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they are cleaned when shown.
     """
 
     role: Literal["user", "assistant", "system", "notice"]
@@ -42,6 +44,7 @@ class TranscriptMessage:
     other: str | None = None
     id: int = 0
     place: str = ""
+    attachments: tuple[tuple[str, str], ...] = ()
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -89,6 +92,7 @@ def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
 def message_parts(message: TranscriptMessage, view: View) -> tuple[list[Line], range]:
     """Render as `message_lines`; returns the lines, and which of them are the content."""
     rows = title_rows(message, view) + fold_rows(message.reasoning, view)
+    rows += [row for attachment in message.attachments for row in attachment_rows(*attachment, view)]
     start = len(rows)
     palette = view.palette
     if message.spans and view.color_drafts:
@@ -141,6 +145,21 @@ def fold_rows(reasoning: str, view: View) -> list[Row]:
     if not view.show_reasoning:
         return [head]
     return [head, *_reasoning_rows(reasoning, view), Row()]
+
+
+def attachment_rows(title: str, text: str, view: View) -> list[Row]:
+    """Render an attachment: one line, or its beginning too when unfolded."""
+    n_lines = text.count("\n") + (not text.endswith("\n"))
+    sign = "▾" if view.show_reasoning else "▸"
+    head = Row([(f"{sign} {clean_line(title)} · {plural(n_lines, 'line')} (F7)", view.palette.dim)])
+    if not view.show_reasoning:
+        return wrap(head, view.text_width)
+    shown = "\n".join(text[:UNFOLDED_CHARACTERS].split("\n", UNFOLDED_LINES)[:UNFOLDED_LINES])
+    rows = [*wrap(head, view.text_width), *_reasoning_rows(clean(shown), view)]
+    if len(shown) < len(text.rstrip("\n")):
+        rest = n_lines - shown.count("\n") - 1
+        rows.append(Row([("│ ", view.palette.rule), (f"… {plural(rest, 'more line')}" if rest else "…", view.palette.dim)]))
+    return [*rows, Row()]
 
 
 def _reasoning_rows(reasoning: str, view: View) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from textual import events
 from textual.binding import BindingType
@@ -12,6 +12,16 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from cpuchat.tui import keys
+
+
+class Completer(Protocol):
+    """Offers completions of what is being typed. Each method returns False when there are none."""
+
+    def accept(self) -> bool: ...
+
+    def move(self, step: int) -> bool: ...
+
+    def close(self) -> bool: ...
 
 
 class Prompt(TextArea):
@@ -39,10 +49,29 @@ class Prompt(TextArea):
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
         """Typed by their numbers into an empty prompt."""
+        self.completer: Completer | None = None
+        self.fold: Callable[[str], str] = lambda text: text
+        """Returns what is inserted for a pasted text."""
         self._steady = False
         self._suggested = ("", "")  # the digit, and what it put here
 
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        self._paste(event.text)
+
+    def action_paste(self) -> None:
+        self._paste(self.app.clipboard)
+
+    def _paste(self, text: str) -> None:
+        if result := self._replace_via_keyboard(self.fold(text), *self.selection):
+            self.move_cursor(result.end_location)
+            self.focus()
+
     async def _on_key(self, event: events.Key) -> None:
+        if self._completes(event.key):
+            event.stop()
+            event.prevent_default()
+            return
         digit, text = self._suggested
         self._suggested = ("", "")
         if event.character and event.is_printable:
@@ -56,6 +85,12 @@ class Prompt(TextArea):
                 self.put(self._suggested[1])
                 return
         await super()._on_key(event)
+
+    def _completes(self, key: str) -> bool:
+        """Let a key choose or close what is offered; False when it does neither."""
+        if self.completer is None or key not in ("tab", "escape"):
+            return False
+        return self.completer.accept() if key == "tab" else self.completer.close()
 
     def hold_cursor(self, still: bool) -> None:
         """Let the cursor blink, or not: each time costs a paint."""
@@ -96,6 +131,8 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def action_submit(self) -> None:
+        if self.completer is not None and self.completer.accept():
+            return
         if text := self.text.strip():
             self._submit(text)
 
@@ -120,12 +157,16 @@ class Prompt(TextArea):
             self.move_cursor(edge)
 
     def action_older(self) -> None:
+        if self.completer is not None and self.completer.move(-1):
+            return
         if self.selection.is_empty and self.navigator.is_first_wrapped_line(self.cursor_location):
             self._go(self._position - 1)
         else:
             self.action_cursor_up()
 
     def action_newer(self) -> None:
+        if self.completer is not None and self.completer.move(1):
+            return
         if self.selection.is_empty and self.navigator.is_last_wrapped_line(self.cursor_location):
             self._go(self._position + 1)
         else:

@@ -1,0 +1,160 @@
+"""Files in the prompt: paths are completed after @, and what a message would send is shown before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.content import Content
+from textual.widgets import OptionList
+
+from cpuchat.attachments import attach, completions, estimated_tokens, named, unfinished
+from cpuchat.chats.attached import Attach, sent_text
+from cpuchat.chats.records import Attachment
+from cpuchat.errors import UsageError
+from cpuchat.telemetry.units import plural
+from cpuchat.text import clean_line
+from cpuchat.tui.chat.composer import Composer
+from cpuchat.tui.threads import run_in_daemon_thread
+from cpuchat.tui.widgets.prompt import Prompt
+
+_PAUSE_SECONDS = 0.15  # in typing, before files are read
+
+
+class Paths(OptionList, can_focus=False):
+    """The paths that continue what is typed after @; the prompt keeps the focus and its keys choose."""
+
+    def __init__(self) -> None:
+        super().__init__(id="paths", compact=True)
+        self.marks: list[str] = []
+        self.on_chosen: Callable[[], object] = lambda: None
+
+    def offer(self, marks: list[str]) -> None:
+        """Show these with the first one highlighted, or nothing when there are none."""
+        self.marks = marks
+        self.clear_options()
+        self.add_options([Content(mark) for mark in marks])
+        self.highlighted = 0 if marks else None
+        self.set_class(bool(marks), "-open")
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.on_chosen()
+
+
+class Attaching:
+    """Reads nothing but what the prompt names. `context` returns the tokens that the model takes, 0 when not known;
+    `show` is called when `Composer.attached` changes.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        paths: Paths,
+        composer: Composer,
+        context: Callable[[], int],
+        show: Callable[[], None],
+    ) -> None:
+        self._prompt = prompt
+        self._paths = paths
+        self._composer = composer
+        self._context = context
+        self._show = show
+        self._typed = ""  # the mark that is completed
+        self._seen: tuple[list[str], bool] = ([], False)
+        self._known: set[str] = set()  # marks that named something since the last message
+        paths.on_chosen = self.accept
+        prompt.completer = self
+
+    def changed(self) -> None:
+        """Follow a change of the prompt."""
+        mark = self._unfinished()
+        if mark is None:
+            self.close()
+        else:
+            self._prompt.run_worker(self._complete(mark), exclusive=True, group="paths")
+        seen = named(self._prompt.text), mark is not None
+        if seen != self._seen:
+            self._seen = seen
+            self._prompt.run_worker(self._count(*seen), exclusive=True, group="attachments")
+
+    def take(self, text: str) -> tuple[int | None, Attach | None]:
+        """Return the id of the message that is edited, if any, and what reads the attachments of `text`, if it may name
+        any.
+        """
+        editing, held = self._composer.take()
+        known, self._known = frozenset(self._known), set()
+        self.close()
+        folder = Path.cwd()
+        return editing, (lambda: attach(text, folder, held, known)) if named(text) else None
+
+    # Completion
+
+    def accept(self) -> bool:
+        """Complete with the highlighted path; a space follows a file."""
+        mark, index = self._unfinished(), self._paths.highlighted
+        if not self._paths.marks or mark != self._typed or index is None:
+            return False
+        chosen = self._paths.marks[index]
+        self.close()
+        row, column = self._prompt.cursor_location
+        rest = self._prompt.document.get_line(row)[column:]
+        insert = chosen if chosen.endswith("/") or rest.startswith(" ") else f"{chosen} "
+        start = column - len(mark or "")
+        self._prompt.replace(insert, (row, start), (row, column))
+        self._prompt.move_cursor((row, start + len(insert)))
+        return True
+
+    def move(self, step: int) -> bool:
+        """Highlight the next path, or the one before."""
+        if not self._paths.marks:
+            return False
+        (self._paths.action_cursor_down if step > 0 else self._paths.action_cursor_up)()
+        return True
+
+    def close(self) -> bool:
+        """Offer nothing more for what is typed."""
+        was_open, self._typed = bool(self._paths.marks), ""
+        if was_open:
+            self._paths.offer([])
+        return was_open
+
+    def _unfinished(self) -> str | None:
+        """Return the mark before the cursor."""
+        row, column = self._prompt.cursor_location
+        return unfinished(self._prompt.document.get_line(row)[:column]) if self._prompt.selection.is_empty else None
+
+    async def _complete(self, mark: str) -> None:
+        found = await run_in_daemon_thread(lambda: completions(mark, Path.cwd()))
+        if self._unfinished() == mark and self._prompt.has_focus:
+            self._typed = mark
+            self._paths.offer([] if found == [mark] else found)
+
+    # Before sending
+
+    async def _count(self, marks: list[str], typing: bool) -> None:
+        attached = ""
+        if marks:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            text, held, folder = self._prompt.text, self._composer.held, Path.cwd()
+            try:
+                found = await run_in_daemon_thread(lambda: attach(text, folder, held))
+            except UsageError as error:  # a path that is being typed may still become right
+                attached = "" if typing else error.message
+            else:
+                self._known.update(attachment.mark for attachment in found)
+                attached = self._summary(text, found)
+        if attached != self._composer.attached:
+            self._composer.attached = attached
+            self._show()
+
+    def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
+        """Format `2 attachments, ≈3,400 tokens`, with a warning when that is longer than the context."""
+        if not found:
+            return ""
+        n_tokens, context = estimated_tokens(sent_text(text, found)), self._context()
+        what = clean_line(found[0].title) if len(found) == 1 else plural(len(found), "attachment")
+        if 0 < context < n_tokens:
+            return f"{what}, ≈{n_tokens:,} tokens: longer than the context of {context:,}"
+        return f"{what}, ≈{plural(n_tokens, 'token')}"
