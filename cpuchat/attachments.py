@@ -36,6 +36,10 @@ _IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM
 _IMAGE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
 
 
+class MissingFile(UsageError):
+    """A path that names no file."""
+
+
 def attach(
     text: str, folder: Path, held: Mapping[str, Attachment] | None = None, known: Collection[str] = ()
 ) -> tuple[Attachment, ...]:
@@ -49,17 +53,19 @@ def attach(
         known: marks that named a file before: it must still be there.
 
     Raises:
-        UsageError: a file is missing, cannot be read, is too large or no text.
+        MissingFile: a file is not there.
+        UsageError: it cannot be read, is too large or no text.
     """
     held, found = held or {}, dict[str, Attachment]()
     for match in _NAMED.finditer(text):
-        for mark in dict.fromkeys((match[0], match[0].rstrip(_PUNCTUATION))):  # a sentence may end with it
+        marks = match[0], match[0].rstrip(_PUNCTUATION)  # a sentence may end with it
+        for mark in marks:
             if mark not in found and (attachment := held.get(mark) or _named(mark, folder)) is not None:
                 found[mark] = attachment
             if mark in found:
                 break
         else:
-            _require_no_path(match[0].rstrip(_PUNCTUATION), folder, match[0] in known)
+            _require_no_path(marks[-1], folder, any(mark in known for mark in marks))
     return tuple(found.values())
 
 
@@ -155,11 +161,11 @@ def _located(name: str, folder: Path) -> tuple[Path, int, int | None]:
 
 
 def _require_no_path(mark: str, folder: Path, known: bool) -> None:
-    """Raise UsageError for a mark that names a file, which is not there; any other is text."""
+    """Raise MissingFile for a mark that names a file which is not there; any other is text."""
     name = _name(mark)
     path = _located(name, folder)[0]
     if known or ("/" in name.rstrip("/") and os.path.isdir(path.parent)):  # noqa: PTH112 (never raises)
-        raise UsageError(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
+        raise MissingFile(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -316,3 +316,33 @@ def test_a_cache_folder_that_cannot_be_written_keeps_nothing_from_working(
     done = ask(tiny_model, "Hello") if command[0] == "ask" else run(*command)
     assert done.returncode in (0, 1 if command[0] == "doctor" else 0), done.stderr
     assert done.stdout.strip() and "Traceback" not in done.stderr
+
+
+def test_files_are_sent_before_the_question(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text("one\ntwo\nthree\n")
+
+    def n_tokens(*arguments: str) -> int:
+        timings = ask_json(tiny_model, *arguments, "Hello")["timings"]
+        return timings["prompt_n"] + timings["cache_n"]
+
+    alone, ranged = n_tokens(), n_tokens("--file", f"{file}:2")
+    assert alone < ranged < n_tokens("--file", str(file), "--file", f"{file}:2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--file", "image.png"), "image.png is an image. Only text can be sent"),
+        (("--file", "gone.txt"), "Cannot read gone.txt: No such file or directory."),
+        (("--raw", "--file", "gone.txt"), "--file cannot be used with --raw"),
+    ],
+)
+def test_a_file_that_cannot_be_sent_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    done = run("ask", *arguments, "Hello")
+    assert done.returncode == 2
+    assert reason in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from textual.content import Content
 from textual.widgets import OptionList
 
-from cpuchat.attachments import attach, completions, estimated_tokens, named, unfinished
+from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
 from cpuchat.chats.attached import Attach, sent_text
 from cpuchat.chats.records import Attachment
 from cpuchat.errors import UsageError
@@ -140,8 +140,10 @@ class Attaching:
             text, held, folder = self._prompt.text, self._composer.held, Path.cwd()
             try:
                 found = await run_in_daemon_thread(lambda: attach(text, folder, held))
-            except UsageError as error:  # a path that is being typed may still become right
+            except MissingFile as error:  # one that is being typed may still become right
                 attached = "" if typing else error.message
+            except UsageError as error:
+                attached = error.message
             else:
                 self._known.update(attachment.mark for attachment in found)
                 attached = self._summary(text, found)

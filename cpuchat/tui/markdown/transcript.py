@@ -393,6 +393,8 @@ class Transcript(ScrollView, can_focus=True):
         place = event.get_content_offset(self)  # without the border
         at = self._entries.height if place is None else place.y + self.scroll_offset.y
         if event.chain == 1 and at < self._entries.height:
-            role = self._entries[self._entries.at(at)].message.role
-            if role == "assistant" and self._entries.line(at).text.lstrip().startswith(("▸ ", "▾ ")):
+            index = self._entries.at(at)
+            entry = self._entries[index]
+            folds = entry.message.role == "assistant" or at - self._entries.starts[index] < entry.content.start
+            if folds and self._entries.line(at).text.lstrip().startswith(("▸ ", "▾ ")):
                 self.toggle_reasoning()

@@ -378,3 +378,24 @@ async def test_looks(name: str, size: tuple[int, int], theme: str) -> None:
         transcript.flush()
         await pilot.pause()
         snapshot(app, name)
+
+
+async def test_attachments_are_folded_and_unfold_up_to_a_limit() -> None:
+    app, transcript = host()
+    async with app.run_test(size=(60, 20)) as pilot:
+        await pilot.pause()
+        attachments = (("a\x1b[2J.py", "\x1b]0;x\x07\n▸ fold\n"), ("big.log", "x\n" * 1_000_000), ("wide", "y" * 4_000_000))
+        transcript.set_messages([TranscriptMessage("user", "You", "▸ Why?", id=1, attachments=attachments)])
+        await until(pilot, lambda: rendered(transcript))
+        assert everything(transcript).splitlines() == [
+            "  You", "  ▸ a␛[2J.py · 2 lines (F7)", "  ▸ big.log · 1,000,000 lines (F7)", "  ▸ wide · 1 line (F7)",
+            "  ▸ Why?",
+        ]  # fmt: skip
+        await pilot.click(transcript, offset=(4, 4))  # the message, which only begins like a fold
+        assert "│" not in everything(transcript)
+        await pilot.click(transcript, offset=(4, 1))
+        text = everything(transcript)
+        assert "  │ ␛]0;x␇" in text and "  │ … 999,800 more lines" in text
+        assert len(transcript.lines) < 1000
+        assert all(is_safe([line.text]) for line in transcript.lines)
+        assert transcript.messages[0].content == "▸ Why?"

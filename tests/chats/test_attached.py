@@ -1,0 +1,135 @@
+"""Tests attachments in chats: in the store, in an export, and what the model is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.chats import schema
+from cpuchat.chats.records import Attachment
+from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer.importing import export_chat, import_chats
+from cpuchat.chats.transfer.portable import encoded
+from cpuchat.chats.transfer.sources import read_exports
+from cpuchat.conversation import Conversation
+from cpuchat.errors import UsageError
+from cpuchat.present.chats import markdown
+from cpuchat.settings import Settings
+from tests.chats.test_branches import asked, conversation, everything, texts
+from tests.support.scripted_backend import ScriptedBackend, answer
+
+pytestmark = pytest.mark.usefixtures("measured_machine")
+
+FILE = Attachment(mark="@a.py", title="a.py", text="one\x1b[31m\x00\n```\n")
+PASTED = Attachment(mark="[Pasted text 1: 41 lines]", title="Pasted text 1", text="漢字\n" * 41)
+SENT = "a.py:\n````\none\x1b[31m\x00\n```\n````\n\nWhat is @a.py?"
+
+
+async def test_attachments_are_sent_before_the_message_and_again_with_each_answer() -> None:
+    async with conversation("One", "Two", "Three", "Four") as core:
+        await everything(core.send("What is @a.py?", attach=lambda: (FILE,)))
+        assert asked(core) == [SENT]
+        assert texts(core) == ["What is @a.py?", "One"]
+        await everything(core.regenerate())
+        assert asked(core) == [SENT]
+        await everything(core.send("And?"))
+        assert asked(core) == [SENT, "Two", "And?"]
+        await everything(core.edit("And @a.py?", attach=lambda: (PASTED,)))
+        assert asked(core)[-1].startswith("Pasted text 1:\n```\n漢字")
+        assert texts(core)[-2] == "And @a.py?"
+        assert [message.attachments for message in core.messages] == [(FILE,), (), (PASTED,), ()]
+
+
+async def test_an_edit_that_changes_only_attachments_is_a_branch() -> None:
+    async with conversation("One", "Two", "Three") as core:
+        await everything(core.send("Why?", attach=lambda: (FILE,)))
+        await everything(core.edit("Why?", attach=lambda: (FILE,)))
+        assert len(core.history.tree.siblings(core.messages[0].id)) == 1
+        await everything(core.edit("Why?", attach=lambda: (PASTED,)))
+        assert len(core.history.tree.siblings(core.messages[0].id)) == 2
+        assert texts(core) == ["Why?", "Three"]
+
+
+async def test_a_file_that_cannot_be_read_sends_and_stores_nothing() -> None:
+    def fail() -> tuple[Attachment, ...]:
+        raise UsageError("No such file: x.")
+
+    async with conversation("One") as core:
+        with pytest.raises(UsageError, match="No such file: x"):
+            await everything(core.send("What is @x?", attach=fail))
+        assert core.chat is None and core.history.store.chats() == []
+        await everything(core.send("Hello"))
+        assert texts(core) == ["Hello", "One"]
+
+
+async def test_a_fork_and_an_undone_deletion_keep_attachments() -> None:
+    async with conversation("One") as core:
+        await everything(core.send("Why?", attach=lambda: (FILE, PASTED)))
+        await core.fork_chat(core.messages[-1].id)
+        assert core.messages[0].attachments == (FILE, PASTED)
+        assert core.chat is not None
+        chat_id = core.chat.id
+        await core.delete_chat(chat_id)
+        await core.history.undo_delete()
+        await core.open_chat(chat_id)
+        assert core.messages[0].attachments == (FILE, PASTED)
+
+
+async def test_a_chat_that_is_not_stored_has_attachments_too() -> None:
+    core = Conversation(settings=Settings(), backend=ScriptedBackend([answer("One")]), store=None)
+    await everything(core.send("What is @a.py?", attach=lambda: (FILE,)))
+    assert asked(core) == [SENT]
+    await core.close()
+
+
+def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
+    store, other = ChatStore(tmp_path / "chats.db"), ChatStore(tmp_path / "other.db")
+    chat = store.create_chat("Qwen")
+    half = Attachment(title="half", text="\ud83d")  # of a surrogate pair
+    store.add_message(chat.id, "user", "Why?", attachments=(FILE, PASTED, half))
+    whole = export_chat(store, store.chat(chat.id))
+    file = tmp_path / "chats.json"
+    file.write_bytes(encoded([whole]))
+    import_chats(other, read_exports(file).chats)
+    (message,) = other.messages(chat.id)
+    assert message.attachments == (FILE, PASTED, Attachment(title="half", text="?"))
+    text = markdown(whole)
+    assert "<details><summary>a.py</summary>\n\n````\none␛[31m␀\n```\n````\n\n</details>" in text
+    assert text.index("</details>") < text.index("Why?")
+    store.close()
+    other.close()
+
+
+def test_a_file_of_the_version_before_attachments_is_upgraded(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for statement in [statement for step in schema.UPGRADES[:4] for statement in step]:
+            db.execute(statement)
+        db.execute("INSERT INTO chats (id, created, updated) VALUES ('a', 1, 1)")
+        db.execute("INSERT INTO messages (chat_id, parent, role, content, created) VALUES ('a', 0, 'user', 'Why?', 1)")
+        db.execute("PRAGMA user_version = 4")
+        db.commit()
+    store = ChatStore(path)
+    assert [(one.content, one.attachments) for one in store.messages("a")] == [("Why?", ())]
+    store.add_message("a", "user", "And?", attachments=(FILE,))
+    assert store.messages("a")[-1].attachments == (FILE,)
+    assert store.take_notices() == []
+    store.close()
+
+
+@pytest.mark.parametrize("value", ["", "[", "{}", "[1]", '[{"title": 1, "text": "x"}]', 7, b"\xff", "[" * 5000])
+def test_attachments_that_make_no_sense_do_not_cost_the_message(value: object) -> None:
+    store = ChatStore(paths.chats_db())
+    chat = store.create_chat("Qwen")
+    store.add_message(chat.id, "user", "Why?", attachments=(FILE,))
+    store.close()
+    with contextlib.closing(sqlite3.connect(paths.chats_db())) as db:
+        db.execute("UPDATE messages SET attachments = ?", (value,))
+        db.commit()
+    store = ChatStore(paths.chats_db())
+    assert [(one.content, one.attachments) for one in store.messages(chat.id)] == [("Why?", ())]
+    store.close()

@@ -1,0 +1,178 @@
+"""Tests files in the prompt: completion, what is said before sending, refusals, pasted texts, and what is resent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from cpuchat.chats.records import Attachment
+from cpuchat.tui.chat.attaching import Paths
+from tests.support.chat_app import RunningApp, running
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+
+NOTES = "notes.md:\n```\n# Notes\n```\n\n"
+LONG = "\n".join(f"line {n}" for n in range(41))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "main.py").write_text("one\ntwo\n")
+    (folder / "notes.md").write_text("# Notes\n")
+    (folder / "logo.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def offered(app: RunningApp) -> list[str]:
+    return app.chat.query_one(Paths).marks
+
+
+def last_asked(app: RunningApp) -> str:
+    return app.backend.requests[-1].messages[-1].content
+
+
+async def paste(app: RunningApp, text: str) -> None:
+    app.prompt.focus()
+    before = app.prompt.text
+    app.app.post_message(events.Paste(text))
+    await app.until(lambda: app.prompt.text != before)
+
+
+async def test_a_path_is_completed_and_its_file_sent() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("@")
+        await app.until(lambda: offered(app) == ["@src/", "@logo.png", "@notes.md"])
+        await app.press("s")
+        await app.until(lambda: offered(app) == ["@src/"])
+        await app.press("tab")
+        assert app.prompt.text == "@src/"
+        await app.until(lambda: offered(app) == ["@src/main.py"])
+        await app.press("enter")
+        assert app.prompt.text == "@src/main.py "
+        assert not offered(app) and app.prompt.has_focus and not app.backend.requests
+        await app.press("h", "i", "enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert last_asked(app) == "src/main.py:\n```\none\ntwo\n```\n\n@src/main.py hi"
+        assert app.stored()[0] == ("user", "@src/main.py hi")
+
+
+async def test_arrows_choose_among_paths_and_escape_closes_them() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("@")
+        await app.until(lambda: len(offered(app)) == 3)
+        await app.press("escape")
+        assert not offered(app) and app.prompt.text == "@"
+        await app.press("backspace", "@")
+        await app.until(lambda: len(offered(app)) == 3)
+        await app.press("down", "down", "up", "down", "tab")
+        assert app.prompt.text == "@notes.md "
+
+
+async def test_what_would_be_sent_is_named_with_its_tokens() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.write("What is in @notes.md?")
+        await app.until(lambda: "Message · notes.md, ≈" in app.screen_text)
+        await app.write("What is in @notes.md and @src/main.py:1")
+        await app.until(lambda: "Message · 2 attachments, ≈" in app.screen_text)
+        Path("long.txt").write_text("many words " * 10_000)
+        await app.write("What is in @long.txt?")
+        await app.until(lambda: "longer than the context of 8,192" in app.screen_text)
+        await app.write("What is a @property?")
+        await app.until(lambda: "Message · " not in app.screen_text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("What is @logo.png?", "logo.png is an image."),
+        ("Show @src/gone.py please", "No such file: src/gone.py."),
+    ],
+)
+async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_prompt(text: str, reason: str) -> None:
+    async with running() as app:
+        await app.ready()
+        await app.write(text)
+        await app.until(lambda: f"Message · {reason}" in app.screen_text)
+        for _ in range(2):  # the same text twice
+            await app.press("enter")
+            await app.until(lambda: "Request failed" in app.screen_text and not app.chat.busy)
+            await app.until(lambda: app.prompt.text == text)
+        assert not app.backend.requests and app.conversation.chat is None
+
+
+async def test_a_file_that_vanishes_before_the_message_is_sent_is_missed() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.write("What is in @notes.md?")
+        await app.until(lambda: "Message · notes.md" in app.screen_text)
+        Path("notes.md").unlink()
+        await app.press("enter")
+        await app.until(lambda: "No such file: notes.md." in app.screen_text and not app.chat.busy)
+        assert not app.backend.requests
+
+
+async def test_attachments_are_folded_in_the_transcript() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
+        await app.ready()
+        await app.send("What is in @notes.md?", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: "▸ notes.md · 1 line (F7)" in app.screen_text)  # while the answer is written
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert "▸ notes.md · 1 line (F7)" in app.screen_text and "# Notes" not in app.screen_text
+        await app.press("f7")
+        await app.until(lambda: "▾ notes.md" in app.screen_text and "│ # Notes" in app.screen_text)
+        assert app.transcript.messages[0].content == "What is in @notes.md?"
+
+
+async def test_regenerating_and_editing_send_a_file_as_it_was() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("What is in @notes.md?")
+        Path("notes.md").write_text("changed\n")
+        await app.press("ctrl+r")
+        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
+        assert last_asked(app) == f"{NOTES}What is in @notes.md?"
+        await app.press("f4")
+        await app.press("!", "enter")
+        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
+        assert last_asked(app) == f"{NOTES}What is in @notes.md?!"
+        await app.send("And now, @notes.md?")
+        assert last_asked(app) == "notes.md:\n```\nchanged\n```\n\nAnd now, @notes.md?"
+
+
+async def test_a_long_pasted_text_becomes_an_attachment() -> None:
+    async with running() as app:
+        await app.ready()
+        await paste(app, LONG)
+        assert app.prompt.text == "[Pasted text 1: 41 lines]"
+        await app.until(lambda: "Message · Pasted text 1, ≈" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert last_asked(app) == f"Pasted text 1:\n```\n{LONG}\n```\n\n[Pasted text 1: 41 lines]"
+        assert app.conversation.messages[0].attachments == (
+            Attachment(mark="[Pasted text 1: 41 lines]", title="Pasted text 1", text=LONG),
+        )
+        await paste(app, LONG)
+        assert app.prompt.text == "[Pasted text 2: 41 lines]"
+        await app.press("ctrl+n")  # another chat
+        await app.until(lambda: not app.prompt.text)
+        await paste(app, LONG)
+        assert app.prompt.text == "[Pasted text 1: 41 lines]"
+        assert app.chat.unsent == LONG
+
+
+async def test_a_short_pasted_text_is_inserted() -> None:
+    async with running() as app:
+        await app.ready()
+        short = LONG.rpartition("\n")[0]
+        await paste(app, short)
+        assert app.prompt.text == short
