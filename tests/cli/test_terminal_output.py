@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.cli.question import compose
 from cpuchat.cli.output import json_line
+from cpuchat.cli.question import compose
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
 from cpuchat.protocol import LoadProgress, PrefillProgress

@@ -22,6 +22,14 @@ from cpuchat.tui.widgets.prompt import Prompt
 _PAUSE_SECONDS = 0.15  # in typing, before files are read
 
 
+def _started_in() -> Path:
+    """Return the folder that paths begin at; the home folder if the current one was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path.home()
+
+
 class Paths(OptionList, can_focus=False):
     """The paths that continue what is typed after @; the prompt keeps the focus and its keys choose."""
 
@@ -64,6 +72,7 @@ class Attaching:
         self._typed = ""  # the mark that is completed
         self._seen: tuple[list[str], bool] = ([], False)
         self._known: set[str] = set()  # marks that named something since the last message
+        self._folder = _started_in()
         paths.on_chosen = self.accept
         prompt.completer = self
 
@@ -86,8 +95,7 @@ class Attaching:
         editing, held = self._composer.take()
         known, self._known = frozenset(self._known), set()
         self.close()
-        folder = Path.cwd()
-        return editing, (lambda: attach(text, folder, held, known)) if named(text) else None
+        return editing, (lambda: attach(text, self._folder, held, known)) if named(text) else None
 
     # Completion
 
@@ -126,7 +134,7 @@ class Attaching:
         return unfinished(self._prompt.document.get_line(row)[:column]) if self._prompt.selection.is_empty else None
 
     async def _complete(self, mark: str) -> None:
-        found = await run_in_daemon_thread(lambda: completions(mark, Path.cwd()))
+        found = await run_in_daemon_thread(lambda: completions(mark, self._folder))
         if self._unfinished() == mark and self._prompt.has_focus:
             self._typed = mark
             self._paths.offer([] if found == [mark] else found)
@@ -137,9 +145,9 @@ class Attaching:
         attached = ""
         if marks:
             await asyncio.sleep(_PAUSE_SECONDS)
-            text, held, folder = self._prompt.text, self._composer.held, Path.cwd()
+            text, held = self._prompt.text, self._composer.held
             try:
-                found = await run_in_daemon_thread(lambda: attach(text, folder, held))
+                found = await run_in_daemon_thread(lambda: attach(text, self._folder, held))
             except MissingFile as error:  # one that is being typed may still become right
                 attached = "" if typing else error.message
             except UsageError as error:

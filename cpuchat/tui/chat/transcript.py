@@ -91,9 +91,7 @@ class ChatTranscript(Transcript):
         for entry in reversed(self._entries):
             if entry.message.role == message.role and entry.open is None:
                 known = entry.message
-                entry.message = replace(
-                    known, id=message.id, place=message.place, attachments=message.attachments
-                )
+                entry.message = replace(known, id=message.id, place=message.place, attachments=message.attachments)
                 if (known.place, known.attachments) != (message.place, message.attachments):
                     self._show_whole(entry)
                 return

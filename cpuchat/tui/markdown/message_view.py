@@ -158,7 +158,8 @@ def attachment_rows(title: str, text: str, view: View) -> list[Row]:
     rows = [*wrap(head, view.text_width), *_reasoning_rows(clean(shown), view)]
     if len(shown) < len(text.rstrip("\n")):
         rest = n_lines - shown.count("\n") - 1
-        rows.append(Row([("│ ", view.palette.rule), (f"… {plural(rest, 'more line')}" if rest else "…", view.palette.dim)]))
+        more = f"… {plural(rest, 'more line')}" if rest else "…"
+        rows.append(Row([("│ ", view.palette.rule), (more, view.palette.dim)]))
     return [*rows, Row()]
 
 

@@ -384,7 +384,8 @@ async def test_attachments_are_folded_and_unfold_up_to_a_limit() -> None:
     app, transcript = host()
     async with app.run_test(size=(60, 20)) as pilot:
         await pilot.pause()
-        attachments = (("a\x1b[2J.py", "\x1b]0;x\x07\n▸ fold\n"), ("big.log", "x\n" * 1_000_000), ("wide", "y" * 4_000_000))
+        long = ("big.log", "x\n" * 1_000_000), ("wide", "y" * 4_000_000)
+        attachments = (("a\x1b[2J.py", "\x1b]0;x\x07\n▸ fold\n"), *long)
         transcript.set_messages([TranscriptMessage("user", "You", "▸ Why?", id=1, attachments=attachments)])
         await until(pilot, lambda: rendered(transcript))
         assert everything(transcript).splitlines() == [
