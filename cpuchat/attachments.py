@@ -178,7 +178,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def _whole(path: Path, name: str) -> str:
     with _opened(path) as stream:
-        data = stream.read(MOST_BYTES + 1)
+        data = stream.read(MOST_BYTES + 1) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
         text_size = max(len(data), os.fstat(stream.fileno()).st_size)
     _refuse_binary(data, name)
     if len(data) > MOST_BYTES:
@@ -190,7 +190,7 @@ def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, st
     """Return these lines of a file, and a title that names them. What is before them is not kept in memory."""
     kept, n_bytes, number, ended = list[bytes](), 0, 1, True
     with _opened(path) as stream:
-        _refuse_binary(stream.read(_CHUNK), name)
+        _refuse_binary(stream.read(_CHUNK) or b"", name)
         stream.seek(0)
         while (last is None or number <= last) and (part := stream.readline(_CHUNK)):
             if number >= first:
