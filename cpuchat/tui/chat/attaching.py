@@ -78,7 +78,8 @@ class Attaching:
 
     def changed(self) -> None:
         """Follow a change of the prompt."""
-        mark = self._unfinished()
+        typed = self._prompt.text != self._prompt.placed  # not a message that was recalled
+        mark = self._unfinished() if typed else None
         if mark is None:
             self.close()
         else:

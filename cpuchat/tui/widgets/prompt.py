@@ -52,6 +52,8 @@ class Prompt(TextArea):
         self.completer: Completer | None = None
         self.fold: Callable[[str], str] = lambda text: text
         """Returns what is inserted for a pasted text."""
+        self.placed = ""
+        """What `put` put here last: it was not typed."""
         self._steady = False
         self._suggested = ("", "")  # the digit, and what it put here
 
@@ -127,6 +129,7 @@ class Prompt(TextArea):
 
     def put(self, text: str) -> None:
         """Replace the text; the cursor goes to its end."""
+        self.placed = text
         self.load_text(text)
         self.move_cursor(self.document.end)
 

@@ -176,3 +176,16 @@ async def test_a_short_pasted_text_is_inserted() -> None:
         short = LONG.rpartition("\n")[0]
         await paste(app, short)
         assert app.prompt.text == short
+
+
+async def test_a_recalled_message_that_ends_with_a_path_offers_none() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("First")
+        await app.send("What is in @src/")
+        assert last_asked(app).startswith("src/, a folder:\n```\nmain.py  8 B\n```")
+        await app.press("up")
+        await app.until(lambda: "Message · src/, a folder, ≈" in app.screen_text)
+        assert app.prompt.text == "What is in @src/" and not offered(app)
+        await app.press("up")
+        assert app.prompt.text == "First"
