@@ -395,8 +395,6 @@ async def test_attachments_are_folded_and_unfold_up_to_a_limit() -> None:
         await pilot.click(transcript, offset=(4, 4))  # the message, which only begins like a fold
         assert "│" not in everything(transcript)
         await pilot.click(transcript, offset=(4, 1))
-        text = everything(transcript)
-        assert "  │ ␛]0;x␇" in text and "  │ … 999,800 more lines" in text
+        assert "  │ ␛]0;x␇" in everything(transcript) and "  │ … 999,800 more lines" in everything(transcript)
         assert len(transcript.lines) < 1000
         assert all(is_safe([line.text]) for line in transcript.lines)
-        assert transcript.messages[0].content == "▸ Why?"
