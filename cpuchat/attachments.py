@@ -224,7 +224,7 @@ def _refuse_binary(data: bytes, name: str) -> None:
     """Raise UsageError for a file whose beginning tells that it is no text."""
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     if data.startswith(_IMAGES) or is_webp or (data[4:8] == b"ftyp" and data[8:12] in _IMAGE_BRANDS):
-        raise _no_text(name, "an image", "Only text can be sent to this model; nothing was sent.")
+        raise _no_text(name, "an image", "Only text can be attached; nothing was sent.")
     if data.startswith(b"%PDF-"):
         raise _no_text(name, "a PDF", "Convert it, for example with pdftotext; nothing was sent.")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -244,9 +244,12 @@ def _too_large(found: str, name: str) -> UsageError:
 
 def _listing(path: Path) -> str:
     """Return the names in a folder, a line each, with the sizes of files."""
-    lines = [name if n_bytes is None else f"{name}  {size(n_bytes)}" for name, n_bytes in _scanned(path)]
+    lines = [
+        clean_line(name) if n_bytes is None else f"{clean_line(name)}  {size(n_bytes)}"
+        for name, n_bytes in _scanned(path)
+    ]
     more = [f"… and {len(lines) - _LISTED:,} more"] if len(lines) > _LISTED else []
-    return storable("\n".join([*map(clean_line, lines[:_LISTED]), *more]) or "(empty)")
+    return storable("\n".join([*lines[:_LISTED], *more]) or "(empty)")
 
 
 def _scanned(path: Path) -> list[tuple[str, int | None]]:

@@ -90,7 +90,7 @@ def test_a_missing_file_in_a_folder_that_exists_is_refused(folder: Path, name: s
 def test_a_file_that_vanished_is_refused(folder: Path) -> None:
     (folder / "notes.md").unlink()
     assert attach("@notes.md", folder) == ()
-    with pytest.raises(UsageError, match="No such file: notes.md"):
+    with pytest.raises(UsageError, match=r"No such file: notes\.md"):
         attach("@notes.md", folder, known={"@notes.md"})
 
 

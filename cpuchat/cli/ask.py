@@ -265,7 +265,6 @@ async def _aloud(
     stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None, terminal: Terminal
 ) -> Aloud:
     """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
-    from cpuchat.chats.records import Attachment
     from cpuchat.cli.aloud import Aloud
 
     aloud = await stack.enter_async_context(Aloud(chosen.speech, output, terminal))

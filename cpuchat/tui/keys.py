@@ -43,6 +43,7 @@ KEYS: tuple[Key, ...] = (
     Key("prompt", "prompt.send", "enter", "submit", "send", "Send the message", WRITE, priority=True, palette=False),
     Key("prompt", "prompt.newline", "ctrl+j,shift+enter", "newline", "new line", "Insert a new line", WRITE,
         priority=True, palette=False),
+    Key("prompt", "prompt.complete", "tab", "complete", "complete", "Complete a path after @", WRITE, palette=False),
     Key("prompt", "prompt.older", "up", "older", "older", "On the first line: recall the previous message", WRITE,
         palette=False),
     Key("prompt", "prompt.newer", "down", "newer", "newer", "On the last line: recall the next message", WRITE,

@@ -333,7 +333,7 @@ def test_files_are_sent_before_the_question(tiny_model: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--file", "image.png"), "image.png is an image. Only text can be sent"),
+        (("--file", "image.png"), "image.png is an image."),
         (("--file", "gone.txt"), "Cannot read gone.txt: No such file or directory."),
         (("--raw", "--file", "gone.txt"), "--file cannot be used with --raw"),
     ],

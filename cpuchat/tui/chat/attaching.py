@@ -100,10 +100,15 @@ class Attaching:
 
     # Completion
 
+    @property
+    def offers(self) -> bool:
+        """Return whether paths are shown to choose from."""
+        return bool(self._paths.marks)
+
     def accept(self) -> bool:
         """Complete with the highlighted path; a space follows a file."""
         mark, index = self._unfinished(), self._paths.highlighted
-        if not self._paths.marks or mark != self._typed or index is None:
+        if not self.offers or mark != self._typed or index is None:
             return False
         chosen = self._paths.marks[index]
         self.close()
@@ -117,14 +122,14 @@ class Attaching:
 
     def move(self, step: int) -> bool:
         """Highlight the next path, or the one before."""
-        if not self._paths.marks:
+        if not self.offers:
             return False
         (self._paths.action_cursor_down if step > 0 else self._paths.action_cursor_up)()
         return True
 
     def close(self) -> bool:
         """Offer nothing more for what is typed."""
-        was_open, self._typed = bool(self._paths.marks), ""
+        was_open, self._typed = self.offers, ""
         if was_open:
             self._paths.offer([])
         return was_open

@@ -322,8 +322,13 @@ class ChatScreen(PanesScreen):
         if action == "stop" and hasattr(self, "_stream"):
             away = self.focused is not self._prompt
             active = self.busy or self._reader.busy or self._composer.editing is not None or bool(self._composer.queued)
-            return True if active or away or self.has_class("-chats-over") else None
+            over = self._attaching.offers or self.has_class("-chats-over")
+            return True if active or away or over else None
         return True
+
+    async def action_stop(self) -> None:
+        if not self._attaching.close():
+            await super().action_stop()
 
     async def stop_working(self) -> None:
         if self._composer.queued:

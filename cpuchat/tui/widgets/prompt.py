@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
@@ -20,8 +21,6 @@ class Completer(Protocol):
     def accept(self) -> bool: ...
 
     def move(self, step: int) -> bool: ...
-
-    def close(self) -> bool: ...
 
 
 class Prompt(TextArea):
@@ -70,10 +69,6 @@ class Prompt(TextArea):
             self.focus()
 
     async def _on_key(self, event: events.Key) -> None:
-        if self._completes(event.key):
-            event.stop()
-            event.prevent_default()
-            return
         digit, text = self._suggested
         self._suggested = ("", "")
         if event.character and event.is_printable:
@@ -87,12 +82,6 @@ class Prompt(TextArea):
                 self.put(self._suggested[1])
                 return
         await super()._on_key(event)
-
-    def _completes(self, key: str) -> bool:
-        """Let a key choose or close what is offered; False when it does neither."""
-        if self.completer is None or key not in ("tab", "escape"):
-            return False
-        return self.completer.accept() if key == "tab" else self.completer.close()
 
     def hold_cursor(self, still: bool) -> None:
         """Let the cursor blink, or not: each time costs a paint."""
@@ -138,6 +127,10 @@ class Prompt(TextArea):
             return
         if text := self.text.strip():
             self._submit(text)
+
+    def action_complete(self) -> None:
+        if self.completer is None or not self.completer.accept():
+            raise SkipAction
 
     def action_newline(self) -> None:
         start, end = self.selection
