@@ -292,6 +292,13 @@ class ForgetChat(Command, frozen=True):
     chat_id: str
 
 
+class CountTokens(Command, frozen=True):
+    """Count the tokens of `text`, once everything sent before is done. Ends with `TokensCounted`."""
+
+    request_id: int
+    text: str
+
+
 class Shutdown(Command, frozen=True):
     """Save what is worth saving and exit."""
 
@@ -417,6 +424,13 @@ class Measured(Event, frozen=True):
     cpu_wait: float | None = None
 
 
+class TokensCounted(Event, frozen=True):
+    """`n_tokens` of a text; None without a model."""
+
+    request_id: int
+    n_tokens: int | None = None
+
+
 class Failed(Event, frozen=True):
     """A request failed; `code` is one of errors.py. `request_id` 0 when no answer was running.
 
@@ -431,8 +445,9 @@ class Failed(Event, frozen=True):
     n_tokens: int = 0
 
 
-AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | Shutdown
+AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
-    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | Measured | Failed
+    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | Measured | TokensCounted
+    | Failed
 )  # fmt: skip

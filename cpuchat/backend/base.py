@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Let the model end its reasoning and answer now; False when the engine cannot, or nothing is written."""
         ...
 
+    async def count_tokens(self, text: str) -> int | None:
+        """Return how many tokens a text has for the loaded model; None where that cannot be told, or not at once."""
+        ...
+
     async def forget(self, chat_id: str) -> None:
         """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
         ...

@@ -220,6 +220,13 @@ class LocalBackend:
             self._send(EndReasoning(request_id=self._request_id))
         return bool(self._request_id)
 
+    async def count_tokens(self, text: str) -> int | None:
+        """Return how many tokens a text has for the loaded model; None while the worker is busy."""
+        worker = self._worker
+        if worker is None or self._model is None or self._request_id:
+            return None
+        return await worker.count_tokens(text)
+
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))
         if self._state_dir is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from cpuchat.children import child_environment, exit_reason, last_output, python
 from cpuchat.errors import Interrupted
 from cpuchat.frames import HEADER_SIZE, decode_event, encode, frame_length
 from cpuchat.hardware.numa.launch import launch_command
-from cpuchat.protocol import AnyEvent, Command, Failed, Shutdown, ShuttingDown
+from cpuchat.protocol import AnyEvent, Command, CountTokens, Failed, Shutdown, ShuttingDown, TokensCounted
 
 WORKER = ("cpuchat.worker",)
 KEPT_LOGS = 10
@@ -101,6 +102,8 @@ class WorkerProcess:
         self._gone = asyncio.Event()
         self._shutting_down = asyncio.Event()  # or gone
         self._expected = False
+        self._counts: dict[int, asyncio.Future[int | None]] = {}
+        self._count_ids = itertools.count(1)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{process.pid}")
         assert process.stdout is not None
         self._output, self._unread = process.stdout.fileno(), bytearray()
@@ -120,6 +123,18 @@ class WorkerProcess:
         """Queue a frame for the worker without waiting. Frames to a worker that has exited are dropped."""
         if self.alive:
             self._writer.submit(self._write, encode(command))
+
+    async def count_tokens(self, text: str) -> int | None:
+        """Return how many tokens a text has, once the worker has done all it was told before; None when it exits."""
+        if not self.alive:
+            return None
+        request_id = next(self._count_ids)
+        counted = self._counts[request_id] = self._loop.create_future()
+        self.send(CountTokens(request_id=request_id, text=text))
+        try:
+            return await counted
+        finally:
+            del self._counts[request_id]
 
     async def finished(self) -> None:
         """Wait until the worker has exited and its last event is in `events`."""
@@ -207,6 +222,9 @@ class WorkerProcess:
     def _arrived(self, event: AnyEvent) -> None:
         if isinstance(event, ShuttingDown):
             self._shutting_down.set()
+        elif isinstance(event, TokensCounted):
+            if (counted := self._counts.get(event.request_id)) is not None and not counted.done():
+                counted.set_result(event.n_tokens)
         else:
             self.events.put_nowait(event)
 
@@ -220,6 +238,9 @@ class WorkerProcess:
             self.events.put_nowait(Failed(code=Interrupted.code, message="The inference worker was closed."))
         else:
             self.events.put_nowait(self._exit_failure(status, broken))
+        for counted in self._counts.values():
+            if not counted.done():
+                counted.set_result(None)
         self._shutting_down.set()
         self._gone.set()
 

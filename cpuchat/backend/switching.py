@@ -117,6 +117,9 @@ class SwitchingBackend:
     async def end_reasoning(self) -> bool:
         return await self._current.end_reasoning()
 
+    async def count_tokens(self, text: str) -> int | None:
+        return await self._current.count_tokens(text)
+
     async def cancel(self) -> None:
         self._stopped = True
         await self._current.cancel()

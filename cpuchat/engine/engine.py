@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +26,7 @@ from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import ContextFull, CpuchatError, Interrupted, UsageError
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import (
+    CountTokens,
     Event,
     Failed,
     Generate,
@@ -35,6 +37,7 @@ from cpuchat.protocol import (
     Measured,
     ModelInfo,
     ModelLoaded,
+    TokensCounted,
 )
 
 
@@ -177,6 +180,14 @@ class Engine:
         """Drop a deleted chat from memory and disk."""
         if self._loaded is not None:
             self._loaded.forget(chat_id)
+
+    def count_tokens(self, command: CountTokens) -> None:
+        """Count the tokens of a text. Ends with `TokensCounted`."""
+        n_tokens = None
+        if self._loaded is not None:
+            with contextlib.suppress(CpuchatError):  # the vocabulary does not cover it
+                n_tokens = len(self._loaded.model.vocab.tokenize(command.text.encode(), add_special=False))
+        self._emit(TokensCounted(request_id=command.request_id, n_tokens=n_tokens))
 
     def idle(self) -> None:
         """Begin to save what a crash would lose; called when the engine has been idle for a while."""

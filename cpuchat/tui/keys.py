@@ -105,7 +105,7 @@ KEYS: tuple[Key, ...] = (
         "Toggle reading answers aloud while they are written (Esc stops)", ANSWER, priority=True),
     Key("chat", "chat.read", "", "read_answer", "read aloud", "Read the last answer or the selected message aloud",
         ANSWER),
-    Key("chat", "chat.reasoning", "f7", "reasoning", "reasoning", "Toggle reasoning", VIEW,
+    Key("chat", "chat.reasoning", "f7", "reasoning", "reasoning", "Toggle reasoning and attachments", VIEW,
         priority=True),
     Key("chat", "chat.sidebar", "f8", "sidebar", "chats", "Toggle the chat list", VIEW, priority=True),
     Key("transcript", "transcript.previous", "k,alt+up", "previous_message", "previous message",

@@ -24,6 +24,7 @@ from cpuchat.hardware.numa.launch import in_effect
 from cpuchat.protocol import (
     AnyCommand,
     Cancel,
+    CountTokens,
     EndReasoning,
     Event,
     Failed,
@@ -202,6 +203,8 @@ class _EngineThread(threading.Thread):
                     engine.measure(command)
                 case ForgetChat():
                     engine.forget(command.chat_id)
+                case CountTokens():
+                    engine.count_tokens(command)
                 case _:
                     pass
         except Exception as error:  # a bug of ours must reach the user as a message and the log as a traceback

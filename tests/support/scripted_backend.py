@@ -6,7 +6,7 @@ Everything about real answers is tested with the real worker elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -204,6 +204,7 @@ class ScriptedBackend:
         self.specs: list[PlacementSpec] = []
         self.draft_failure = draft_failure
         self.closed = False
+        self.counts: Callable[[str], int | None] = lambda _: None
         self.forgotten: list[str] = []
         self._model: ModelInfo | None = None
         self._cancelled = asyncio.Event()
@@ -272,6 +273,9 @@ class ScriptedBackend:
 
     async def cancel(self) -> None:
         self._cancelled.set()
+
+    async def count_tokens(self, text: str) -> int | None:
+        return self.counts(text)
 
     async def forget(self, chat_id: str) -> None:
         self.forgotten.append(chat_id)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from pathlib import Path
 
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -193,6 +196,24 @@ async def test_plain_completion_uses_no_template(tiny_model: Path) -> None:
         answer = await collect(backend.generate(request))
         assert answer.timings.prompt_n <= 4
         assert answer.timings.predicted_n == 8
+        assert await backend.count_tokens("abc") in (
+            answer.timings.prompt_n,
+            answer.timings.prompt_n - 1,
+        )  # begin token
+        assert await backend.count_tokens("") == 0
+        assert backend.pid is not None
+        os.kill(backend.pid, signal.SIGSTOP)
+        count = asyncio.ensure_future(backend.count_tokens("abc"))
+        await asyncio.sleep(0)
+        os.kill(backend.pid, signal.SIGKILL)
+        assert await count is None
+        assert await backend.count_tokens("abc") is None
+
+
+async def test_tokens_are_not_counted_during_an_answer(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        async for _ in backend.generate(chat("hello", max_tokens=5)):
+            assert await backend.count_tokens("abc") is None
 
 
 async def test_model_without_template_is_told_and_usable(tiny_model_without_template: Path) -> None:

@@ -317,6 +317,10 @@ class RemoteBackend:
             return await self._adapter.end_reasoning(self._answer_id)
         return False
 
+    async def count_tokens(self, text: str) -> int | None:
+        """Return None: what the user has not sent yet is not for a server."""
+        return None
+
     async def cancel(self) -> None:
         self._cancelled.set()
 

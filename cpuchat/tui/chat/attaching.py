@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from textual.content import Content
@@ -11,15 +11,18 @@ from textual.widgets import OptionList
 
 from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
 from cpuchat.chats.attached import Attach, sent_text
-from cpuchat.chats.records import Attachment
+from cpuchat.chats.records import Attachment, storable
 from cpuchat.errors import UsageError
+from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.prompt import Prompt
 
-_PAUSE_SECONDS = 0.15  # in typing, before files are read
+_PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
+_COUNTED = 200  # characters from which the tokens of a message without attachments are shown
+_LONGEST_TOKENS = 8  # characters per token; a text with more than the context has of these is not counted exactly
 
 
 def _started_in() -> Path:
@@ -52,8 +55,8 @@ class Paths(OptionList, can_focus=False):
 
 
 class Attaching:
-    """Reads nothing but what the prompt names. `context` returns the tokens that the model takes, 0 when not known;
-    `show` is called when `Composer.attached` changes.
+    """Reads nothing but what the prompt names. `model` returns the loaded model, `count` the tokens that a text has for
+    it, None when it cannot. `show` is called when `Composer.attached` changes.
     """
 
     def __init__(
@@ -61,16 +64,19 @@ class Attaching:
         prompt: Prompt,
         paths: Paths,
         composer: Composer,
-        context: Callable[[], int],
+        model: Callable[[], ModelInfo | None],
+        count: Callable[[str], Awaitable[int | None]],
         show: Callable[[], None],
     ) -> None:
         self._prompt = prompt
         self._paths = paths
         self._composer = composer
-        self._context = context
+        self._model = model
+        self._count_tokens = count
+        self._known_counts: tuple[ModelInfo | None, dict[str, int]] = (None, {})
         self._show = show
         self._typed = ""  # the mark that is completed
-        self._seen: tuple[list[str], bool] = ([], False)
+        self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
         self._folder = _started_in()
         paths.on_chosen = self.accept
@@ -84,7 +90,8 @@ class Attaching:
             self.close()
         else:
             self._prompt.run_worker(self._complete(mark), exclusive=True, group="paths")
-        seen = named(self._prompt.text), mark is not None
+        marks, text = named(self._prompt.text), self._prompt.text
+        seen = marks, mark is not None, text if marks or len(text) >= _COUNTED else ""
         if seen != self._seen:
             self._seen = seen
             self._prompt.run_worker(self._count(*seen), exclusive=True, group="attachments")
@@ -147,11 +154,11 @@ class Attaching:
 
     # Before sending
 
-    async def _count(self, marks: list[str], typing: bool) -> None:
+    async def _count(self, marks: list[str], typing: bool, text: str) -> None:
         attached = ""
-        if marks:
+        if text:
             await asyncio.sleep(_PAUSE_SECONDS)
-            text, held = self._prompt.text, self._composer.held
+            held = self._composer.held
             try:
                 found = await run_in_daemon_thread(lambda: attach(text, self._folder, held))
             except MissingFile as error:  # one that is being typed may still become right
@@ -160,17 +167,38 @@ class Attaching:
                 attached = error.message
             else:
                 self._known.update(attachment.mark for attachment in found)
-                attached = self._summary(text, found)
+                attached = await self._summary(text, found)
         if attached != self._composer.attached:
             self._composer.attached = attached
             self._show()
 
-    def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
-        """Format `2 attachments, ≈3,400 tokens`, with a warning when that is longer than the context."""
-        if not found:
+    async def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
+        """Format `2 attachments, 3,400 tokens`, with a warning when that is longer than the context."""
+        if not found and len(text) < _COUNTED:
             return ""
-        n_tokens, context = estimated_tokens(sent_text(text, found)), self._context()
-        what = clean_line(found[0].title) if len(found) == 1 else plural(len(found), "attachment")
-        if 0 < context < n_tokens:
-            return f"{what}, ≈{n_tokens:,} tokens: longer than the context of {context:,}"
-        return f"{what}, ≈{plural(n_tokens, 'token')}"
+        parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
+        model = self._model()
+        exact = await self._counted(parts, model) if model is not None else None
+        n_tokens = sum(map(estimated_tokens, parts)) if exact is None else exact
+        tokens = f"{'≈' if exact is None else ''}{plural(n_tokens, 'token')}"
+        if model is not None and 0 < model.n_ctx < n_tokens:
+            tokens = f"{tokens}: longer than the context of {model.n_ctx:,}"
+        if not found:
+            return tokens
+        return f"{clean_line(found[0].title) if len(found) == 1 else plural(len(found), 'attachment')}, {tokens}"
+
+    async def _counted(self, parts: list[str], model: ModelInfo) -> int | None:
+        """Return the tokens of these texts; None when they cannot be counted. While a text is part of the message it is
+        counted once.
+        """
+        if sum(map(len, parts)) > model.n_ctx * _LONGEST_TOKENS:
+            return None
+        known = self._known_counts[1] if self._known_counts[0] is model else {}
+        counts = dict[str, int]()
+        for part in parts:
+            n_tokens = known.get(part)
+            if n_tokens is None and (n_tokens := await self._count_tokens(storable(part))) is None:
+                return None
+            counts[part] = n_tokens
+        self._known_counts = model, counts
+        return sum(counts[part] for part in parts)

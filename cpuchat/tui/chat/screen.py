@@ -97,7 +97,8 @@ class ChatScreen(PanesScreen):
         self._clipboard = Clipboard(self.app, self._transcript, self.tell)
         self._attaching = Attaching(
             self._prompt, self.query_one(Paths), self._composer,
-            lambda: self.conversation.model.n_ctx if self.conversation.model else 0, self._show_prompt_title,
+            lambda: self.conversation.model, lambda text: self.conversation.backend.count_tokens(text),
+            self._show_prompt_title,
         )  # fmt: skip
         self.conversation.on_save_problem = self.show_save_problem
         self.apply_ui_settings()

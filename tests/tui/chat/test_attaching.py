@@ -86,6 +86,13 @@ async def test_what_would_be_sent_is_named_with_its_tokens() -> None:
         await app.until(lambda: "longer than the context of 8,192" in app.screen_text)
         await app.write("What is a @property?")
         await app.until(lambda: "Message · " not in app.screen_text)
+        await app.write("many words " * 20)
+        await app.until(lambda: "Message · ≈63 tokens" in app.screen_text)
+        app.backend.counts = len
+        await app.write("What is in @notes.md?")
+        await app.until(lambda: "Message · notes.md, 48 tokens" in app.screen_text)
+        await app.write("many words " * 21)
+        await app.until(lambda: "Message · 231 tokens" in app.screen_text)
 
 
 @pytest.mark.parametrize(
