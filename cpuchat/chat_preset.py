@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cpuchat.chats.attached import Attach
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.request import Attach
 from cpuchat.presets import Preset, find_preset
 from cpuchat.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
-from cpuchat.chats.history import request_messages
+from cpuchat.chats.request import request_messages
 from cpuchat.conversation import Conversation
 from cpuchat.errors import UsageError
 from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, Message, TextDelta

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.backend.base import Backend
 from cpuchat.chat_preset import ChatPreset
-from cpuchat.chats.attached import Attach
-from cpuchat.chats.history import ChatHistory, request_messages
+from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
+from cpuchat.chats.request import Attach, request_messages
 from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.loading import find_draft, found_for, loaded
@@ -253,16 +253,10 @@ class Conversation:
                     yield event
 
     def send(
-        self,
-        text: str,
-        *,
-        attach: Attach | None = None,
-        stop: tuple[str, ...] = (),
-        grammar: str = "",
+        self, text: str, *, attach: Attach | None = None, stop: tuple[str, ...] = (), grammar: str = "",
         json_schema: str = "",
-    ) -> AsyncGenerator[AnyEvent, None]:
-        """Add a user message with what `attach` returns, called on a thread, and stream the answer; the other arguments
-        are as in `Generate`.
+    ) -> AsyncGenerator[AnyEvent, None]:  # fmt: skip
+        """Add a user message with what `attach` reads, on a thread, and stream the answer; the rest as in `Generate`.
 
         Raises:
             CpuchatError: as `attach`; the message was not sent.

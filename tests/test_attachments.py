@@ -18,8 +18,8 @@ from cpuchat.attachments import (
     read_file,
     unfinished,
 )
-from cpuchat.chats.attached import sent_text
 from cpuchat.chats.records import Attachment
+from cpuchat.chats.request import sent_text
 from cpuchat.errors import UsageError
 
 

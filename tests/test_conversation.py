@@ -15,8 +15,8 @@ import pytest
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.switching import SwitchingBackend
-from cpuchat.chats.history import title_of
 from cpuchat.chats.store import ChatStore
+from cpuchat.chats.titles import title_of
 from cpuchat.conversation import Conversation
 from cpuchat.errors import UsageError
 from cpuchat.models.library.places import DEMO_FILES

@@ -4,57 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.chats.attached import Attach, sent_text
 from cpuchat.chats.records import AnswerSettings, Attachment, Chat, Deleted, SearchHit, StoredMessage, storable
+from cpuchat.chats.request import Attach
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
+from cpuchat.chats.titles import title_of
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
-from cpuchat.protocol import Message
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
-
-TITLE_LENGTH = 48
-SUMMARY_TITLE = "Summary of the conversation so far:"
-# Of a heading, a quote or a list item; strong emphasis and code.
-_MARKDOWN_MARKS = re.compile(r"^\s*(?:#{1,6}\s+|>\s*|[-*+]\s+|\d+\.\s+)|`+|\*\*+")
-
-
-def title_of(text: str) -> str:
-    """Return a chat's first title: the first line of its first message without Markdown marks, cut at a word."""
-    line = next((part for part in text.splitlines() if part.strip()), "")
-    line = " ".join(_MARKDOWN_MARKS.sub("", line).split())
-    if len(line) <= TITLE_LENGTH:
-        return line or "New chat"
-    return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
-
-
-def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Message, ...]:
-    """Return the request to answer `messages` after the system prompt, if there is one.
-
-    The last summary stands for what it covers: all before it, or before the question that it follows.
-    """
-    at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].is_summary), -1)
-    if at >= 0:
-        asked = [messages[at - 1]] if at and messages[at - 1].role == "user" else []
-        system = "\n\n".join(filter(None, (system, f"{SUMMARY_TITLE}\n\n{messages[at].content}")))
-        messages = [*asked, *messages[at + 1 :]]
-    turns = [Message(role="system", content=system)] if system else []
-    for message in messages:
-        content = sent_text(message.content, message.attachments)
-        turn = Message(role=message.role, content=content, reasoning=message.reasoning)
-        if turns and turn.role == turns[-1].role == "user":
-            # The answer between them was stopped before its first word; templates want turns to alternate.
-            turn = Message(role="user", content=f"{turns.pop().content}\n\n{turn.content}")
-        turns.append(turn)
-    return tuple(turns)
 
 
 class ChatHistory:
@@ -214,7 +178,7 @@ class ChatHistory:
         return self.messages
 
     async def add_summary(self, text: str, model: str) -> StoredMessage:
-        """Add a model's summary of the open branch to its end; see `request_messages`. Raises as `add_question`."""
+        """Add a model's summary of the open branch to its end, for `request_messages`. Raises as `add_question`."""
         assert self.chat is not None
         chat, last = self.chat, self.messages[-1].id
         await self._require_saved()

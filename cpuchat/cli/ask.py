@@ -131,21 +131,15 @@ def ask(
 ) -> int:
     """Ask one question and print the answer as it is written.
 
-    QUESTION may also come from standard input; if both are given, standard input is appended to the question.
-    Files are sent before it.
+    QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before.
     """
-    import asyncio
-
     base, model = with_preset(values["chat__preset"], model, server)
     served, chosen = server_model(server, model, values), overridden(values, base)
     strict = values["speculation__draft_model"] is not None
-    _check(model, system, files, raw, stop)
-    if json_schema is not None and (speak or speak_output is not None):
-        raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
-    form = _form(json_schema, grammar, stop)
+    sent = _checked(model, system, files, raw, stop)
+    form = _form(json_schema, grammar, stop, spoken=speak or speak_output is not None)
     if system is not None:
         chosen.chat.system_prompt = system
-    attachments = attached(files)
     chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
@@ -154,6 +148,8 @@ def ask(
     prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
     backend = answering_backend(chosen, on_server, key_ring(chosen, served))
     try:
+        import asyncio
+
         from cpuchat.cli.session import Session
         from cpuchat.cli.terminal import Terminal
 
@@ -170,14 +166,16 @@ def ask(
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
-            request = _raw_request(prompt, stop, session.conversation.in_effect, form)
-            events = _events(session, request, attachments, raw)
+            events = _events(session, _raw_request(prompt, stop, session.conversation.in_effect, form), sent, raw)
             return await _print_answer(session, events, info, terminal, form, aloud, as_json=as_json)
 
     return asyncio.run(run())
 
 
-def _check(model: str | None, system: str | None, files: tuple[str, ...], raw: bool, stop: tuple[str, ...]) -> None:
+def _checked(
+    model: str | None, system: str | None, files: tuple[str, ...], raw: bool, stop: tuple[str, ...]
+) -> tuple[Attachment, ...]:
+    """Return the files to send. Raises UsageError for options that cannot be used."""
     if raw and system:
         raise UsageError(
             "--system cannot be used with --raw, which skips the chat template.",
@@ -189,11 +187,14 @@ def _check(model: str | None, system: str | None, files: tuple[str, ...], raw: b
         raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
     for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
         require_text(text, name)
+    return attached(files)
 
 
-def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...]) -> AnswerForm | None:
+def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *, spoken: bool) -> AnswerForm | None:
     if json_schema is None and grammar is None:
         return None
+    if json_schema is not None and spoken:
+        raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
     from cpuchat.cli.answer_form import AnswerForm
 
     return AnswerForm.read(json_schema, grammar, stop)

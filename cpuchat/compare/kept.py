@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.chats.history import title_of
 from cpuchat.chats.records import Chat, StoredMessage
+from cpuchat.chats.titles import title_of
 from cpuchat.compare.rounds import Round, SideAnswer, Turn
 from cpuchat.compare.side import Side, short_names
 from cpuchat.errors import ChatsError

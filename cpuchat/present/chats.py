@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpuchat.chats.attached import fenced
 from cpuchat.chats.records import Attachment, Chat
+from cpuchat.chats.request import fenced
 from cpuchat.chats.transfer.importing import Imported
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
 from cpuchat.present.answers import summary

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 
 from cpuchat import paths
-from cpuchat.chats.history import SUMMARY_TITLE
+from cpuchat.chats.request import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer.portable import portable_chat
 from cpuchat.compacting import compact

@@ -243,6 +243,10 @@ class HeadBackend:
     async def end_reasoning(self) -> bool:
         return self._remote is not None and await self._remote.end_reasoning()
 
+    async def count_tokens(self, text: str) -> int | None:
+        """Return None: the server is not asked."""
+        return None
+
     async def forget(self, chat_id: str) -> None:
         """Do nothing: the server saves no chats."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cpuchat.chats.history import title_of
+from cpuchat.chats.titles import title_of
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage
 
 

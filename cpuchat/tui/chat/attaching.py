@@ -10,8 +10,8 @@ from textual.content import Content
 from textual.widgets import OptionList
 
 from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
-from cpuchat.chats.attached import Attach, sent_text
 from cpuchat.chats.records import Attachment, storable
+from cpuchat.chats.request import Attach, sent_text
 from cpuchat.errors import UsageError
 from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.units import plural

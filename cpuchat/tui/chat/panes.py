@@ -1,10 +1,14 @@
-"""Shows and hides parts of the chat screen: chat list, figures, colors."""
+"""Shows and hides parts of the chat screen: chat list, figures, colors; and applies settings."""
 
 from __future__ import annotations
 
+from textual import work
+
+from cpuchat.servers import ServerModel
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.presets import PresetsScreen
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import Prompt
 
 
@@ -44,3 +48,25 @@ class PanesScreen(PresetsScreen):
     def action_color_drafts(self) -> None:
         if text := draft_controls.color(self.services, self._transcript):
             self.tell(text)
+
+    @work
+    async def action_settings(self) -> None:
+        if (result := await self.services.navigation.settings()) is None:
+            return
+        before, self.conversation.settings = self.services.settings, result
+        if result.ui.theme != before.ui.theme and result.ui.theme in self.app.available_themes:
+            self.app.theme = result.ui.theme
+        self._apply_ui_settings()
+        self._show_prompt_title()
+        await self._reader.settings_changed(before.speech)
+        if result.model.folders != before.model.folders:
+            self.services.set_folders(result.model.folders)
+        self._figures.show()
+        if not draft_controls.needs_reload(before, result) or self._stream.path is None:
+            return
+        if self._stream.busy or isinstance(self._stream.path, ServerModel):
+            self.tell("Some of these settings take effect on the next load of a model on this machine.")
+        else:
+            question = "Some of these settings take effect on the next load. Reload the model now?"
+            if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):
+                self.load_model(self._stream.path)

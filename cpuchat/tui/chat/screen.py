@@ -14,9 +14,8 @@ from textual.widgets import Footer, TextArea
 from cpuchat.chats.records import storable
 from cpuchat.chats.search import Matcher
 from cpuchat.protocol import AnyEvent, Failed
-from cpuchat.servers import ServerModel, Source
+from cpuchat.servers import Source
 from cpuchat.tui import keys
-from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.attaching import Attaching, Paths
 from cpuchat.tui.chat.chat_list import ChatList
@@ -36,7 +35,6 @@ from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
 from cpuchat.tui.threads import collect_garbage
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
@@ -101,7 +99,7 @@ class ChatScreen(PanesScreen):
             self._show_prompt_title,
         )  # fmt: skip
         self.conversation.on_save_problem = self.show_save_problem
-        self.apply_ui_settings()
+        self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
         self.show_chat()
@@ -392,25 +390,3 @@ class ChatScreen(PanesScreen):
 
     def action_hardware(self) -> None:
         self.services.navigation.hardware()
-
-    @work
-    async def action_settings(self) -> None:
-        if (result := await self.services.navigation.settings()) is None:
-            return
-        before, self.conversation.settings = self.services.settings, result
-        if result.ui.theme != before.ui.theme and result.ui.theme in self.app.available_themes:
-            self.app.theme = result.ui.theme
-        self._apply_ui_settings()
-        self._show_prompt_title()
-        await self._reader.settings_changed(before.speech)
-        if result.model.folders != before.model.folders:
-            self.services.set_folders(result.model.folders)
-        self._figures.show()
-        if not draft_controls.needs_reload(before, result) or self._stream.path is None:
-            return
-        if self.busy or isinstance(self._stream.path, ServerModel):
-            self.tell("Some of these settings take effect on the next load of a model on this machine.")
-        else:
-            question = "Some of these settings take effect on the next load. Reload the model now?"
-            if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):
-                self.load_model(self._stream.path)

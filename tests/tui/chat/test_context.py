@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.chats.history import SUMMARY_TITLE
+from cpuchat.chats.request import SUMMARY_TITLE
 from cpuchat.protocol import Failed, ModelLoaded
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from tests.support.chat_app import RunningApp, running

@@ -107,11 +107,11 @@ def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
 def test_a_file_of_the_version_before_attachments_is_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
     with contextlib.closing(sqlite3.connect(path)) as db:
-        for statement in [statement for step in schema.UPGRADES[:4] for statement in step]:
+        for statement in [statement for step in schema.UPGRADES[:5] for statement in step]:
             db.execute(statement)
         db.execute("INSERT INTO chats (id, created, updated) VALUES ('a', 1, 1)")
         db.execute("INSERT INTO messages (chat_id, parent, role, content, created) VALUES ('a', 0, 'user', 'Why?', 1)")
-        db.execute("PRAGMA user_version = 4")
+        db.execute("PRAGMA user_version = 5")
         db.commit()
     store = ChatStore(path)
     assert [(one.content, one.attachments) for one in store.messages("a")] == [("Why?", ())]
