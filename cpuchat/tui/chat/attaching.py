@@ -84,13 +84,14 @@ class Attaching:
 
     def changed(self) -> None:
         """Follow a change of the prompt."""
-        typed = self._prompt.text != self._prompt.placed  # not a message that was recalled
+        text = self._prompt.text if self._composer.attaches else ""
+        typed = text and text != self._prompt.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
         if mark is None:
             self.close()
         else:
             self._prompt.run_worker(self._complete(mark), exclusive=True, group="paths")
-        marks, text = named(self._prompt.text), self._prompt.text
+        marks = named(text)
         seen = marks, mark is not None, text if marks or len(text) >= _COUNTED else ""
         if seen != self._seen:
             self._seen = seen

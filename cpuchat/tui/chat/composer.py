@@ -113,6 +113,11 @@ class Composer:
     # Attachments
 
     @property
+    def attaches(self) -> bool:
+        """Return whether files can be sent with what is in the prompt: not with a summary."""
+        return self.editing is None or not self._edits_summary
+
+    @property
     def held(self) -> dict[str, Attachment]:
         """Return the attachments that marks in the prompt stand for, beside files that are still to be read."""
         return self._pasted | self._resent
