@@ -111,7 +111,7 @@ def test_a_folder_is_a_listing_that_reads_no_file(folder: Path, tmp_path_factory
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0", "is an image. Only text can be sent"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "is an image. Only text can be attached"),
         (b"\xff\xd8\xff\xe0", "is an image"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "is an image"),
         (b"\0\0\0\x1cftypavif", "is an image"),
