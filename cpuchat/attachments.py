@@ -40,6 +40,14 @@ class MissingFile(UsageError):
     """A path that names no file."""
 
 
+def start_folder() -> Path:
+    """Return the folder that paths begin at; the home folder if the current one was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path.home()
+
+
 def attach(
     text: str, folder: Path, held: Mapping[str, Attachment] | None = None, known: Collection[str] = ()
 ) -> tuple[Attachment, ...]:

@@ -147,7 +147,12 @@ class PlainChat:
     # Answers
 
     async def _ask(self, text: str) -> None:
-        await self._answer(self._conversation.send(text))
+        from cpuchat.attachments import attach, start_folder
+
+        sent = await asyncio.to_thread(attach, text, start_folder())
+        if sent:
+            self._terminal.note(f"Attached: {', '.join(clean_line(one.title) for one in sent)}.")
+        await self._answer(self._conversation.send(text, attach=lambda: sent))
 
     async def _regenerate(self, _: str) -> None:
         await self._answer(self._conversation.regenerate())
@@ -258,6 +263,8 @@ class PlainChat:
         answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
         speaker = "You" if message.role == "user" else answered
         self._terminal.line(f"{speaker}: {message.content}")
+        for attachment in message.attachments:
+            self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
 
     async def _help(self, _: str) -> None:
         for name, (about, _run) in self._commands.items():

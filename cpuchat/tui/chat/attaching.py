@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from textual.content import Content
 from textual.widgets import OptionList
 
-from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
+from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, start_folder, unfinished
 from cpuchat.chats.records import Attachment, storable
 from cpuchat.chats.request import Attach, sent_text
 from cpuchat.errors import UsageError
@@ -23,14 +22,6 @@ from cpuchat.tui.widgets.prompt import Prompt
 _PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
 _LONGEST_TOKENS = 8  # characters per token; a text with more than the context has of these is not counted exactly
-
-
-def _started_in() -> Path:
-    """Return the folder that paths begin at; the home folder if the current one was deleted."""
-    try:
-        return Path.cwd()
-    except OSError:
-        return Path.home()
 
 
 class Paths(OptionList, can_focus=False):
@@ -78,7 +69,7 @@ class Attaching:
         self._typed = ""  # the mark that is completed
         self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
-        self._folder = _started_in()
+        self._folder = start_folder()
         paths.on_chosen = self.accept
         prompt.completer = self
 
