@@ -49,7 +49,7 @@ def start_folder() -> Path:
 
 
 def attach(
-    text: str, folder: Path, held: Mapping[str, Attachment] | None = None, known: Collection[str] = ()
+    text: str, folder: Path | None, held: Mapping[str, Attachment] | None = None, known: Collection[str] = ()
 ) -> tuple[Attachment, ...]:
     """Read what `text` names, in order, each once.
 
@@ -57,6 +57,7 @@ def attach(
     One that does not exist is text, unless the folder that it is in does.
 
     Args:
+        folder: None reads nothing, names are text.
         held: by mark, what is taken as it is: pasted texts, and the files of a message that is edited.
         known: marks that named a file before: it must still be there.
 
@@ -68,11 +69,13 @@ def attach(
     for match in _NAMED.finditer(text):
         marks = match[0], match[0].rstrip(_PUNCTUATION)  # a sentence may end with it
         for mark in marks:
-            if mark not in found and (attachment := held.get(mark) or _named(mark, folder)) is not None:
+            if mark not in found and (attachment := held.get(mark) or (folder and _named(mark, folder))):
                 found[mark] = attachment
             if mark in found:
                 break
         else:
+            if folder is None:
+                continue
             _require_no_path(marks[-1], folder, any(mark in known for mark in marks))
     return tuple(found.values())
 

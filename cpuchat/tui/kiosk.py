@@ -29,7 +29,7 @@ WATCH_VARIABLE = "CPUCHAT_WATCH_URL"
 
 OFF = frozenset({
     "models", "compare", "compare_with", "downloads", "settings", "hardware", "plan", "tune", "suspend_process",
-    "screenshot", "export_chat", "speak", "read_answer", "drafting",
+    "screenshot", "export_chat", "speak", "read_answer", "drafting", "complete",
 })  # fmt: skip
 """Actions that are hidden and refused."""
 
@@ -39,6 +39,8 @@ _PLACES = frozenset({"prompt", "chat", "app", "transcript", "branches", "chats",
 
 class KioskChat(ChatScreen):
     """The chat without what is off."""
+
+    READS_FILES = False
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)

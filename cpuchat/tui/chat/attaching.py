@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from textual.content import Content
 from textual.widgets import OptionList
 
-from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, start_folder, unfinished
+from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
 from cpuchat.chats.records import Attachment, storable
 from cpuchat.chats.request import Attach, sent_text
 from cpuchat.errors import UsageError
@@ -47,7 +48,8 @@ class Paths(OptionList, can_focus=False):
 
 class Attaching:
     """Reads nothing but what the prompt names. `model` returns the loaded model, `count` the tokens that a text has for
-    it, None when it cannot. `show` is called when `Composer.attached` changes.
+    it, None when it cannot. `show` is called when `Composer.attached` changes. Paths begin at `folder`; None: no file
+    is read.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Attaching:
         model: Callable[[], ModelInfo | None],
         count: Callable[[str], Awaitable[int | None]],
         show: Callable[[], None],
+        folder: Path | None,
     ) -> None:
         self._prompt = prompt
         self._paths = paths
@@ -69,7 +72,7 @@ class Attaching:
         self._typed = ""  # the mark that is completed
         self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
-        self._folder = start_folder()
+        self._folder = folder
         paths.on_chosen = self.accept
         prompt.completer = self
 
@@ -139,7 +142,8 @@ class Attaching:
         return unfinished(self._prompt.document.get_line(row)[:column]) if self._prompt.selection.is_empty else None
 
     async def _complete(self, mark: str) -> None:
-        found = await run_in_daemon_thread(lambda: completions(mark, self._folder))
+        folder = self._folder
+        found = await run_in_daemon_thread(lambda: completions(mark, folder)) if folder is not None else []
         if self._unfinished() == mark and self._prompt.has_focus:
             self._typed = mark
             self._paths.offer([] if found == [mark] else found)

@@ -11,6 +11,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer, TextArea
 
+from cpuchat.attachments import start_folder
 from cpuchat.chats.records import storable
 from cpuchat.chats.search import Matcher
 from cpuchat.protocol import AnyEvent, Failed
@@ -48,6 +49,7 @@ class ChatScreen(PanesScreen):
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chat")
     KEYS: ClassVar = "chat"
+    READS_FILES: ClassVar = True  # those that a message names
 
     def __init__(self, services: Services, initial_model: Source | None, text: str = "") -> None:
         """`initial_model` is loaded after the first paint; `text` is put into the prompt."""
@@ -96,7 +98,7 @@ class ChatScreen(PanesScreen):
         self._attaching = Attaching(
             self._prompt, self.query_one(Paths), self._composer,
             lambda: self.conversation.model, lambda text: self.conversation.backend.count_tokens(text),
-            self._show_prompt_title,
+            self._show_prompt_title, start_folder() if self.READS_FILES else None,
         )  # fmt: skip
         self.conversation.on_save_problem = self.show_save_problem
         self._apply_ui_settings()
