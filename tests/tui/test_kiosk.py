@@ -45,8 +45,8 @@ async def test_no_key_and_no_command_leaves_the_session(watch: Watch, tmp_path: 
     watch.folders = tuple(map(str, (paths.config_dir(), paths.data_dir(), paths.cache_dir())))
     async with running(kind=KioskApp) as app:
         await app.ready()
-        await app.send("Hello, what is in @LICENSE and @/etc/passwd")
-        assert app.backend.requests[-1].messages[-1].content == "Hello, what is in @LICENSE and @/etc/passwd"
+        await app.send("Is there @LICENSE and @/etc/passwd ?")
+        assert app.backend.requests[-1].messages[-1].content == "Is there @LICENSE and @/etc/passwd ?"
         before = set(Path.cwd().iterdir())
         watch.on = True
         try:
