@@ -19,28 +19,20 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
             await reply.text(word)
         await reply.finish()
 
-<<<<<<< HEAD
     typed = (
-        '/preset\n"""\nTwo\nlines\n"""\n/regenerate\n/figures\n/compact\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n'
-        '/help\n"""\nunclosed'
+        '/preset\n"""\nTwo\nlines @LICENSE:1\n"""\n/regenerate\n/figures\n/compact\n/new\n/nonsense\n/open 3\n'
+        '/chats\n/open 1\n/help\n"""\nunclosed'
     )
     save_preset(Preset(name="strict", system_prompt="Be strict."))
-=======
-    commands = "/regenerate\n/figures\n/new\n/nonsense\n/open 3\n/chats\n/open 1\n/help\n/quit\nnever"
-    typed = f'"""\nTwo\nlines @LICENSE:1\n"""\n{commands}'
->>>>>>> a4f8126c (cpuchat --plain sends files that a message names with @)
     async with remote_server(answer=answer) as server:
         arguments = ("--plain", "--preset", "strict", "--server", server.url)
         done = await asyncio.to_thread(run_process, *arguments, stdin=typed)
         asked = [[message["content"] for message in chat.body["messages"]] for chat in server.chats()]
     assert done.returncode == 0, done.stderr
-<<<<<<< HEAD
-    assert asked[:2] == [["Be strict.", "Two\nlines"]] * 2 and asked[2][-1].startswith("Summarize")
-    assert asked[3][0].startswith("Be strict.\n\nSummary of") and asked[3][1:] == ["unclosed"]
-=======
     line = Path("LICENSE").read_text().splitlines()[0]
-    assert asked == [f"LICENSE, line 1:\n```\n{line}\n```\n\nTwo\nlines @LICENSE:1"] * 2
->>>>>>> a4f8126c (cpuchat --plain sends files that a message names with @)
+    message = f"LICENSE, line 1:\n```\n{line}\n```\n\nTwo\nlines @LICENSE:1"
+    assert asked[:2] == [["Be strict.", message]] * 2 and asked[2][-1].startswith("Summarize")
+    assert asked[3][0].startswith("Be strict.\n\nSummary of") and asked[3][1:] == ["unclosed"]
     answered = "some-Q4_K_M: Part one. Part two."
     preset, *lines = done.stdout.splitlines()
     assert preset == "strict" and lines.pop(3) == answered
@@ -48,11 +40,7 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
     assert lines[:2] == [answered] * 2 and "prompt" not in lines[0]
     assert re.match(r"≈ 4 tokens, .*first token", lines[2])
     assert re.fullmatch(r"1\. Two, \d{4}-\d\d-\d\d \d\d:\d\d", lines[3])
-<<<<<<< HEAD
     assert lines[4:6] == [answered, "Summary: Part one. Part two."]
-=======
-    assert lines[4:7] == ["You: Two", "lines @LICENSE:1", answered]
->>>>>>> a4f8126c (cpuchat --plain sends files that a message names with @)
     assert "/open N: open chat N of that list" in lines
     for words in (
         "OpenAI-compatible server at",
