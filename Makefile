@@ -13,7 +13,7 @@ PYTHON ?= $(shell command -v python3 || command -v python3.11 || echo python3)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 export UV_PYTHON_DOWNLOADS ?= never
 
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : 4)))
 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 STAMP := .venv/.ready
@@ -54,7 +54,7 @@ unit: setup
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
 
 # A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
-# so there are more of them than cores. The files with the longest tests come first. pytest comes last, so that its summary ends the output.
+# so there are more of them than cores, up to four. The files with the longest tests come first. pytest comes last, so that its summary ends the output.
 test: setup
 	@$(MAKE) --no-print-directory check
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

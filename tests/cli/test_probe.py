@@ -54,6 +54,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
 
 def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveying, "BUDGET_SECONDS", 2.0)
     monkeypatch.setattr(cost_probe, "cases", lambda: [Case("few", SHAPES["tiny"], "Q8_0", (Pass(1), Pass(8)), 1.0)])
     monkeypatch.setattr(ReadBandwidth, "disturbed", False)  # whatever else runs
     monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: False)

@@ -27,6 +27,6 @@ def test_a_killed_app_and_a_full_disk_leave_a_sound_beginning_of_the_answer(scri
 
 @pytest.mark.parametrize("script", ["hostile.databases"], indirect=True)
 def test_the_app_starts_on_damaged_chats(script: ModuleType) -> None:
-    outcomes = script.measure(5, 3, 2, lambda _: None)
-    assert len({outcome.kind for outcome in outcomes}) > 2
+    outcomes = script.measure(3, 3, 2, lambda _: None)
+    assert len({outcome.kind for outcome in outcomes}) > 1
     assert [outcome.fault for outcome in outcomes if outcome.fault and "after" not in outcome.fault] == []
