@@ -94,8 +94,8 @@ class LineProcess(Generic[A]):
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-        await ended
-        self._files.close()
+            await ended  # also when this is cancelled: a killed process ends at once
+            self._files.close()
 
     async def send(self, request: msgspec.Struct) -> None:
         """Send a request; its answers come from `receive`."""
