@@ -26,7 +26,7 @@ _CHOICES = (
 
 
 class CompactingScreen(SpeakingScreen):
-    """Base of the chat screen."""
+    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     _transcript: ChatTranscript
     _composer: Composer

@@ -24,7 +24,7 @@ _WIDEST = 36  # of what a preset sets, in cells
 
 
 class PresetsScreen(CompactingScreen):
-    """Base of the chat screen."""
+    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     def _show_prompt_title(self) -> None:
         raise NotImplementedError

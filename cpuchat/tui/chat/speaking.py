@@ -18,7 +18,7 @@ _FIGURES_SECONDS = 1.0
 
 
 class SpeakingScreen(ComparingScreen):
-    """Base of the chat screen."""
+    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     _answering: Answering
     _figures: LiveFigures
