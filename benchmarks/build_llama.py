@@ -5,9 +5,9 @@ switches as the product's engine, so that a difference in the figures is ours an
 runs on a ggml with OpenMP: only the ggml libraries are compiled twice, the rest is the same binaries (only ggml
 contains the thread code).
 
-    python benchmarks/build_llama.py [--sdist FILE] [--jobs N]
+    python benchmarks/build_llama.py [--sdist FILE] [--jobs N] [--rpc]
 
-Result: benchmarks/work/llama/{plain,openmp}/bin. Takes some 6 minutes on two cores; done once.
+Result: benchmarks/work/llama/{plain,openmp,rpc}/bin. Takes some 6 minutes on two cores; done once.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ SWITCHES = {
 }
 
 
-def tool(name: str, *, openmp: bool = False) -> Path:
+def tool(name: str, *, openmp: bool = False, rpc: bool = False) -> Path:
     """The built program.
 
     Raises:
         MeasureError: it is not there; the message says how to build it.
     """
-    file = ROOT / ("openmp" if openmp else "plain") / "bin" / name
+    variant = "openmp" if openmp else "rpc" if rpc else "plain"
+    file = ROOT / variant / "bin" / name
     if not file.is_file():
-        raise MeasureError(f"{name} is not built: run `python benchmarks/build_llama.py` first")
+        command = "python benchmarks/build_llama.py" + (" --rpc" if rpc else "")
+        raise MeasureError(f"{name} is not built: run `{command}` first")
     return file
 
 
@@ -109,21 +111,22 @@ def cmake(source: Path, build: Path, targets: list[str], jobs: int, **changes: s
     run(["cmake", "--build", str(build), "--parallel", str(jobs), "--target", *targets])
 
 
-def build_openmp(source: Path, plain: Path, jobs: int) -> None:
-    """Compile ggml with OpenMP and lay it over a copy of the plain build's programs and libraries."""
-    build = ROOT / "openmp" / "build"
-    cmake(source, build, ["ggml"], jobs, GGML_OPENMP="ON")
-    binaries = ROOT / "openmp" / "bin"
+def build_variant(source: Path, plain: Path, jobs: int, name: str, targets: list[str], **changes: str) -> None:
+    """Compile ggml another way, with `targets`, and lay both over a copy of the plain build."""
+    build = ROOT / name / "build"
+    cmake(source, build, targets, jobs, **changes)
+    binaries = ROOT / name / "bin"
     shutil.rmtree(binaries, ignore_errors=True)
     shutil.copytree(plain / "bin", binaries, symlinks=True, ignore=shutil.ignore_patterns("libggml*"))
-    for library in sorted((build / "bin").glob("libggml*")):
-        shutil.copy2(library, binaries / library.name, follow_symlinks=False)
+    for built in sorted((build / "bin").glob("*ggml*")):
+        shutil.copy2(built, binaries / built.name, follow_symlinks=False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sdist", type=Path, help="use this source distribution instead of downloading it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rpc", action="store_true", help="also a set with RPC, for rpc.py")
     options = parser.parse_args()
     version = installed_version()
     sdist = options.sdist or fetch_sdist(version)
@@ -132,7 +135,9 @@ def main() -> None:
     source = unpack(sdist, version)
     plain = ROOT / "plain"
     cmake(source, plain, ["llama-bench", "llama-completion", "llama-server", "llama-perplexity"], options.jobs)
-    build_openmp(source, plain, options.jobs)
+    build_variant(source, plain, options.jobs, "openmp", ["ggml"], GGML_OPENMP="ON")
+    if options.rpc:
+        build_variant(source, plain, options.jobs, "rpc", ["ggml", "ggml-rpc-server"], GGML_RPC="ON")
     print(f"built {tool('llama-bench')}, {tool('llama-server')}, {tool('llama-bench', openmp=True)}")
 
 

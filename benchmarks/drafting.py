@@ -18,8 +18,9 @@ from product import GREEDY, PLAIN, Answer, answer, worker
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.drafts.calibrations import Calibration, calibration_cache
-from cpuchat.protocol import LoadOptions, ModelInfo, Sampling, Speculation
+from cpuchat.protocol import LoadOptions, Sampling, Speculation
 from cpuchat.timings import DrafterName, SpeculationFigures
 
 N_CTX = 2048

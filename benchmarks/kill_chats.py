@@ -30,7 +30,8 @@ from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, EngineInfo, Generate, GenerationFinished, LoadOptions, ModelInfo, TextDelta
+from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, LoadOptions, TextDelta
 from cpuchat.servers import Source
 from cpuchat.settings import Settings
 from cpuchat.timings import Timings

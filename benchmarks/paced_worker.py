@@ -15,7 +15,7 @@ import time
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
 
-from cpuchat import frames, protocol
+from cpuchat import frames, model_info, protocol
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
 PROSE = (
@@ -51,12 +51,12 @@ def emit(event: protocol.Event) -> None:
 
 def loaded(command: protocol.LoadModel) -> protocol.ModelLoaded:
     return protocol.ModelLoaded(
-        model=protocol.ModelInfo(
+        model=model_info.ModelInfo(
             path=command.path, name="Paced-1.5B-Instruct", architecture="qwen2", quantization="Q8_0",
             n_params=1_543_714_304, size=1_646_572_928, n_ctx=32768, n_ctx_train=32768, n_vocab=151_936, n_layer=28,
             n_threads=len(command.cpus), cpus=command.cpus, peak_read=78e9, cache_bytes=32 << 20,
             pass_ms=tuple(39.7 + 6.0 * n for n in range(32)),
-            traffic=protocol.Traffic(weights=1_646_572_928, kv=(protocol.KVTraffic(bytes_per_token=28_672),)),
+            traffic=model_info.Traffic(weights=1_646_572_928, kv=(model_info.KVTraffic(bytes_per_token=28_672),)),
         )
     )  # fmt: skip
 
@@ -106,7 +106,7 @@ def answer(request: protocol.Generate, rate: float, cancelled: threading.Event) 
 
 def main() -> None:
     rate = float(sys.argv[2])
-    emit(protocol.WorkerReady(engine=protocol.EngineInfo(version="paced")))
+    emit(protocol.WorkerReady(engine=model_info.EngineInfo(version="paced")))
     stdin, cancelled = sys.stdin.buffer, threading.Event()
     while header := stdin.read(frames.HEADER_SIZE):
         match command := frames.decode_command(stdin.read(frames.frame_length(header))):

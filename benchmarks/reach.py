@@ -23,7 +23,8 @@ from product import default_threads
 from cpuchat.backend.local import LocalBackend
 from cpuchat.conversation import Conversation
 from cpuchat.hardware.bandwidth.measuring import measure
-from cpuchat.protocol import Failed, GenerationFinished, ModelInfo, TextDelta
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import Failed, GenerationFinished, TextDelta
 from cpuchat.settings import ChatSection, EngineSection, SamplingSection, Settings, SpeculationSection
 from cpuchat.telemetry.meter import Figures
 
@@ -128,7 +129,7 @@ def _conversation(n_tokens: int, n_threads: int) -> Conversation:
         chat=ChatSection(max_tokens=n_tokens),
     )
     conversation = Conversation(settings=settings, backend=LocalBackend(), store=None)
-    conversation.drafting = False
+    conversation.drafting = "off"
     return conversation
 
 

@@ -4,17 +4,20 @@
 
 - tok/s shown against the server's own timings of the same answers (asked for by another client right after; the text
   is the same), at the end and live
-- time to the first token of a prompt that the server has cached, against a bare HTTP client, in turn
+- time to the first token of a prompt that the server has cached, against a bare HTTP client, in turn; and what the
+  whole app adds to that in a terminal, from Enter to the request at the server, and from the first text to the screen
 - from Esc to the idle slot of the server, in the middle of an answer, and of a prefill in large and small batches
 - acceptance shown for a pair of a known one (synthetic, depth 1, so that each drafted token counts once)
 
-Takes about 7 minutes.
+Takes about 9 minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +28,8 @@ from common import MeasureError, Row, Target, alternate, arguments, machine, rep
 from pairs import Shapes, known, typical_texts
 from pairs import as_text as text_of
 from product import GREEDY, answer, default_threads
+from proxy import Proxy
+from terminal import ENTER, NEW_CHAT, PASTE, Terminal, app
 
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.protocol import Failed, Generate, LoadOptions, PrefillProgress, TextDelta
@@ -33,6 +38,7 @@ from cpuchat.telemetry.meter import Meter
 
 N_CTX = 4096
 ALPHA, PAIR_TOKENS = 0.7, 257
+FIRST_TEXT = re.compile(rb'"content":("(?:[^"\\]|\\.)+")')
 
 
 async def connected(server: LlamaServer) -> RemoteBackend:
@@ -116,6 +122,60 @@ def first_token(runner: asyncio.Runner, server: LlamaServer, backend: RemoteBack
     return Row("time to the first token that the client adds", "ms", added, target=Target(15, False))
 
 
+class Tap(Proxy):
+    """When the newest request for an answer had arrived, and when its first text had, and which text that was."""
+
+    def __init__(self, port: int) -> None:
+        self.asked = self.answered = 0.0
+        self.text = ""
+        super().__init__(port)
+
+    def passed(self, data: bytes, to_target: bool) -> None:
+        now = time.perf_counter()
+        if to_target and data.startswith(b"POST /v1/chat/completions "):
+            self.asked, self.answered = now, 0.0
+        elif self.asked and not self.answered and not to_target and (found := FIRST_TEXT.search(data)):
+            self.text = json.loads(found[1]).strip()
+            self.answered = now
+
+
+def in_the_app(server: LlamaServer, rounds: int) -> list[Row]:
+    """Return what the whole app adds in a terminal, to the second message of a chat."""
+    tap = Tap(int(server.url.rpartition(":")[2]))
+    config = "[sampling]\ntemperature = 0.0\n[chat]\nmax_tokens = 2\n"
+    asked: list[float] = []
+    shown: list[float] = []
+
+    def send(terminal: Terminal, message: str) -> float:
+        terminal.type(PASTE.format(message))
+        terminal.wait_for(lambda screen: message in screen)
+        terminal.skip(1.0)
+        tap.asked = tap.answered = 0.0
+        pressed = time.perf_counter()
+        terminal.type(ENTER)
+        return pressed
+
+    with app("--server", f"http://127.0.0.1:{tap.port}", config=config) as (terminal, _):
+        terminal.wait_for(lambda screen: f"{N_CTX // 1024}k ctx" in screen)
+        for number in range(rounds):
+            terminal.type(NEW_CHAT * (number > 0))
+            send(terminal, models.words(8, salt=40 + 2 * number).strip())
+            terminal.drain(lambda: tap.answered > 0)
+            terminal.skip(1.0)
+            pressed = send(terminal, models.words(8, salt=41 + 2 * number).strip())
+            # All answers begin with the same text: what comes before it is the same.
+            seen = terminal.shown_at(lambda screen: screen.count(tap.text) == 2, 4.0)
+            asked.append(1e3 * (tap.asked - pressed))
+            shown.append(1e3 * (seen - tap.answered))
+    tap.close()
+    both = [a + b for a, b in zip(asked, shown, strict=True)]
+    return [
+        Row("in the app: from Enter to the request at the server", "ms", asked),
+        Row("in the app: from the first text to the screen", "ms", shown),
+        Row("time to the first token that the app adds", "ms", both, target=Target(15, False)),
+    ]
+
+
 async def _stop(server: LlamaServer, backend: RemoteBackend, prompt: str, in_prefill: bool) -> float:
     cancelled = 0.0
     async for event in backend.generate(Generate(prompt=prompt, sampling=GREEDY, ignore_eos=True)):
@@ -193,6 +253,7 @@ def main() -> None:
             backend = runner.run(connected(server))
             rows = [own_timings(runner, backend, tokens), *speed(runner, server, backend, rounds, tokens)]
             rows.append(first_token(runner, server, backend, 3 if quick else 15, 200 if quick else 1000))
+            rows += in_the_app(server, 2 if quick else 10)
             rows += [stops(runner, server, backend, stopped, batch) for batch in (0, 512)]
             runner.run(backend.close())
         rows.append(small_batches(runner, file, threads, stopped, log))

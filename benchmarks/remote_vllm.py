@@ -23,7 +23,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -35,8 +34,10 @@ from common import WORK, MeasureError, Row, Target, arguments, machine, report, 
 from product import GREEDY, Answer, ask
 
 from cpuchat import paths
+from cpuchat.backend.heads.process import free_port
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.metrics import Metrics, parse
+from cpuchat.children import kill_group
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import ContextTrimmed, Failed, Generate, GenerationFinished, LoadOptions, Message, TextDelta
 from cpuchat.servers import ServerModel
@@ -99,9 +100,7 @@ def vllm(python: Path, model: Path, *extra: str) -> Iterator[str]:
     Raises:
         MeasureError: it does not get ready.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # The `vllm` command fails with these wheels ("No package metadata was found for vllm").
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", str(N_CTX), "--dtype", "float32", "--enforce-eager"]
@@ -120,7 +119,7 @@ def vllm(python: Path, model: Path, *extra: str) -> Iterator[str]:
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
+                kill_group(process.pid)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

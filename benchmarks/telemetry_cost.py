@@ -34,7 +34,8 @@ from cpuchat.hardware.counters.kernel import Kernel, perf_event_open
 from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, attributes
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import ModelInfo, ModelLoaded, PrefillProgress, TextDelta, Traffic
+from cpuchat.model_info import ModelInfo, Traffic
+from cpuchat.protocol import ModelLoaded, PrefillProgress, TextDelta
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from tests.hardware.counters.simulated import old_fabric, pmu, umc

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,11 +46,12 @@ def environment(folder: Path) -> dict[str, str]:
 class Terminal:
     """The running app. `spawned` and `last_output` are perf_counter seconds."""
 
-    def __init__(self, arguments: list[str], folder: Path) -> None:
+    def __init__(self, arguments: list[str], folder: Path, started_by: Sequence[str] = ()) -> None:
+        """`started_by` takes the place of the installed program."""
         self._screen = pyte.Screen(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self._screen)
         self._unseen: list[bytes] = []
-        program, *options = command()
+        program, *options = started_by or command()
         self.spawned = time.perf_counter()
         self.last_output = self.spawned
         self._child = pexpect.spawn(
@@ -120,6 +121,25 @@ class Terminal:
             self._unseen.append(chunk)
         return self.last_output
 
+    def shown_at(self, found: Callable[[str], bool], seconds: float) -> float:
+        """Take the output of so many seconds and look at it then, as looking delays what is measured: the time at which
+        that output had arrived with which the screen satisfies `found`.
+
+        Raises:
+            MeasureError: it ended, or its screen did not; the message holds the screen.
+        """
+        self._catch_up()
+        taken: list[tuple[float, bytes]] = []
+        until = time.perf_counter() + seconds
+        while (left := until - time.perf_counter()) > 0:
+            chunk = self._read(left)
+            taken.append((self.last_output, chunk))
+        for at, chunk in taken:
+            self._stream.feed(chunk)
+            if found(self.text):
+                return at
+        raise MeasureError(f"not on the screen after {seconds:.0f} s:\n{self.text}")
+
     def _catch_up(self) -> None:
         """Show the emulator what `drain` took."""
         self._stream.feed(b"".join(self._unseen))
@@ -147,13 +167,16 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def app(*arguments: str, config: str = "") -> Iterator[tuple[Terminal, Path]]:
-    """A fresh start of the app with `config` as its settings; gives the terminal and the folder of its data."""
+def app(*arguments: str, config: str = "", started_by: Sequence[str] = ()) -> Iterator[tuple[Terminal, Path]]:
+    """A fresh start of the app with `config` as its settings; gives the terminal and the folder of its data.
+
+    `started_by` is as of `Terminal`.
+    """
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as name:
         folder = Path(name)
         (folder / "config").mkdir()
         (folder / "config" / "config.toml").write_text(config, encoding="utf-8")
-        terminal = Terminal(list(arguments), folder)
+        terminal = Terminal(list(arguments), folder, started_by)
         try:
             yield terminal, folder / "data"
         finally:

@@ -34,6 +34,7 @@ _UNFINISHED = re.compile(r'(?<!\S)@("[^"\n]*|[^\s"]*)\Z')
 _RANGE = re.compile(r"(?P<path>.+):(?P<first>\d{1,15})(?P<dash>-)?(?P<last>\d{1,15})?", re.DOTALL)
 _IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 _IMAGE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
+_NO_IMAGES = "Only text can be attached, also for models and servers that take images; nothing was sent."
 
 
 class MissingFile(UsageError):
@@ -235,7 +236,7 @@ def _refuse_binary(data: bytes, name: str) -> None:
     """Raise UsageError for a file whose beginning tells that it is no text."""
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     if data.startswith(_IMAGES) or is_webp or (data[4:8] == b"ftyp" and data[8:12] in _IMAGE_BRANDS):
-        raise _no_text(name, "an image", "Only text can be attached; nothing was sent.")
+        raise _no_text(name, "an image", _NO_IMAGES)
     if data.startswith(b"%PDF-"):
         raise _no_text(name, "a PDF", "Convert it, for example with pdftotext; nothing was sent.")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):

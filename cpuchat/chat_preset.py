@@ -1,4 +1,4 @@
-"""The preset of the open chat: chosen for it, or for new chats."""
+"""What the open chat, or the next one, is answered with beside the settings: its preset, and how it reasons."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ import asyncio
 from collections.abc import Callable
 
 from cpuchat.chats.history import ChatHistory
-from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.records import Reasoning, StoredMessage
 from cpuchat.chats.request import Attach
+from cpuchat.errors import UsageError
 from cpuchat.presets import Preset, find_preset
-from cpuchat.settings import Settings
+from cpuchat.settings import Settings, with_changes
+
+_DIGITS = 9
+
+
+def reasoning_of(text: str) -> tuple[Reasoning, int | None]:
+    """Return what `on`, `off`, `default` or a number of tokens (0: no limit) sets for a chat. Raises UsageError."""
+    match text.strip().lower():
+        case "on":
+            return "on", None
+        case "off":
+            return "off", None
+        case "default":
+            return "", None
+        case number if number.isdecimal() and len(number) < _DIGITS:
+            return "on", int(number)
+    raise UsageError(f"Not a choice of reasoning: {text.strip()!r}.", "Use on, off, default or a number of tokens.")
 
 
 class ChatPreset:
@@ -18,6 +35,7 @@ class ChatPreset:
     def __init__(self, history: ChatHistory) -> None:
         self._history = history
         self._chosen: tuple[Preset | None] | None = None  # for the next chat, whatever that of new chats is
+        self._reasoning: tuple[Reasoning, int | None] = ("", None)  # of the next chat
         self.of_new_chats: Callable[[], str] = lambda: ""
 
     @property
@@ -34,33 +52,46 @@ class ChatPreset:
             return self.of_new_chats()
         return self.current.name if self.current is not None else ""
 
+    @property
+    def reasoning(self) -> tuple[Reasoning, int | None]:
+        """Return whether the chat's model reasons and for how many tokens; "" and None: as preset and settings say."""
+        chat = self._history.chat
+        return (chat.reasoning, chat.reasoning_budget) if chat is not None else self._reasoning
+
     def applied_to(self, chosen: Settings) -> Settings:
         """Return the settings for the next answer."""
-        return self.current.applied_to(chosen) if self.current is not None else chosen
+        found = self.current.applied_to(chosen) if self.current is not None else chosen
+        own = {"reasoning": self.reasoning[0] or None, "reasoning_budget": self.reasoning[1]}
+        own = {name: value for name, value in own.items() if value is not None}
+        return with_changes(found, {"chat": own}) if own else found
 
     def forget_choice(self) -> None:
-        """Begin a new chat with the preset of new chats."""
-        self._chosen = None
+        """Begin a new chat with the preset of new chats, and with nothing of its own."""
+        self._chosen, self._reasoning = None, ("", None)
 
-    async def choose(self, preset: Preset | None, settings: Settings) -> None:
-        """Set the preset of the open chat, or of the next one, from the next answer on. Raises ChatsError.
-
-        Its system prompt becomes the chat's; without a preset, that of the settings returns.
-        """
-        if (chat := self._history.chat) is None:
+    async def choose(self, preset: Preset | None) -> None:
+        """Set the preset of the open chat, or of the next one, from the next answer on. Raises ChatsError."""
+        if self._history.chat is None:
             self._chosen = (preset,)
-            return
-        before = chat.preset.system_prompt if chat.preset is not None else None
-        is_own = before is None or chat.system_prompt != before  # not from a preset
-        prompt = chat.system_prompt if is_own else settings.chat.system_prompt
-        if preset is not None and preset.system_prompt is not None:
-            prompt = preset.system_prompt
-        await self._history.set_options(preset=preset, system_prompt=prompt)
+        else:
+            await self._history.set_options(preset=preset)
+
+    async def set_reasoning(self, reasoning: Reasoning, budget: int | None) -> None:
+        """Set whether the model reasons in the chat and for how many tokens (0: no limit). Raises ChatsError."""
+        if self._history.chat is None:
+            self._reasoning = reasoning, budget
+        else:
+            await self._history.set_options(reasoning=reasoning, reasoning_budget=budget)
 
     async def find(self) -> None:
         """Read the preset of new chats if it is needed. Raises as `add_question`."""
         if self._history.chat is None and self._chosen is None and (name := self.of_new_chats()):
-            self._chosen = (await asyncio.to_thread(find_preset, name),)
+            try:
+                self._chosen = (await asyncio.to_thread(find_preset, name),)
+            except UsageError as error:
+                where = "Preset in the settings (F2), which is preset under [chat] in config.toml"
+                hint = f"{error.hint} Or clear {where}."
+                raise UsageError(error.message, hint) from None
 
     async def add_question(
         self, text: str, model: str, settings: Settings, attach: Attach | None = None
@@ -71,5 +102,8 @@ class ChatPreset:
             UsageError, SettingsError: the preset of new chats does not exist or is not valid.
         """
         await self.find()
-        prompt = self.applied_to(settings).chat.system_prompt
-        return await self._history.add_question(text, model, attach, system_prompt=prompt, preset=self.current)
+        reasoning, budget = self.reasoning
+        return await self._history.add_question(
+            text, model, attach, system_prompt=settings.chat.system_prompt, preset=self.current,
+            reasoning=reasoning, reasoning_budget=budget,
+        )  # fmt: skip

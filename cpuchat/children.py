@@ -1,8 +1,8 @@
-"""Starts Python processes of this package: without the current folder on their path, without secrets in their
-environment."""
+"""Child processes: commands without the current folder on their path, environments without secrets, and their end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -42,6 +42,13 @@ def _is_needed(name: str) -> bool:
     if name in _NAMES:
         return True
     return name.startswith(_PREFIXES) and not any(word in name for word in _SECRET)
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of the process group of a child that leads one."""
+    if sys.platform != "win32":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def last_output(log: IO[bytes]) -> str:

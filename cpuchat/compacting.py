@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from cpuchat.chats.request import request_messages
 from cpuchat.conversation import Conversation
 from cpuchat.errors import UsageError
-from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, Message, TextDelta
+from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Message, TextDelta
 
 _TASK = (
     "Summarize our conversation so far, so that it can continue from the summary alone. Keep facts, names, numbers, "
@@ -37,20 +37,30 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
     if chat is None or not covered:
         raise UsageError("There is nothing to summarize.", "Send a message first.")
     request = Generate(
-        messages=(*request_messages(chat.system_prompt, covered), Message(role="user", content=_TASK)),
-        sampling=conversation.in_effect.sampling.sampling(),
+        messages=(*request_messages(chat.effective_system_prompt, covered), Message(role="user", content=_TASK)),
+        **conversation.in_effect.sampling.request_options(),
         max_tokens=min(_LONGEST, max(model.n_ctx // _SHARE, 64)) if model is not None and model.n_ctx else _LONGEST,
         reasoning=False,
         reasoning_budget=0,
+        reserve=True,
         speculation=conversation.speculation,
+        tools=conversation.tools.toolbox.tools if conversation.tools is not None else (),  # they are in the KV cache
     )
     written = ""
     async with contextlib.aclosing(conversation.generate_detached(request)) as events:
         async for event in events:
             if isinstance(event, TextDelta) and event.channel == "answer":
                 written += event.text
-            is_whole = isinstance(event, GenerationFinished) and event.stop_reason != "cancelled"
-            is_open = conversation.chat is not None and conversation.chat.id == chat.id
-            if is_whole and is_open and written.strip():
-                await conversation.history.add_summary(written.strip(), conversation.model_name or "Model")
+            elif isinstance(event, GenerationFinished) and event.calls and event.stop_reason != "cancelled":
+                event = Failed(
+                    code="generation_failed",
+                    message="The model called a tool in place of writing a summary.",
+                    hint="Turn the tools off, and summarize again.",
+                )
+            elif isinstance(event, GenerationFinished) and event.stop_reason != "cancelled":
+                is_open = conversation.chat is not None and conversation.chat.id == chat.id
+                if is_open and (text := written.strip()):
+                    name = conversation.model_name or "Model"
+                    await conversation.history.add_summary(text, name, event.stop_reason, event.timings)
+                    conversation.meter.chat_changed(conversation.history.n_past)
             yield event

@@ -13,47 +13,52 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from cpuchat.answer_events import put_event
 from cpuchat.backend.base import Backend
 from cpuchat.chat_preset import ChatPreset
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
 from cpuchat.chats.request import Attach, request_messages
+from cpuchat.drafting_mode import DraftingMode, in_mode
 from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.loading import find_draft, found_for, loaded
+from cpuchat.loading import find_draft, loaded, recommended_for, tuned_for
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.tuned import Tuned
 from cpuchat.protocol import (
     FRAME_SECONDS,
     AnyEvent,
+    CallDone,
     Failed,
     Generate,
     GenerationFinished,
     LoadCancelled,
-    ModelInfo,
     ModelLoaded,
     Sampling,
     Speculation,
-    TextDelta,
 )
 from cpuchat.servers import ServerModel, Source
 from cpuchat.settings import Settings
 from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.telemetry.reasoning import with_reasoning_time
 
-if TYPE_CHECKING:  # neither is needed before the first paint
+if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.chats.store import ChatStore
     from cpuchat.models.recommended import Recommended
+    from cpuchat.tools.loop import ToolLoop
 
 
 class Conversation:
     """One open chat and the model that answers it. Use from one event loop.
 
-    `drafting` False answers without drafters whatever the settings say. `draft_problem` is why the draft model that the
-    settings name was not loaded with the model, "" when it was. `history` is the open chat; `on_save_problem` is called
-    when its `save_problem` changes. `logs_speed` False does not record how fast the model answered. `asks_when_full`: a
-    message that its chat has no room for fails (code context_full) unless the chat knows what to do. `frame_seconds`
-    pass between two events with text.
+    `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
+    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes.
+    `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code
+    context_full) unless the chat knows what to do. `frame_seconds` pass between two events with text.
 
     Args:
         store: None keeps nothing.
@@ -79,12 +84,14 @@ class Conversation:
         self.backend = backend
         self.meter = meter or Meter()
         self.library = library
-        self.drafting = True
+        self.drafting: DraftingMode = "auto"
         self.draft_problem = ""
         self.logs_speed = True
         self.asks_when_full = False
         self.kept_all = False
         """The last request was sent whole or not at all."""
+        self.tools: ToolLoop | None = None
+        """What answers may call; given up with the conversation."""
         self.frame_seconds = FRAME_SECONDS
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
@@ -92,8 +99,7 @@ class Conversation:
         self._clock = clock
         self._usage = UsageLog()
         self._running = False  # a load, an answer or a measurement
-        self._answering = False  # the open chat
-        self._stopping = False
+        self._answering = self._stopping = False  # the open chat is answered; what runs is to end
         self._path: Source | None = None
         self._name = ""
 
@@ -119,7 +125,7 @@ class Conversation:
     @property
     def speculation(self) -> Speculation:
         """Return how the next answer is drafted."""
-        return self.in_effect.speculation.speculation() if self.drafting else Speculation()
+        return in_mode(self.drafting, self.in_effect.speculation.speculation())
 
     @property
     def chosen(self) -> Settings:
@@ -208,11 +214,11 @@ class Conversation:
         with self._occupied():
             self._path = path
             self.tuned = self.recommended = None
-            if not isinstance(path, ServerModel):
-                self.tuned, self.recommended = await found_for(path)
+            self.tuned = await tuned_for(path)
             self.tuning_undone = False
             self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
+            recommended = asyncio.create_task(recommended_for(path))  # needed at the first answer
             while not self._stopping:
                 failed: Failed | None = None
                 chosen = self.in_effect
@@ -225,6 +231,7 @@ class Conversation:
                         else:
                             if isinstance(event, ModelLoaded) and not isinstance(path, ServerModel):
                                 event = await loaded(event, note, path, draft, self._any_library)
+                                self.recommended = await recommended
                             self.meter.observe(event, self._clock())
                             yield event
                 if failed is None:
@@ -271,9 +278,7 @@ class Conversation:
 
     def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
         """Answer a question again, the last one if `message_id` is 0; the first token of the answer opens a branch.
-
-        Raises:
-            ChatsError, ChatsChanged: as `send`.
+        Raises as `send`.
         """
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
@@ -294,12 +299,14 @@ class Conversation:
         """Stop the running load or answer; its stream still ends with its final event."""
         if self._running:
             self._stopping = True
+            if self.tools is not None:
+                self.tools.stop()
             await self.backend.cancel()
 
     async def close(self) -> None:
         """Shut the worker down and save everything. What could not be saved is in `history.unsaved`."""
         await self.history.close()
-        await self.backend.close()
+        await asyncio.gather(self.backend.close(), *([self.tools.toolbox.close()] if self.tools is not None else []))
         await self.history.close_store()
 
     async def _answer(
@@ -310,53 +317,46 @@ class Conversation:
         with self._occupied(answering=True):
             messages = await prepare()
             request = self._request(messages, more or {})
-            settings = AnswerSettings.of(request, self.model, self.default_sampling)
+            settings = AnswerSettings.of(request, self.model, self.default_sampling, self.preset.current)
             history.begin_answer(messages, self.model_name, settings)
             self._start_meter()
             try:
-                async with contextlib.aclosing(self.backend.generate(request)) as events:
+                async with contextlib.aclosing(self._events(request)) as events:
                     if self._stopping:  # while the message was stored
                         await self.backend.cancel()
                     async for event in events:
                         self.meter.observe(event, self._clock())
-                        if not await self._put(event):
+                        if not await put_event(self.history, event, self.model_name):
                             break
                         if isinstance(event, GenerationFinished):
                             await self._log_speed(event)
+                            event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
                         yield event
+                        if isinstance(event, CallDone) and not self._stopping:
+                            self._start_meter()
             finally:
                 await history.end_answer()
             await history.require_own_answer()
 
     async def _log_speed(self, event: GenerationFinished) -> None:
         model = self.model
-        if self.logs_speed and model is not None and not model.server:
+        if self.logs_speed and self.drafting != "always" and model is not None:
             memory = self.backend.engine.memory if self.backend.engine is not None else ""
             await asyncio.to_thread(self._usage.answered, model, event.timings, memory)
 
-    async def _put(self, event: AnyEvent) -> bool:
-        """Extend the answer by `event`; returns False when the chat no longer has it."""
-        history = self.history
-        match event:
-            case TextDelta(channel="reasoning"):
-                return await history.put_answer(reasoning=history.answer.reasoning + event.text)
-            case TextDelta():
-                return await history.put_answer(content=history.answer.content + event.text)
-            case GenerationFinished():
-                return await history.put_answer(
-                    stop_reason=event.stop_reason, timings=event.timings, model=self.model_name
-                )
-            case Failed():
-                return await history.put_answer(stop_reason=event.code)
-        return await history.put_answer()
+    def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        generate = lambda one: with_reasoning_time(self.backend.generate(one))  # noqa: E731
+        if self.tools is None:
+            return generate(request)
+        return self.tools.answer(generate, request, self.backend.count_tokens)
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
         can_summarize = bool(self.messages) and messages[-1].id == self.messages[-1].id  # the summary is to follow
         self.kept_all = keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
         return Generate(
-            messages=request_messages(self.chat.system_prompt, messages),
-            sampling=self.in_effect.sampling.sampling(),
+            messages=request_messages(self.chat.effective_system_prompt, messages),
+            **self.in_effect.sampling.request_options(),
             **self.in_effect.chat.request_options(),
             trim=not keeps_all,
             reserve=keeps_all,

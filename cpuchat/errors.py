@@ -70,14 +70,17 @@ class DoesNotFit(CpuchatError):
 
 
 class ContextFull(CpuchatError):
-    """The last message alone is longer than the context. `n_tokens`: of the whole prompt, 0 if not counted."""
+    """The prompt is longer than the context. `n_tokens`: of all of it, 0 if not counted. `alone`: the last message does
+    not fit even without the ones before it.
+    """
 
     code = "context_full"
     exit_code = 6
 
-    def __init__(self, message: str, hint: str = "", n_tokens: int = 0) -> None:
+    def __init__(self, message: str, hint: str = "", n_tokens: int = 0, *, alone: bool = False) -> None:
         super().__init__(message, hint)
         self.n_tokens = n_tokens
+        self.alone = alone
 
 
 class TemplateError(CpuchatError):
@@ -263,10 +266,11 @@ class ServerRefused(ServerError):
     exit_code = 22
 
 
-class EngineMissing(ServerError):
-    """A draft head or RPC workers need a program of llama.cpp that is not installed."""
+class EngineMissing(CpuchatError):
+    """A program of llama.cpp is not installed that a draft head or RPC workers need."""
 
-    code = "head_engine"
+    code = "engine_missing"
+    exit_code = 9
 
 
 class SpeechFailed(CpuchatError):
@@ -281,6 +285,13 @@ class GrammarUnmet(CpuchatError):
 
     code = "grammar_unmet"
     exit_code = 24
+
+
+class ToolServerFailed(CpuchatError):
+    """An MCP server cannot be started or used."""
+
+    code = "tool_server"
+    exit_code = 25
 
 
 class Interrupted(CpuchatError):

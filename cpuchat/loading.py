@@ -15,6 +15,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.tuned import Tuned, TunedSettings
 from cpuchat.protocol import ModelLoaded
+from cpuchat.servers import ServerModel, Source
 from cpuchat.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,15 +23,20 @@ if TYPE_CHECKING:
     from cpuchat.models.recommended import Recommended
 
 
-async def found_for(model: Path) -> tuple[Tuned | None, Recommended]:
-    """Return what tuning found for a model, and the sampling that is recommended for it."""
+async def tuned_for(model: Source) -> Tuned | None:
+    """Return what tuning found for a model; None for one on a server."""
+    return None if isinstance(model, ServerModel) else await asyncio.to_thread(TunedSettings().find, model)
 
-    def find() -> tuple[Tuned | None, Recommended]:
-        from cpuchat.models.recommended import recommended
 
-        return TunedSettings().find(model), recommended(model)
+async def recommended_for(model: Source) -> Recommended | None:
+    """Return the sampling that is recommended for a model; None for one on a server. Reads header and catalog."""
+    return None if isinstance(model, ServerModel) else await asyncio.to_thread(_recommended, model)
 
-    return await asyncio.to_thread(find)
+
+def _recommended(model: Path) -> Recommended:
+    from cpuchat.models.recommended import recommended
+
+    return recommended(model)
 
 
 async def find_draft(target: Path, chosen: Settings, library: Library, *, strict: bool, calibrate: bool) -> DraftChoice:

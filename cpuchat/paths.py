@@ -83,9 +83,24 @@ def user_themes_dir() -> Path:
     return config_dir() / "themes"
 
 
+def keymap_file() -> Path:
+    """Return the file of keys that the user moved."""
+    return config_dir() / "keymap.toml"
+
+
 def presets_file() -> Path:
     """Return the file of presets."""
     return config_dir() / "presets.toml"
+
+
+def tool_servers_file() -> Path:
+    """Return the file of MCP servers, whose form other programs use as well."""
+    return config_dir() / "mcp.json"
+
+
+def approvals_file() -> Path:
+    """Return the file of tools that run without asking."""
+    return data_dir() / "approvals.json"
 
 
 def user_catalog() -> Path:
@@ -211,3 +226,8 @@ def packaged_themes_dir() -> Path:
 def demo_dir() -> Path:
     """Return the folder of the demo models."""
     return Path(__file__).parent / "models" / "demo"
+
+
+def recording_file() -> Path:
+    """Return the file of the recorded answer that the tour plays."""
+    return demo_dir() / "recording.json"

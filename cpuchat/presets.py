@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cpuchat import paths, toml
+from cpuchat import config_file, paths
 from cpuchat.errors import SettingsError, UsageError
-from cpuchat.files import file_lock, write_atomically
 from cpuchat.settings import Count, SamplingSection, Settings, explained, with_changes
 
 MAX_NAME = 40
@@ -36,7 +35,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise UsageError(f"A name has 1 to {MAX_NAME} characters, not {len(name)}.", "Choose another name.")
         return cls(
             name=name,
-            system_prompt=chosen.chat.system_prompt,
+            system_prompt=chosen.chat.system_prompt or None,
             model=model,
             reasoning=chosen.chat.reasoning,
             reasoning_budget=chosen.chat.reasoning_budget,
@@ -51,9 +50,27 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def applied_to(self, chosen: Settings) -> Settings:
         """Return a copy of `chosen` with what the preset sets."""
-        values = {name: getattr(self, name) for name in ("system_prompt", "reasoning", "reasoning_budget")}
-        chat = {name: value for name, value in values.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("reasoning", "reasoning_budget")}
+        chat: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        chat["system_prompt"] = effective_system_prompt(chosen.chat.system_prompt, self)
         return with_changes(chosen, {"sampling": self.options, "chat": chat})
+
+
+class StoredSampling(SamplingSection, forbid_unknown_fields=False):
+    """The sampling options of a `StoredPreset`."""
+
+
+class StoredPreset(Preset, frozen=True, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
+    """A preset in the chat database or in an export, which a later version may have written: what is not known here is
+    left out.
+    """
+
+    sampling: StoredSampling = msgspec.field(default_factory=StoredSampling)
+
+
+def effective_system_prompt(own: str, preset: Preset | None) -> str:
+    """Return the system prompt of a chat: that of its preset if it has one, else its `own`."""
+    return (preset.system_prompt if preset is not None else None) or own
 
 
 def load_presets() -> dict[str, Preset]:
@@ -62,7 +79,7 @@ def load_presets() -> dict[str, Preset]:
     Raises:
         SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
     """
-    return _parse(_read())
+    return _parse(config_file.read(paths.presets_file()))
 
 
 def find_preset(name: str) -> Preset:
@@ -89,42 +106,18 @@ def delete_preset(name: str) -> None:
     _change(lambda document: document.pop(name, None))
 
 
-def _change(change: Callable[[Any], object]) -> None:
+def _change(edit: Callable[[Any], object]) -> None:
     """Change the file as it is now; the other tables keep their comments."""
-    import tomlkit  # only when writing
-
-    file = paths.presets_file().resolve()  # a link stays one
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(file.parent):
-        text = _read()
-        _parse(text)
-        document = tomlkit.parse(text)
-        change(document)
-        changed = tomlkit.dumps(document)
-        _parse(changed)
-        try:
-            write_atomically(file, changed)
-        except OSError as error:
-            raise SettingsError(f"Cannot write {file}: {error.strerror}.", "Free space or change its mode.") from None
-
-
-def _read() -> str:
     file = paths.presets_file()
     try:
-        return paths.read_text(file)
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError(f"Cannot read {file}: {reason}.", "Fix or remove it.") from None
+        config_file.change(file, edit, _parse)
+    except OSError as error:
+        raise SettingsError(f"Cannot write {file}: {error.strerror}.", "Free space or change its mode.") from None
 
 
 def _parse(text: str) -> dict[str, Preset]:
     file = paths.presets_file()
-    try:
-        tables = toml.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"{file} is not valid TOML: {error}.", "Fix that line or remove the file.") from None
+    tables = config_file.parse(text, str(file))
     found = {}
     for name, table in tables.items():
         if not isinstance(table, Mapping):

@@ -10,7 +10,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.timings import DrafterName, SpeculationFigures, Timings
+from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 
 Role = Literal["system", "user", "assistant"]
 Channel = Literal["answer", "reasoning"]
@@ -95,111 +97,18 @@ class LoadOptions(Data, frozen=True):
 
 
 class Message(Data, frozen=True):
-    """One turn. `reasoning` is the model's reasoning, separate from `content`."""
+    """One turn. `reasoning` is the model's reasoning, separate from `content`.
 
-    role: Role
+    `calls` are what an answer calls. Each is followed by a message of the role "tool" with what it returned, for
+    `call_id` of the tool `tool`.
+    """
+
+    role: Role | Literal["tool"]
     content: str
     reasoning: str = ""
-
-
-class EngineInfo(Data, frozen=True):
-    """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`.
-
-    `memory` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
-    "interleave:0-1"); `memory_refused` is why it is not the one that was asked for, "" when it is.
-    """
-
-    version: str
-    llama_commit: str = ""
-    features: tuple[str, ...] = ()
-    pid: int = 0
-    memory: str = ""
-    memory_refused: str = ""
-
-
-class KVTraffic(Data, frozen=True):
-    """Layers whose KV cache is read alike: `bytes_per_token` of all of them together, over the last `window` tokens
-    (0: over all of them), in steps of `step` tokens (1 with flash attention, which skips what is masked)."""
-
-    bytes_per_token: int
-    window: int = 0
-    step: int = 1
-
-
-class Traffic(Data, frozen=True):
-    """The bytes that one pass of a model reads from memory (telemetry.traffic computes the sum).
-
-    `weights`: tensors that every pass reads whole; the embedding table only where it is the output matrix too.
-    `experts`: all routed experts together, of which each token reads `n_expert_used` of `n_expert`. `row`: what a
-    token reads of tables that are looked up by row. `state`: recurrent state, read and written once per pass.
-    """
-
-    weights: int
-    experts: int = 0
-    n_expert: int = 0
-    n_expert_used: int = 0
-    row: int = 0
-    state: int = 0
-    kv: tuple[KVTraffic, ...] = ()
-
-
-class ModelInfo(Data, frozen=True):
-    """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches.
-
-    `cpus` are the logical CPUs that compute, `cores_reason` is why these. `peak_read` is the measured read bandwidth
-    of those and of the draft model's cores together in bytes per second (0: not measured), `cache_bytes` their L3
-    caches together (0: not known).
-
-    A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
-    is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
-    why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
-
-    `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker).
-    """
-
-    path: str
-    name: str
-    architecture: str
-    quantization: str
-    n_params: int
-    size: int
-    n_ctx: int
-    n_ctx_train: int
-    n_vocab: int
-    n_layer: int
-    n_threads: int
-    cpus: tuple[int, ...] = ()
-    kv_size: int = 0
-    has_template: bool = True
-    load_ms: float = 0.0
-    fingerprint: str = ""
-    notes: tuple[str, ...] = ()
-    n_expert: int = 0
-    n_expert_used: int = 0
-    draft: str = ""
-    draft_path: str = ""
-    draft_quantization: str = ""
-    draft_cpus: tuple[int, ...] = ()
-    pass_ms: tuple[float, ...] = ()
-    no_speculation: str = ""
-    cores_reason: str = ""
-    peak_read: float = 0.0
-    cache_bytes: int = 0
-    traffic: Traffic | None = None
-    draft_traffic: Traffic | None = None
-    server: str = ""
-    engine: str = ""
-    unreported: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[str, ...] = ()
-
-    def why_unreported(self, figure: str) -> str:
-        """Return why the server does not report a figure, or how to get it; "" for one that it reports."""
-        return dict(self.unreported).get(figure, "")
-
-    @property
-    def compute_cpus(self) -> tuple[int, ...]:
-        """Return the logical CPUs of both models, ascending: `draft_cpus` may be some of `cpus`, or others."""
-        return tuple(sorted({*self.cpus, *self.draft_cpus}))
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    tool: str = ""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -229,21 +138,24 @@ class LoadModel(Command, frozen=True):
 class Generate(Command, frozen=True):
     """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
 
+    `unset` names options of `sampling` that nobody has chosen: a server keeps its own values.
     `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
     save). `trim` False: messages that do not fit are an error, none is left out; with `reserve` they must also leave
-    room for `max_tokens`, for a quarter of the context at most. `max_tokens` 0 = until the model ends
-    or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
+    room for `max_tokens`, for an eighth of the context at most. `trim` with `reserve`: only what does not fit is left
+    out, not a quarter of the context at a time: for a request that none continues. `max_tokens` 0 = until the model
+    ends or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
     chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `json_schema` is the
     schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
     reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
-    markers are part of the answer's text.
+    markers are part of the answer's text. `tools` are what the model may call.
     """
 
     request_id: int = 0
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
     sampling: Sampling = Sampling()
+    unset: tuple[str, ...] = ()
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     chat_id: str = ""
@@ -257,6 +169,7 @@ class Generate(Command, frozen=True):
     reasoning_budget: int | None = None
     frame_seconds: float = FRAME_SECONDS
     unsplit: bool = False
+    tools: tuple[Tool, ...] = ()
 
 
 class Measure(Command, frozen=True):
@@ -407,13 +320,33 @@ class ServerLoad(Event, frozen=True):
 
 class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
-    `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so."""
+    `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so. `calls`
+    are the calls of tools in it, which are no part of its text.
+    """
 
     request_id: int
     stop_reason: StopReason
     timings: Timings
     note: str = ""
     matches_grammar: bool | None = True
+    calls: tuple[ToolCall, ...] = ()
+
+
+class CallsMade(Event, frozen=True):
+    """The answer calls tools; it goes on after a `CallDone` for each. Of the backend's side: no worker sends it."""
+
+    request_id: int
+    said: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class CallDone(Event, frozen=True):
+    """A call was made, or refused; `result` is what the model reads."""
+
+    request_id: int
+    call: ToolCall
+    result: ToolResult
 
 
 class Measured(Event, frozen=True):
@@ -434,8 +367,8 @@ class TokensCounted(Event, frozen=True):
 class Failed(Event, frozen=True):
     """A request failed; `code` is one of errors.py. `request_id` 0 when no answer was running.
 
-    `n_tokens` of a prompt that does not fit (0: not counted). A dead worker is reported with code "worker_died" by the
-    backend, never as an exception.
+    `n_tokens` of a prompt that does not fit (0: not counted); `alone`: its last message does not fit even without those
+    before it. A dead worker is reported with code "worker_died" by the backend, never as an exception.
     """
 
     code: str
@@ -443,11 +376,13 @@ class Failed(Event, frozen=True):
     hint: str = ""
     request_id: int = 0
     n_tokens: int = 0
+    alone: bool = False
 
 
 AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
-    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | Measured | TokensCounted
+    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | CallsMade
+    | CallDone | Measured | TokensCounted
     | Failed
 )  # fmt: skip

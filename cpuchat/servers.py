@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from cpuchat.errors import UsageError
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/[\w/]*)?")
-_LOOPBACK = re.compile(r"::1|127(\.\d{1,3}){3}")
 
 
 @dataclass(frozen=True)
@@ -112,5 +112,15 @@ def computes_here(path: str) -> bool:
 
 def is_local(server: str) -> bool:
     """Return whether the server runs on this machine: requests to it never go through a proxy."""
-    name = (urlsplit(server).hostname or "").rstrip(".")
-    return name == "localhost" or name.endswith(".localhost") or _LOOPBACK.fullmatch(name) is not None
+    return is_loopback(urlsplit(server).hostname or "")
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a name or address means this machine only; names are not resolved."""
+    plain = name.lower().rstrip(".")
+    if plain == "localhost" or plain.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,8 +1,8 @@
 """The settings: their values, their file, and their checks.
 
 `config.toml` is read with the standard library and checked by msgspec: an unknown key or a wrong value is an error
-that names it. It is written only for what the user chose, atomically, and keeps the user's comments. What the app
-remembers by itself (the last model, which panes are shown) is in a file of its own in the data folder.
+that names it. It is written only for what the user chose, and keeps the user's comments. What the app remembers by
+itself (the last model, which panes are shown) is in a file of its own in the data folder (app_state.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cpuchat import paths, toml
+from cpuchat import app_state, config_file, paths
 from cpuchat.errors import SettingsError, UsageError
-from cpuchat.files import file_lock, write_atomically
 from cpuchat.protocol import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
 from cpuchat.rpc_workers import parse_workers
 from cpuchat.servers import normalized
@@ -27,8 +26,7 @@ Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Drafters = Literal["auto", "off", "draft", "lookup", "suffix", "free"]
 SpeechEngine = Literal["auto", "hibari", "piper"]
 
-Changes = dict[str, dict[str, Any]]
-"""Values to set: section, key, value."""
+Changes = dict[str, dict[str, Any]]  # values to set, by section and key
 
 _DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
     "auto": ("suffix", "draft"),
@@ -187,6 +185,11 @@ class SamplingSection(Section):
         options: dict[str, Any] = msgspec.structs.asdict(self) | {"seed": None if self.seed < 0 else self.seed}
         return Sampling(**{name: value for name, value in options.items() if value is not None})
 
+    def request_options(self) -> dict[str, Any]:
+        """Return the fields of `Generate` that this section decides for every answer."""
+        unset = tuple(name for name, value in msgspec.structs.asdict(self).items() if value is None)
+        return {"sampling": self.sampling(), "unset": unset}
+
 
 class ChatSection(Section):
     """Chats. `preset` (a name) is for new chats. `reasoning` auto: as its template. Limits in tokens, 0 = none."""
@@ -224,7 +227,7 @@ class SpeechSection(Section):
 
 
 class UiSection(Section):
-    theme: str = "cpuchat"
+    theme: str = "auto"  # cpuchat or cpuchat-light, by the terminal's background
     telemetry: bool = True
     sidebar: bool = True
     show_reasoning: bool = False
@@ -265,67 +268,65 @@ def with_changes(chosen: Settings, changes: Changes) -> Settings:
     return msgspec.structs.replace(chosen, **sections)
 
 
-class _Remembered(msgspec.Struct, omit_defaults=True):
-    """State that the app remembers, by the names that settings have. None: not yet."""
+def _with_environment(chosen: Settings) -> Settings:
+    """Return a copy of `chosen` with the values of environment variables; lists are separated by commas.
 
-    last: str | None = None
-    sidebar: bool | None = None
-    telemetry: bool | None = None
+    Raises:
+        SettingsError: no such setting, or a wrong value (named).
+    """
+    changes: Changes = {}
+    for key, variable in environment().items():
+        section, _, name = key.partition(".")
+        if name not in getattr(chosen, section).__struct_fields__:
+            raise SettingsError(f"{variable}: no such setting.", "Unset it; F2 in the app lists the settings.")
+        value: Any = os.environ[variable]
+        if isinstance(getattr(getattr(chosen, section), name), list):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        try:
+            converted = msgspec.convert({section: {name: value}}, Settings, strict=False)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
+        changes.setdefault(section, {})[name] = getattr(getattr(converted, section), name)
+    return with_changes(chosen, changes)
 
 
-_REMEMBERED = {"model": ("last",), "ui": ("sidebar", "telemetry")}
-
-
-def _remembered() -> _Remembered:
-    """Read the state; a missing or damaged file counts as empty."""
-    try:
-        return msgspec.json.decode(paths.state_file().read_bytes(), type=_Remembered)
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors
-        return _Remembered()
-
-
-def _remember(values: dict[str, Any]) -> None:
-    """Write the state. Raises OSError if the folder cannot be written."""
-    file = paths.state_file()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file_lock(file.parent):
-        write_atomically(file, msgspec.json.encode(msgspec.structs.replace(_remembered(), **values)))
+def environment() -> dict[str, str]:
+    """Return the environment variables that stand for settings and are not empty, by setting:
+    `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`.
+    """
+    found = {}
+    for variable, text in os.environ.items():
+        prefix, _, rest = variable.partition("_")
+        section, _, name = rest.lower().partition("_")
+        if text and prefix == "CPUCHAT" and section in Settings.__struct_fields__ and name:
+            found[f"{section}.{name}"] = variable
+    return found
 
 
 def load(file: Path | None = None) -> Settings:
-    """Read the settings with what the app remembers; a missing file means defaults.
+    """Read the settings: the file, what the app remembers, and environment variables, each over the one before; a
+    missing file means defaults.
 
     Args:
-        file: this one alone instead, without what is remembered.
+        file: this one alone instead.
 
     Raises:
         SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
     """
-    if file is None:
-        chosen, known = load(paths.settings_file()), _remembered()
-        for section, names in _REMEMBERED.items():
-            for name in names:
-                if (value := getattr(known, name)) is not None:
-                    setattr(getattr(chosen, section), name, value)
-        return chosen
-    try:
-        text = paths.read_text(file)
-    except FileNotFoundError:
-        return Settings()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError(f"Cannot read {file}: {reason}.", "Fix or remove it.") from None
-    return parse(text, str(file))
+    if file is not None:
+        return parse(config_file.read(file), str(file))
+    chosen, known = load(paths.settings_file()), app_state.read_state()
+    for section, names in app_state.SETTINGS.items():
+        for name in names:
+            if (value := getattr(known, name)) is not None:
+                setattr(getattr(chosen, section), name, value)
+    return _with_environment(chosen)
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
     """Parse settings. Raises SettingsError as `load` does."""
     try:
-        tables = toml.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"{origin} is not valid TOML: {error}.", "Fix that line or remove the file.") from None
-    try:
-        return msgspec.convert(tables, Settings)
+        return msgspec.convert(config_file.parse(text, origin), Settings)
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
@@ -344,31 +345,33 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Settings:
-    """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is.
+    """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is; None
+    removes the key. What the app remembers by itself goes to its own file.
 
-    Returns the settings after the change. The file is replaced atomically; a link stays one, its target is replaced.
+    Returns the settings after the change. The file is replaced as `config_file.change` does.
 
     Raises:
         SettingsError: the file on disk or the changed values are not valid; nothing is written then.
         OSError: one of the files cannot be written.
     """
+    if file is not None:
+        return _write(changes, file)
     chosen, by_itself = _divided(changes)
-    if file is None:
-        _check(by_itself)
-        if chosen:
-            _write(chosen, paths.settings_file())
-        if by_itself:
-            _remember({name: value for values in by_itself.values() for name, value in values.items()})
-        return load()
-    return _write(changes, file)
+    _check(by_itself)
+    if chosen:
+        _write(chosen, paths.settings_file())
+    if by_itself:
+        app_state.update_state({name: value for values in by_itself.values() for name, value in values.items()})
+    return load()
 
 
 def _divided(changes: Changes) -> tuple[Changes, Changes]:
     """Divide the changes into those of the user and those that the app remembers."""
-    chosen, by_itself = Changes(), Changes()
+    chosen: Changes = {}
+    by_itself: Changes = {}
     for section, values in changes.items():
         for name, value in values.items():
-            into = by_itself if name in _REMEMBERED.get(section, ()) else chosen
+            into = by_itself if name in app_state.SETTINGS.get(section, ()) else chosen
             into.setdefault(section, {})[name] = value
     return chosen, by_itself
 
@@ -384,25 +387,14 @@ def _check(changes: Changes) -> None:
 
 def _write(changes: Changes, file: Path) -> Settings:
     """Update as `update`, everything in one file."""
-    import tomlkit  # only when writing: reading at start needs no third parser
-    from tomlkit.exceptions import TOMLKitError
 
-    file = Path(os.path.realpath(file))  # a link, to a folder of dotfiles for instance, stays one
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(file.parent):
-        load(file)
-        try:
-            document = tomlkit.parse(paths.read_text(file) if file.exists() else "")
-        except (TOMLKitError, RecursionError) as error:  # what `toml` has just read
-            raise SettingsError(f"Cannot change {file}: {error}.", "Edit it by hand.") from None
+    def edit(document: Any) -> None:
         for section, values in changes.items():
-            table = document.setdefault(section, tomlkit.table())
+            table = document.setdefault(section, {})
             for key, value in values.items():
                 if value is None:
                     table.pop(key, None)
                 else:
                     table[key] = value
-        text = tomlkit.dumps(document)
-        checked = parse(text, str(file))
-        write_atomically(file, text)
-    return checked
+
+    return config_file.change(file, edit, lambda text: parse(text, str(file)))

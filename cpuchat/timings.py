@@ -5,6 +5,7 @@ Names are llama-server's (`prompt_n`, `cache_n`, `predicted_ms`, ...).
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -57,6 +58,25 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     source: str = ""
 
+    def followed_by(self, later: SpeculationFigures, joints: int) -> SpeculationFigures:
+        """Return the figures of an answer that `later` continues, with `joints` passes between the two."""
+        by_name: dict[DrafterName, tuple[int, int]] = {}
+        for one in (*self.by_drafter, *later.by_drafter):
+            by_name[one.name] = _sum(by_name.get(one.name, (0, 0)), (one.draft_n, one.draft_n_accepted))
+        names = (DrafterCount(name=name, draft_n=n, draft_n_accepted=k) for name, (n, k) in by_name.items())
+        positions = zip_longest(self.by_position, later.by_position, fillvalue=(0, 0))
+        return msgspec.structs.replace(
+            later,
+            passes=self.passes + joints + later.passes,
+            draft_n=self.draft_n + later.draft_n,
+            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
+            by_position=tuple(_sum(one, other) for one, other in positions),
+            by_drafter=tuple(names),
+            draft_passes=self.draft_passes + later.draft_passes,
+            draft_ms=self.draft_ms + later.draft_ms,
+            plain_ms=later.plain_ms or self.plain_ms,
+        )
+
     def tokens_per_pass(self, predicted_n: int) -> float | None:
         """Return tokens per evaluation of the target, of `predicted_n` in all; the prompt gives the first one. None
         when nothing was drafted."""
@@ -70,12 +90,17 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
         return tok_s * self.plain_ms / 1e3
 
 
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one answer, measured in the worker. `speculation` None: nothing was to be drafted.
 
     `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`;
     `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
     the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
+    `reasoning_n` of the tokens are reasoning, which took `reasoning_ms` until the text of the answer began.
     `cpu_wait` is the share of the decoding time that the compute threads waited for a core which something else had
     (None: not known).
 
@@ -102,6 +127,38 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: float | None = None
     approximate: bool = False
     reused_known: bool = True
+    reasoning_n: int = 0
+    reasoning_ms: float = 0.0
+
+    def followed_by(self, later: Timings) -> Timings:
+        """Return the figures of an answer that `later` continues after calls of tools.
+
+        A token's time and a pass are added for the first token of `later`, so that the rates are those over both.
+        """
+        n, ms = self.predicted_n + later.predicted_n, self.predicted_ms + later.predicted_ms
+        spans = max(self.predicted_n - 1, 0) + max(later.predicted_n - 1, 0)
+        speculation = None
+        if self.speculation is not None and later.speculation is not None:
+            is_joined = bool(self.predicted_n and later.predicted_n)
+            speculation = self.speculation.followed_by(later.speculation, int(is_joined))
+        return msgspec.structs.replace(
+            later,
+            cache_n=self.cache_n,
+            prompt_n=self.prompt_n + later.prompt_n,
+            prompt_ms=self.prompt_ms + later.prompt_ms,
+            predicted_n=n,
+            predicted_ms=ms * (n - 1) / spans if spans else ms,
+            ttft_ms=self.ttft_ms,
+            draft_n=self.draft_n + later.draft_n,
+            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
+            speculation=speculation,
+            network_ms=self.network_ms,
+            queue_ms=self.queue_ms,
+            approximate=self.approximate or later.approximate,
+            reused_known=self.reused_known and later.reused_known,
+            reasoning_n=self.reasoning_n + later.reasoning_n,
+            reasoning_ms=self.reasoning_ms + later.reasoning_ms,
+        )
 
     @property
     def prompt_per_second(self) -> float | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
@@ -26,9 +28,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("
 
 def pytest_configure() -> None:
     """Restore SIGINT for the programs that tests interrupt: a shell's background job ignores it, and children inherit
-    that."""
+    that. Tries fewer made-up examples than hypothesis would."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("short", max_examples=40)
+    settings.load_profile("short")
+    gc.disable()  # importing all tests makes next to no garbage
+
+
+def pytest_collection_finish() -> None:
+    """Keep collections from walking all modules and tests again and again."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 LONG = ("e2e", "worker", "cli", "tui", "backend")
@@ -45,6 +58,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own folders for settings, chats and caches."""
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path / kind.lower()))
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")  # not the owner's
     monkeypatch.setenv("COLORTERM", "truecolor")  # whatever the terminal of the tests has
 
 

@@ -76,7 +76,7 @@ async def test_a_message_and_its_answer_are_kept(anywhere: Source) -> None:
 async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
         assert UsageLog().read().of([tiny_model]).used > 0
-        core.drafting = False
+        core.drafting = "off"
         await everything(core.send("hello"))
         timings = core.messages[1].timings
         assert timings is not None
@@ -336,6 +336,8 @@ async def test_the_sampling_recommended_for_a_model_is_used_unless_the_user_set_
         core.settings.sampling.temperature = 0.7  # the default of other models
         await everything(core.send("Hello"))
         assert backend.requests[-1].sampling.temperature == 0.7
+        unset = backend.requests[-1].unset  # a server keeps its own values of these
+        assert "top_k" in unset and "temperature" not in unset
 
         core.settings.sampling.temperature = None
         await everything(core.load_model(Path("/models/unknown.gguf")))

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import configs
-from cpuchat import settings
+from cpuchat import paths, settings
 from cpuchat.errors import ModelNotFound, SettingsError
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.library.library import Library
+from cpuchat.tui.keymap import load_keymap
 from cpuchat.tui.themes import load_themes
 
 pytestmark = pytest.mark.slow
 
 
-def test_whatever_a_configuration_holds_is_read_or_refused(tmp_path: Path) -> None:
+def test_whatever_a_configuration_holds_is_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends: set[str] = set()
     for case in configs.cases(0, 120):
         file = tmp_path / str(case.number) / case.file
@@ -35,6 +36,10 @@ def test_whatever_a_configuration_holds_is_read_or_refused(tmp_path: Path) -> No
         elif case.file.startswith("themes"):
             loaded = load_themes([file.parent])
             assert len(loaded.themes) + len(loaded.problems) == 1
+        elif case.file == "keymap.toml":
+            monkeypatch.setattr(paths, "keymap_file", lambda file=file: file)
+            keymap = load_keymap()
+            assert len(keymap.problems) <= 9 and all(key.isprintable() for key in keymap.moved.values())
         else:
             load_catalog(file)
     assert ends == {"read", "refused"}

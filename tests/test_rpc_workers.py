@@ -16,7 +16,7 @@ from cpuchat.models.gguf.header import read_header
 from cpuchat.protocol import LoadOptions
 from cpuchat.rpc_workers import find_worker_program, parse_workers
 from cpuchat.settings import EngineSection
-from tests.cli.program import run_process
+from tests.cli.program import run, run_process
 from tests.support.head_files import target_file
 
 
@@ -48,7 +48,7 @@ def test_workers_get_the_layers_that_do_not_fit(tmp_path: Path) -> None:
     assert not needs_workers(header, LoadOptions(), 0)
 
 
-def test_hidden_states_travel_and_no_logits() -> None:
+def test_the_command_line_keeps_the_embedding_and_the_output_here() -> None:
     server = ServerOptions(
         program="x", model="/m.gguf", head="", kind=None, port=1, n_ctx=512, drafting=Drafting(), cpus=(0,),
         rpc_layers=3, options=LoadOptions(rpc=("a:1", "b:2")),
@@ -56,6 +56,13 @@ def test_hidden_states_travel_and_no_logits() -> None:
     words = " ".join(command(server))
     assert "--rpc a:1,b:2 --device RPC0,RPC1" in words and "--n-gpu-layers 4" in words
     assert "^output=CPU" in words and "--device none" not in words
+
+
+@pytest.mark.parametrize("wrong", [("--token-file", "t"), ("--web",), ("--ctx", "512"), ("m.gguf",)])
+def test_a_worker_takes_no_options_of_a_server(wrong: tuple[str, ...]) -> None:
+    done = run("serve", "--rpc-worker", "--host", "0.0.0.0", *wrong)
+    assert done.returncode == UsageError.exit_code
+    assert f"--rpc-worker takes no {'model' if wrong[0] == 'm.gguf' else wrong[0]}." in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")

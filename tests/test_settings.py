@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths, settings
+from cpuchat.cli.options import given_options
 from cpuchat.errors import SettingsError
 from cpuchat.files import file_lock
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
+from cpuchat.setting_sources import SettingSources
 from cpuchat.settings import Settings, parse
 
 
@@ -187,14 +189,17 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
     dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
     dotfiles.parent.mkdir()
     dotfiles.write_text("# mine\n")
+    dotfiles.chmod(0o640)
     paths.settings_file().parent.mkdir(parents=True)
     paths.settings_file().symlink_to(dotfiles)
     settings.update({"ui": {"color_drafts": True}})
     assert paths.settings_file().is_symlink()
     assert dotfiles.read_text().startswith("# mine") and settings.load().ui.color_drafts
+    assert dotfiles.stat().st_mode & 0o777 == 0o640
     dotfiles.unlink()
     settings.update({"engine": {"threads": 3}})
     assert paths.settings_file().is_symlink() and "threads = 3" in dotfiles.read_text()
+    assert dotfiles.stat().st_mode & 0o777 == 0o600
 
 
 def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
@@ -236,3 +241,45 @@ def test_a_setting_without_a_value_leaves_the_file() -> None:
 def test_a_wrong_value_that_may_be_missing_is_explained_in_words() -> None:
     with pytest.raises(SettingsError, match=r"sampling\.temperature: expected `float`, got `str`"):
         settings.parse('[sampling]\ntemperature = "hot"\n')
+
+
+def test_environment_variables_stand_over_the_file_and_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.update({"engine": {"threads": 2, "batch": 64}, "model": {"last": "/seen.gguf"}})
+    monkeypatch.setenv("CPUCHAT_ENGINE_THREADS", "3")
+    monkeypatch.setenv("CPUCHAT_ENGINE_MLOCK", "true")
+    monkeypatch.setenv("CPUCHAT_SAMPLING_TEMPERATURE", "0.5")
+    monkeypatch.setenv("CPUCHAT_MODEL_FOLDERS", "/models, /more")
+    monkeypatch.setenv("CPUCHAT_MODEL_LAST", "")
+    chosen = settings.update({"chat": {"max_tokens": 7}})
+    assert (chosen.engine.threads, chosen.engine.batch, chosen.engine.mlock) == (3, 64, True)
+    assert (chosen.sampling.temperature, chosen.model.folders) == (0.5, ["/models", "/more"])
+    assert (chosen.model.last, chosen.chat.max_tokens) == ("/seen.gguf", 7)
+    text = paths.settings_file().read_text()
+    assert "threads = 2" in text and "mlock" not in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CPUCHAT_ENGINE_THREADS", "many"), ("CPUCHAT_ENGINE_THREADS", "-1"), ("CPUCHAT_ENGINE_THREAD", "2"),
+     ("CPUCHAT_SPECULATION_DRAFTERS", "psychic"), ("CPUCHAT_ENGINE_CORES", "some")],
+)  # fmt: skip
+def test_a_wrong_environment_variable_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"^{variable}: ") as refused:
+        settings.load()
+    assert "regex" not in refused.value.message
+
+
+def test_every_setting_knows_where_its_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.update({"engine": {"threads": 2, "batch": 64, "poll": 7}, "model": {"last": "/seen.gguf"}})
+    monkeypatch.setenv("CPUCHAT_ENGINE_BATCH", "32")
+    sources = SettingSources(given_options({"engine__threads": 3, "engine__memory": "local", "engine__ctx": None}))
+    assert sources.read() == {
+        "engine.threads": "set by --threads",
+        "engine.batch": "set by CPUCHAT_ENGINE_BATCH",
+        "engine.poll": "set in config.toml",
+        "engine.memory": "set by --memory-policy",
+        "model.last": "as in the last run",
+    }
+    sources.saved({"engine": {"threads": 4}})
+    assert sources.read()["engine.threads"] == "set in config.toml"

@@ -1,5 +1,5 @@
-"""The real program on 300 generated configurations: settings, themes and catalogs that are mutated, odd, huge or no
-files at all.
+"""The real program on 300 generated configurations: settings, themes, keymaps and catalogs that are mutated, odd, huge
+or no files at all.
 
     .venv/bin/python benchmarks/hostile/configs.py [--first 0] [--count 300]
 
@@ -92,7 +92,15 @@ repos = ["someone/mine-GGUF"]
 [model.sizes]
 Q4_K_M = 0.7
 """
-FILES = {"config.toml": SETTINGS, "themes/mine.toml": THEME, "catalog.toml": CATALOG}
+KEYMAP = """\
+[chat]
+new = "ctrl+b"
+settings = "f2,ctrl+e"
+compare = ""
+[app]
+help = "ctrl+h"
+"""
+FILES = {"config.toml": SETTINGS, "themes/mine.toml": THEME, "keymap.toml": KEYMAP, "catalog.toml": CATALOG}
 
 ODD = (
     "1", "-1", "0", "inf", "-inf", "nan", "1e308", "9" * 400, "9" * 5000, "true", '""', '"~"', '"~nobody/x"', '"~x"',
@@ -209,13 +217,13 @@ _SHARES = ("mutated", "odd", "odd", "mutated", "encoded", "nested", "special", "
 
 
 def cases(first: int, count: int) -> list[Case]:
-    """Settings in half of them; the app opens one in three, and every theme, which only it reads."""
+    """Settings in two of five; the app opens one in three, and every theme and keymap, which only it reads."""
     found = []
     for number in range(first, first + count):
-        file = ("config.toml", "themes/mine.toml", "config.toml", "catalog.toml")[number % 4]
-        in_app = file.startswith("themes") or number % 3 == 0
+        file = ("config.toml", "themes/mine.toml", "config.toml", "keymap.toml", "catalog.toml")[number % 5]
+        in_app = file in ("themes/mine.toml", "keymap.toml") or number % 3 == 0
         opener = "app" if in_app else "doctor" if number % 8 == 2 else "models list"
-        found.append(Case(number, file, _SHARES[(number // 4) % len(_SHARES)], opener))
+        found.append(Case(number, file, _SHARES[(number // 5) % len(_SHARES)], opener))
     return found
 
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, EngineInfo, Generate, LoadOptions, ModelInfo
+from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol import AnyEvent, Generate, LoadOptions
 from cpuchat.servers import Source
 
 DEFAULT_PLACEMENT = PlacementSpec()

@@ -24,12 +24,12 @@ from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
     Command,
     EndReasoning,
-    EngineInfo,
     Failed,
     ForgetChat,
     Generate,
@@ -39,7 +39,6 @@ from cpuchat.protocol import (
     LoadOptions,
     Measure,
     Measured,
-    ModelInfo,
     ModelLoaded,
     WorkerReady,
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.children import child_environment, exit_reason, last_output, python_command
+from cpuchat.children import child_environment, exit_reason, kill_group, last_output, python_command
 from cpuchat.errors import Interrupted
 from cpuchat.frames import HEADER_SIZE, decode_event, encode, frame_length
 from cpuchat.hardware.numa.launch import launch_command
@@ -162,12 +162,7 @@ class WorkerProcess:
     def _kill(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-            self._kill_helpers()
-
-    def _kill_helpers(self) -> None:
-        if sys.platform != "win32":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def _write(self, frame: bytes) -> None:
         """Write frames, on a separate thread: the pipe of a stopped or busy worker eventually fills up and blocks."""
@@ -214,7 +209,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:  # it is hung
             self._kill()
             status = self._process.wait()
-        self._kill_helpers()
+        kill_group(self.pid)
         self._process.stdout.close()
         with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
             self._loop.call_soon_threadsafe(self._ended, status, broken)

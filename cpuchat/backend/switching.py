@@ -12,7 +12,8 @@ from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.errors import CpuchatError, DraftMismatch
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, EngineInfo, Failed, Generate, LoadCancelled, LoadOptions, ModelInfo
+from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadOptions
 from cpuchat.servers import ServerModel, Source
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class SwitchingBackend:
         try:
             draft = Path(options.draft_path)
             head = await asyncio.to_thread(head_for, path, draft) if options.draft_path else None
-            spread = head is None and options.rpc and await asyncio.to_thread(_needs_workers, path, options)
+            spread = head is None and await self._needs_workers(path, options)
         except DraftMismatch as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
             return
@@ -79,6 +80,19 @@ class SwitchingBackend:
         async with contextlib.aclosing(self._load_on(backend, path, options, spec)) as events:
             async for event in events:
                 yield event
+
+    async def _needs_workers(self, path: Path, options: LoadOptions) -> bool:
+        """Return whether RPC workers have to hold some layers of `path`. Unloads the model first if that may decide it.
+
+        Raises:
+            ModelNotFound, ModelDamaged: its header cannot be read.
+        """
+        if not options.rpc or not await asyncio.to_thread(_needs_workers, path, options):
+            return False
+        if options.rpc_layers or self.model is None:
+            return True
+        await self._current.unload()  # the load would, too
+        return await asyncio.to_thread(_needs_workers, path, options)
 
     def _load_on(
         self, backend: Backend, path: Source, options: LoadOptions, spec: PlacementSpec

@@ -15,9 +15,9 @@ from cpuchat import __version__
 from cpuchat.hardware.bandwidth.memory_modules import theoretical
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.topology import read_topology
+from cpuchat.model_info import EngineInfo
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf.header import split_parts
-from cpuchat.protocol import EngineInfo
 from cpuchat.settings import Settings
 
 

@@ -16,8 +16,8 @@ from cpuchat.bench.environment import Environment
 from cpuchat.bench.matrix import Cell
 from cpuchat.bench.sample import Sample
 from cpuchat.errors import UsageError
+from cpuchat.model_info import ModelInfo
 from cpuchat.paths import shown
-from cpuchat.protocol import ModelInfo
 
 _KEPT_FILES = 20
 

@@ -16,8 +16,9 @@ from cpuchat.bench.journal import Journal, Measurement
 from cpuchat.bench.matrix import OFF, Cell
 from cpuchat.bench.sample import Sample
 from cpuchat.errors import UsageError
+from cpuchat.model_info import ModelInfo
 from cpuchat.paths import shown
-from cpuchat.protocol import FlashAttention, ModelInfo
+from cpuchat.protocol import FlashAttention
 from cpuchat.telemetry import units
 
 VERSION = 1

@@ -16,17 +16,8 @@ from cpuchat.bench.prompts import Prompt
 from cpuchat.bench.speech import BenchSpeech, SpeechSample
 from cpuchat.errors import MeasureFailed
 from cpuchat.hardware.monitor import Monitor
-from cpuchat.protocol import (
-    Failed,
-    Generate,
-    GenerationFinished,
-    Measure,
-    Message,
-    ModelInfo,
-    Sampling,
-    Speculation,
-    TextDelta,
-)
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import Failed, Generate, GenerationFinished, Measure, Message, Sampling, Speculation, TextDelta
 from cpuchat.settings import SpeculationSection
 from cpuchat.telemetry.process import process_memory
 from cpuchat.telemetry.roofline import after_answer

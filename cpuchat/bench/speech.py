@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cpuchat.errors import CpuchatError, MeasureFailed
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.settings import SpeechSection
 from cpuchat.speech.cores import beside_model
 from cpuchat.speech.engines import choose_voice

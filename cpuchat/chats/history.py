@@ -16,6 +16,7 @@ from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.titles import title_of
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.timings import Timings
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
     from cpuchat.chats.store import ChatStore
@@ -49,8 +50,11 @@ class ChatHistory:
 
     @property
     def n_past(self) -> int:
-        """Return the tokens in the context after the last answer."""
-        return next((m.timings.n_past for m in reversed(self.messages) if m.timings is not None), 0)
+        """Return the tokens in the context after the last answer, or those of a summary that follows it."""
+        last = next((message for message in reversed(self.messages) if message.timings is not None), None)
+        if last is None or last.timings is None:
+            return 0
+        return last.timings.predicted_n if last.is_summary else last.timings.n_past
 
     @property
     def save_problem(self) -> ChatsError | None:
@@ -112,6 +116,12 @@ class ChatHistory:
         await asyncio.to_thread(self.store.rename, chat_id, title)
         if self.chat is not None and self.chat.id == chat_id:
             self.chat = msgspec.structs.replace(self.chat, title=title)
+
+    async def pin(self, chat_id: str, pinned: bool) -> None:
+        """List a chat before all others, or no longer. Raises ChatsError."""
+        await asyncio.to_thread(self.store.set_options, chat_id, {"pinned": pinned})
+        if self.chat is not None and self.chat.id == chat_id:
+            self.chat = msgspec.structs.replace(self.chat, pinned=pinned)
 
     async def fork(self, message_id: int) -> Chat:
         """Copy the open chat up to a message into a new one. Raises ChatsError."""
@@ -177,19 +187,24 @@ class ChatHistory:
             self.tree.add(message.id, message.parent)
         return self.messages
 
-    async def add_summary(self, text: str, model: str) -> StoredMessage:
+    async def add_summary(
+        self, text: str, model: str, stop_reason: str | None = None, timings: Timings | None = None
+    ) -> StoredMessage:
         """Add a model's summary of the open branch to its end, for `request_messages`. Raises as `add_question`."""
         assert self.chat is not None
         chat, last = self.chat, self.messages[-1].id
         await self._require_saved()
+        figures: dict[str, Any] = {"stop_reason": stop_reason, "timings": timings}
 
         def add() -> tuple[Chat, StoredMessage]:
             if self._store is None:
                 at = len(self.messages)
-                return chat, StoredMessage(id=at, chat_id="", parent=last, role="system", content=text, model=model)
+                return chat, StoredMessage(
+                    id=at, chat_id="", parent=last, role="system", content=text, model=model, **figures
+                )
             with self._store.transaction():
                 self._store.require_unchanged(chat)
-                added = self._store.add_message(chat.id, "system", text, after=last, model=model)
+                added = self._store.add_message(chat.id, "system", text, after=last, model=model, **figures)
                 return self._store.chat(chat.id), added
 
         async with self._loading_again():
@@ -212,7 +227,7 @@ class ChatHistory:
         ]
 
     async def set_options(self, **options: Any) -> None:
-        """Set `when_full`, `preset` or `system_prompt` of the open chat. Raises ChatsError."""
+        """Set `when_full`, `preset` or the reasoning of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)
@@ -282,7 +297,7 @@ class ChatHistory:
         answer = msgspec.structs.replace(self._shown[-1], **changes)
         if answer != self._shown[-1]:
             self._shown[-1] = answer
-            if answer.content or answer.reasoning:
+            if answer.content or answer.reasoning or answer.steps:
                 self.messages = self._shown
                 self._saver.put(answer)
         if answer.stop_reason is not None:
@@ -296,8 +311,8 @@ class ChatHistory:
 
     @property
     def question(self) -> StoredMessage | None:
-        """Return the question of the answer begun last."""
-        return self._shown[-2] if len(self._shown) > 1 else None
+        """Return the question of the answer begun last, which a summary may follow."""
+        return next((one for one in reversed(self._shown) if one.role == "user"), None)
 
     async def end_answer(self) -> None:
         """Save the answer; one without a `stop_reason` was cancelled."""
@@ -332,10 +347,10 @@ class ChatHistory:
     def _add(
         self, text: str, model: str, attachments: tuple[Attachment, ...], options: dict[str, Any]
     ) -> tuple[Chat, StoredMessage]:
-        last = self.messages[-1].id if self.messages else 0
+        last, title = self.messages[-1].id if self.messages else 0, title_of(text, attachments)
         if self._store is None:
             now = time.time()
-            chat = self.chat or Chat(id="", title=title_of(text), created=now, updated=now, model=model, **options)
+            chat = self.chat or Chat(id="", title=title, created=now, updated=now, model=model, **options)
             at = len(self.messages)
             return chat, StoredMessage(
                 id=at, chat_id="", parent=last, role="user", content=text, attachments=attachments, created=now
@@ -343,7 +358,7 @@ class ChatHistory:
         with self._store.transaction():
             if self.chat is not None:
                 self._store.require_unchanged(self.chat)
-            chat = self.chat or self._store.create_chat(model, title=title_of(text), **options)
+            chat = self.chat or self._store.create_chat(model, title=title, **options)
             message = self._store.add_message(chat.id, "user", text, after=last, attachments=attachments)
             return self._store.chat(chat.id), message
 

@@ -14,11 +14,14 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from cpuchat.presets import Preset
-from cpuchat.protocol import Generate, ModelInfo, Role, Sampling, Speculation
+from cpuchat.model_info import ModelInfo
+from cpuchat.presets import Preset, StoredPreset, effective_system_prompt
+from cpuchat.protocol import Generate, Role, Sampling, Speculation
 from cpuchat.timings import Timings
+from cpuchat.tool_calls import ToolStep
 
 WhenFull = Literal["", "drop", "compact", "stop"]
+Reasoning = Literal["", "on", "off"]
 INTERRUPTED = "interrupted"
 _LATEST = 2.5e11  # seconds since the epoch; the year 9892, the calendar ends soon after
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -33,7 +36,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
     of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
     leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `preset` is as it was when it was
-    chosen.
+    chosen. `reasoning` and `reasoning_budget` (0: no limit) replace those of preset and settings; "" and None do not.
+    `pinned` chats are listed before all others.
     """
 
     id: str
@@ -47,6 +51,14 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     leaf: int | None = None
     when_full: WhenFull = ""
     preset: Preset | None = None
+    reasoning: Reasoning = ""
+    reasoning_budget: int | None = None
+    pinned: bool = False
+
+    @property
+    def effective_system_prompt(self) -> str:
+        """Return what the model is told: the system prompt of the chat's preset if it has one, else the chat's own."""
+        return effective_system_prompt(self.system_prompt, self.preset)
 
     def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
         """Return whether it is an error when it does not fit; else its oldest turns are left out, which is told.
@@ -80,10 +92,11 @@ class SearchHit(Chat, frozen=True, kw_only=True):
 
 
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that an answer was generated with, beside its chat's system prompt and the seed in its timings.
+    """Settings that an answer was generated with, beside its chat's own system prompt and the seed in its timings.
 
     `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
-    this model where the settings have nothing.
+    this model where the settings have nothing. `preset` is the name of the chat's preset, `system_prompt` what that had
+    in place of the chat's, "" for none.
     """
 
     sampling: Sampling = Sampling()
@@ -96,13 +109,19 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft: str = ""
     draft_quantization: str = ""
     default_sampling: Sampling = Sampling()
+    preset: str = ""
+    system_prompt: str = ""
 
     @classmethod
-    def of(cls, request: Generate, model: ModelInfo | None, default_sampling: Sampling) -> AnswerSettings:
-        """Return those of a request to a model; None: it is not known, as after a crash."""
+    def of(
+        cls, request: Generate, model: ModelInfo | None, default_sampling: Sampling, preset: Preset | None = None
+    ) -> AnswerSettings:
+        """Return those of a request to a model with the chat's preset; model None: not known, as after a crash."""
         asked, of_model = cls.__struct_fields__[:5], cls.__struct_fields__[5:9]
         known = {} if model is None else {name: getattr(model, name) for name in of_model}
         given = {name: getattr(request, name) for name in asked}
+        if preset is not None:
+            given |= {"preset": preset.name, "system_prompt": preset.system_prompt or ""}
         found = cls(**given, **known, default_sampling=default_sampling)
         return found if model is None or not model.server else found._at_server(model.ignored)
 
@@ -128,9 +147,9 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
-    `attachments` are sent before the text of a question. `settings` is what an answer was generated with. `stop_reason`
-    of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when its app died in the middle of it,
-    or None while it is being written.
+    `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
+    was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
+    its app died in the middle of it, or None while it is being written.
     """
 
     id: int
@@ -144,6 +163,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | None = None
     settings: AnswerSettings | None = None
     attachments: tuple[Attachment, ...] = ()
+    steps: tuple[ToolStep, ...] = ()
     created: float = 0.0
 
     @property
@@ -175,7 +195,7 @@ def is_chat_id(value: object) -> bool:
 def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return `row` of the table `chats` with invalid values replaced; equal to it when it was valid."""
     created = valid_time(row["created"], row["updated"])
-    version, leaf = row["version"], row["leaf"]
+    version, leaf, budget = row["version"], row["leaf"], row["reasoning_budget"]
     return {
         "id": row["id"] if is_chat_id(row["id"]) else new_chat_id(),
         "title": _text(row["title"]),
@@ -188,14 +208,17 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
         "leaf": leaf if isinstance(leaf, int) else None,
         "when_full": row["when_full"] if row["when_full"] in get_args(WhenFull) else "",
         "preset": row["preset"] if isinstance(row["preset"], Preset) or is_unicode(row["preset"]) else None,
+        "reasoning": row["reasoning"] if row["reasoning"] in get_args(Reasoning) else "",
+        "reasoning_budget": budget if isinstance(budget, int) and 0 <= budget < 1 << 53 else None,
+        "pinned": row["pinned"] if row["pinned"] in (0, 1) else 0,
     }
 
 
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: the role is unknown. A `parent` of -1 has to be found. `timings`, `settings` and `attachments` that are a text
-    stay as they are: they are not worth changing a message for.
+    None: the role is unknown. A `parent` of -1 has to be found. `timings`, `settings`, `attachments` and `steps` that
+    are a text stay as they are: they are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
         return None
@@ -211,6 +234,7 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
         "timings": row["timings"] if is_unicode(row["timings"]) else None,
         "settings": row["settings"] if is_unicode(row["settings"]) else None,
         "attachments": row["attachments"] if is_unicode(row["attachments"]) else None,
+        "steps": row["steps"] if is_unicode(row["steps"]) else None,
         "created": valid_time(row["created"], 0.0),
     }
 
@@ -220,7 +244,7 @@ def chat_of(row: tuple[Any, ...]) -> Chat | None:
     fields = dict(zip(CHAT_COLUMNS, row, strict=True))
     if repaired_chat(fields) != fields:
         return None
-    return Chat(**{**fields, "preset": _decoded(fields["preset"], Preset)})
+    return Chat(**{**fields, "preset": _decoded(fields["preset"], StoredPreset), "pinned": bool(fields["pinned"])})
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
@@ -230,11 +254,13 @@ def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
         return None
     timings, settings = _decoded(fields["timings"], Timings), _decoded(fields["settings"], AnswerSettings)
     attachments = _decoded(fields["attachments"], tuple[Attachment, ...]) or ()
-    return StoredMessage(**{**fields, "timings": timings, "settings": settings, "attachments": attachments})
+    steps = _decoded(fields["steps"], tuple[ToolStep, ...]) or ()
+    decoded = {"timings": timings, "settings": settings, "attachments": attachments, "steps": steps}
+    return StoredMessage(**{**fields, **decoded})
 
 
 def column(value: object) -> Any:
-    """Return `value` as it is stored: a text as valid UTF-8, a record and attachments as JSON."""
+    """Return `value` as it is stored: a text as valid UTF-8, a record and tuples of them as JSON."""
     match value:
         case str():
             return storable(value)

@@ -28,6 +28,7 @@ from cpuchat.chats.records import (
     repaired_message,
 )
 from cpuchat.errors import ChatsDamaged
+from cpuchat.telemetry.units import plural
 
 Row = dict[str, Any]
 Numbered = tuple[int, Row]
@@ -36,10 +37,11 @@ SIDES = ("-wal", "-shm")
 """Suffixes of the files that SQLite keeps beside the database."""
 _DEFAULTS: dict[str, Row] = {
     "chats": dict.fromkeys(CHAT_COLUMNS, "")
-    | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None, "preset": None},
+    | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None, "preset": None, "reasoning_budget": None}
+    | {"pinned": 0},
     "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
     | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "settings": None, "attachments": None}
-    | {"created": 0.0},
+    | {"steps": None, "created": 0.0},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _HEADER = (
@@ -165,7 +167,8 @@ def salvage(path: Path) -> str:
             f"The chat database is damaged: {path}.",
             f"Replacing it failed ({error}). Move the file away, then restart.",
         ) from None
-    found = f"Recovered {n_chats} chats with {n_messages} messages" if n_chats else "Nothing could be recovered"
+    counts = f"{plural(n_chats, 'chat')} with {plural(n_messages, 'message')}"
+    found = f"Recovered {counts}" if n_chats else "Nothing could be recovered"
     return f"The chat database was damaged. {found}; the damaged file is kept as {aside}."
 
 

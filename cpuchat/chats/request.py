@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.protocol import Message
@@ -31,8 +31,18 @@ def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Me
         if turns and turn.role == turns[-1].role == "user":
             # The answer between them was stopped before its first word; templates want turns to alternate.
             turn = Message(role="user", content=f"{turns.pop().content}\n\n{turn.content}")
-        turns.append(turn)
+        turns += [*_steps(message), turn]
     return tuple(turns)
+
+
+def _steps(answer: StoredMessage) -> Iterator[Message]:
+    """Yield what comes before an answer with calls of tools; calls that have no result were not made."""
+    for step in answer.steps:
+        calls = step.calls[: len(step.results)]
+        if calls:
+            yield Message(role="assistant", content=step.said, reasoning=step.reasoning, calls=calls)
+        for call, result in zip(calls, step.results, strict=False):
+            yield Message(role="tool", content=result.text, call_id=call.id, tool=call.name)
 
 
 def sent_text(content: str, attachments: Iterable[Attachment]) -> str:

@@ -92,6 +92,7 @@ class AnswerSaver:
                     stop_reason=answer.stop_reason,
                     timings=answer.timings,
                     settings=answer.settings,
+                    steps=answer.steps,
                 )
                 return [row] if asked is after else [asked, row], store.chat(chat.id).version
 
@@ -165,6 +166,7 @@ class AnswerSaver:
                 stop_reason=answer.stop_reason,
                 timings=answer.timings,
                 model=answer.model,
+                steps=answer.steps or None,
             )
             if version is None:
                 raise ChatsChanged("This answer was deleted in another window.", "The chat has been reloaded.")

@@ -89,6 +89,15 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE chats ADD COLUMN preset TEXT",),
     # Texts sent with a message (`records.Attachment`), as JSON.
     ("ALTER TABLE messages ADD COLUMN attachments TEXT",),
+    # Whether the chat's model reasons ('on', 'off'; '' is as set elsewhere), and for how many tokens (NULL: as set).
+    (
+        "ALTER TABLE chats ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE chats ADD COLUMN reasoning_budget INTEGER",
+    ),
+    # 1: listed before all others.
+    ("ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",),
+    # Calls of tools on the way to an answer (`tool_calls.ToolStep`), as JSON.
+    ("ALTER TABLE messages ADD COLUMN steps TEXT",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {
@@ -112,6 +121,8 @@ _INDEXES = {
     "messages_unfinished": (
         "CREATE INDEX messages_unfinished ON messages (id) WHERE role = 'assistant' AND stop_reason IS NULL"
     ),
+    "messages_attached": "CREATE INDEX messages_attached ON messages (id) WHERE attachments IS NOT NULL",
+    "messages_called": "CREATE INDEX messages_called ON messages (id) WHERE steps IS NOT NULL",
 }
 _SEARCH = {
     "messages_fts": (

@@ -20,6 +20,19 @@ MOST_CHATS = 100
 """Chats that a search returns, at most."""
 _AROUND = 40  # characters on each side of a hit
 _LETTER = r"[^\W_]"  # of a word, as the index divides a text into words
+_ATTACHED = """
+    SELECT DISTINCT messages.id, chat_id
+    FROM messages, json_each(CASE WHEN json_valid(attachments) THEN attachments ELSE '[]' END) AS one
+    WHERE attachments IS NOT NULL AND json_extract(attachments, one.fullkey || '.text') LIKE ? ESCAPE '\\'
+    ORDER BY messages.id DESC
+"""
+
+_CALLED = """
+    SELECT DISTINCT messages.id, chat_id
+    FROM messages, json_tree(CASE WHEN json_valid(steps) THEN steps ELSE '[]' END) AS one
+    WHERE steps IS NOT NULL AND one.type = 'text' AND one.key IN ('said', 'text') AND one.atom LIKE ? ESCAPE '\\'
+    ORDER BY messages.id DESC
+"""
 
 
 class _Folded(dict[int, str]):
@@ -69,7 +82,8 @@ def find(
 
     A message is a hit when it holds all the words of `text`, of which the last may be unfinished. Where the words are
     found nowhere, `text` is looked for letter by letter, which also finds parts of words and languages that are
-    written without spaces. `full_text` tells whether the file has its index.
+    written without spaces, and so are attachments, results of tools and what was said before calls of them.
+    `full_text` tells whether the file has its index.
     """
     if not text:
         return []
@@ -87,6 +101,9 @@ def find(
     if not by_chat:
         query = "SELECT id, chat_id FROM messages WHERE content LIKE ? ESCAPE '\\' ORDER BY id DESC"
         _add_hits(db.execute(query, (pattern,)), by_chat, limit)
+    found = {message_id for hits in by_chat.values() for message_id in hits}
+    for query in (_ATTACHED, _CALLED):
+        _add_hits((hit for hit in db.execute(query, (pattern,)) if hit[0] not in found), by_chat, limit)
     query = f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
     chats = db.execute(query, (_json(by_chat), limit)).fetchall()
     shown = {chat_id: by_chat[chat_id][: -_PER_CHAT - 1 : -1] for chat_id, *_ in chats}

@@ -22,6 +22,7 @@ from cpuchat.chats.records import (
     Attachment,
     Chat,
     Deleted,
+    Reasoning,
     SearchHit,
     StoredMessage,
     chat_of,
@@ -36,6 +37,7 @@ from cpuchat.errors import ChatsChanged
 from cpuchat.presets import Preset
 from cpuchat.protocol import Role
 from cpuchat.timings import Timings
+from cpuchat.tool_calls import ToolStep
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
@@ -55,8 +57,9 @@ class ChatStore(Database):
     """
 
     def create_chat(
-        self, model: str, system_prompt: str = "", title: str = "", sides: str = "", preset: Preset | None = None
-    ) -> Chat:
+        self, model: str, system_prompt: str = "", title: str = "", sides: str = "", preset: Preset | None = None,
+        reasoning: Reasoning = "", reasoning_budget: int | None = None,
+    ) -> Chat:  # fmt: skip
         now = time.time()
         chat = Chat(
             id=new_chat_id(),
@@ -67,6 +70,8 @@ class ChatStore(Database):
             system_prompt=storable(system_prompt),
             sides=storable(sides),
             preset=preset,
+            reasoning=reasoning,
+            reasoning_budget=reasoning_budget,
         )
         with self.transaction():
             self._insert_chat(chat)
@@ -123,7 +128,8 @@ class ChatStore(Database):
             if message_id not in tree:
                 raise _no_message()
             fork = self.create_chat(chat.model, chat.system_prompt, f"{chat.title} (fork)", preset=chat.preset)
-            self.set_options(fork.id, {"when_full": chat.when_full})
+            options = ("when_full", "reasoning", "reasoning_budget")
+            self.set_options(fork.id, {name: getattr(chat, name) for name in options})
             copied = [name for name in MESSAGE_COLUMNS if name not in ("id", "chat_id", "parent")]
             columns, parent = ", ".join(copied), 0
             copy = (
@@ -142,8 +148,8 @@ class ChatStore(Database):
         return Deleted(chat_id, 0, rows)
 
     def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
-        """Delete a message and all that follow from it; the branch beside it is open then. A chat that would be empty
-        is deleted.
+        """Delete a message and all that follow from it; the branch beside it is open then. Of a summary, what follows
+        stays. A chat that would be empty is deleted.
 
         Raises:
             ChatsChanged: the message is gone, or the chat is not of this version any more.
@@ -153,15 +159,23 @@ class ChatStore(Database):
             tree = self.tree(chat.id)
             if message_id not in tree:
                 raise _no_message()
-            if not (leaf := tree.after_deletion(message_id)):
+            gone, leaf, moved = set(tree.subtree(message_id)), tree.after_deletion(message_id), set[int]()
+            if self._is_summary(message_id) and (moved := set(tree.children(message_id))):
+                gone, leaf = {message_id}, tree.leaf
+            if not leaf:
                 return self.delete(chat.id)
             self._touch(chat.id, time.time())
-            gone = set(tree.subtree(message_id))
-            rows = [row for row in self._rows_of("messages", chat.id) if row[0] in gone]
+            rows = [row for row in self._rows_of("messages", chat.id) if row[0] in gone | moved]
+            parent = tree.parent(message_id)
+            self._db.executemany("UPDATE messages SET parent = ? WHERE id = ?", [(parent, id) for id in moved])
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
             self.set_leaf(chat.id, leaf)
             self._erase()
         return Deleted(chat.id, message_id, {"messages": rows})
+
+    def _is_summary(self, message_id: int) -> bool:
+        query = "SELECT 1 FROM messages WHERE id = ? AND role = 'system' AND model != ''"
+        return self._db.execute(query, (message_id,)).fetchone() is not None
 
     def undelete(self, deleted: Deleted) -> None:
         """Put back what was deleted. Raises ChatsChanged if it was a branch of a chat that is gone."""
@@ -172,6 +186,8 @@ class ChatStore(Database):
                 for row in rows:
                     values = [value if is_unicode(value) else value.encode("utf-8", "surrogateescape") for value in row]
                     self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", values)
+            for id, chat_id, parent, *_ in deleted.rows["messages"]:  # those after a summary are there already
+                self._db.execute("UPDATE messages SET parent = ? WHERE id = ? AND chat_id = ?", (parent, id, chat_id))
 
     def _rows_of(self, table: str, chat_id: str) -> list[tuple[Any, ...]]:
         key = "id" if table == "chats" else "chat_id"
@@ -207,7 +223,7 @@ class ChatStore(Database):
             self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
 
     def set_options(self, chat_id: str, options: Mapping[str, Any]) -> None:
-        """Set fields of a `Chat` that say how it is answered. Nothing happens when it is gone."""
+        """Set fields of a `Chat` that say how it is answered or listed. Nothing happens when it is gone."""
         assigned = ", ".join(f"{name} = ?" for name in options)
         with self.transaction():
             self._db.execute(
@@ -238,6 +254,7 @@ class ChatStore(Database):
         timings: Timings | None = None,
         settings: AnswerSettings | None = None,
         attachments: tuple[Attachment, ...] = (),
+        steps: tuple[ToolStep, ...] = (),
     ) -> StoredMessage:
         """Add a message, and open its branch.
 
@@ -269,6 +286,7 @@ class ChatStore(Database):
                 timings=timings,
                 settings=settings,
                 attachments=attachments,
+                steps=steps,
                 created=now,
             )
             id = self._insert_message(added)

@@ -60,6 +60,10 @@ class Tree:
         """Return the messages with the same parent, oldest first, this one included."""
         return self._children[self._parents[id]] if id in self else [id]
 
+    def children(self, id: int) -> list[int]:
+        """Return the messages that follow this one directly, oldest first."""
+        return list(self._children[id])
+
     def subtree(self, id: int) -> list[int]:
         """Return this message and all that follow from it; the last one is the newest. [] for an unknown one."""
         found = [id] if id in self else []

@@ -8,9 +8,9 @@ from typing import Self
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.hardware.topology import read_topology
+from cpuchat.model_info import ModelInfo
 from cpuchat.paths import shown
 from cpuchat.present import speech as words
-from cpuchat.protocol import ModelInfo
 from cpuchat.settings import SpeechSection
 from cpuchat.speech.cores import beside_model
 from cpuchat.speech.engines import choose_voice

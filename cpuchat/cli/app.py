@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ from cpuchat.text import clean
 
 if TYPE_CHECKING:
     from cpuchat.compare.side import Side
+    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
     from cpuchat.settings import Settings
+    from cpuchat.tui.app import ChatApp, Resume
 
 
 def require_terminal() -> None:
@@ -32,9 +35,10 @@ def require_terminal() -> None:
 
 
 def open_app(
-    model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None, server: str | None = None
-) -> int:
-    """Run the app until it exits; returns the exit code.
+    model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None, server: str | None = None,
+    tour: bool = False,
+) -> int:  # fmt: skip
+    """Run the app, or its tour, until it exits; returns the exit code.
 
     Args:
         model: what to load first; None is the model used last, or the demo model.
@@ -43,7 +47,7 @@ def open_app(
         server: the address of the server that has `model`.
 
     Raises:
-        UsageError: no terminal, or values that are not acceptable.
+        UsageError: no terminal, no such folder, or values that are not acceptable.
         ModelNotFound: `model` was given and is not there.
         DraftMismatch: a draft model was given that does not fit.
     """
@@ -51,26 +55,24 @@ def open_app(
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat import paths
-    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
+    from cpuchat.cli.options import given_options, key_ring, overridden, server_model, with_preset
+    from cpuchat.setting_sources import SettingSources
 
     _, model = with_preset(values.get("chat__preset"), model, server)
     served = server_model(server, model, values)
-    chosen = overridden(values)
+    chosen, sources = overridden(values), SettingSources(given_options(values))
 
     from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.models.library.library import Library
 
-    library = Library(chosen.model.folders)
+    library, tools = Library(chosen.model.folders), _wanted_tools(values)
     initial = served or initial_model(library, model, chosen, values)
     keys = key_ring(chosen, served)
-    if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
-        require_draft(initial, chosen, library)
+    require_draft(initial, chosen, values, library)
 
-    def new_backend() -> LocalBackend:
-        return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
-
+    new_backend = partial(LocalBackend, state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     # Importing the engine takes the worker as long as importing Textual takes this process.
     prepared: list[LocalBackend] = [new_backend()]
     if sides is None and isinstance(initial, Path):
@@ -78,23 +80,61 @@ def open_app(
 
     from cpuchat.chats.store import ChatStore
     from cpuchat.conversation import Conversation
-    from cpuchat.tui.app import ChatApp, Resume
     from cpuchat.tui.launch import run
 
     def make(resume: Resume) -> ChatApp:
         backend = SwitchingBackend(prepared.pop() if prepared else new_backend(), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
-        if resume.chat_id:
-            with contextlib.suppress(ChatsError):  # deleted meanwhile
-                asyncio.run(conversation.open_chat(resume.chat_id))
+        _open_chat(conversation, resume)
         compared, model = (None, resume.model) if resume.model else (sides, initial)
-        return ChatApp(conversation, library, model, text=resume.text, sides=compared, key_ring=keys)
+        return _app_class(tour)(
+            conversation, library, model, text=resume.text, sides=compared, key_ring=keys, sources=sources, **tools,
+        )  # fmt: skip
 
     return run(make)
 
 
-def require_draft(target: Path, chosen: Settings, library: Library) -> None:
-    """Check the given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
+def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the app is told of tools. Raises UsageError, SettingsError: there is no such folder or server."""
+    path, names = values.get("tools_folder"), values.get("tool_servers")
+    found: dict[str, Any] = {}
+    if path is not None:
+        from cpuchat import paths
+        from cpuchat.tools.folder import Folder
+
+        folder = Folder(paths.expanded(path))
+        folder.close()
+        found["tools_folder"] = folder.path
+    if names:
+        from cpuchat.cli.tools import servers_named
+
+        found["tool_servers"] = servers_named(names)
+    return found
+
+
+def _app_class(tour: bool) -> type[ChatApp]:
+    if tour:
+        from cpuchat.tui.tour.app import TourApp
+
+        return TourApp
+
+    from cpuchat.tui.app import ChatApp
+
+    return ChatApp
+
+
+def _open_chat(conversation: Conversation, resume: Resume) -> None:
+    """Open the chat that was open when the app crashed, if there was one."""
+    if resume.chat_id:
+        with contextlib.suppress(ChatsError):  # deleted meanwhile
+            asyncio.run(conversation.open_chat(resume.chat_id))
+
+
+def require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:
+    """Check a given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
+    if not isinstance(target, Path) or values.get("speculation__draft_model") is None:
+        return
+
     from cpuchat.cli.options import require_draft_in_use
     from cpuchat.models.drafts.choice import choose_draft
 

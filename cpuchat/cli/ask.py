@@ -26,6 +26,7 @@ from cpuchat.cli.options import (
     with_preset,
 )
 from cpuchat.cli.question import attached, compose, require_text, standard_input
+from cpuchat.cli.tools import start_tools, tools_of, tools_options
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
@@ -36,7 +37,8 @@ if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--h
     from cpuchat.cli.answer_form import AnswerForm
     from cpuchat.cli.session import Answer, Session, Sink
     from cpuchat.cli.terminal import Terminal
-    from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, ModelInfo
+    from cpuchat.model_info import ModelInfo
+    from cpuchat.protocol import AnyEvent, Generate, GenerationFinished
     from cpuchat.settings import Settings
     from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
@@ -50,6 +52,7 @@ Examples:
   cpuchat ask --file src/main.py:10-80 --file notes.md "What does this do?"
   cpuchat ask --server http://127.0.0.1:8080 "Hello"
   cpuchat ask --preset review "$(git diff)"
+  cpuchat ask --tools files "Where is the port of the server set?"
   cpuchat ask --speak "Tell me a short story"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
@@ -60,9 +63,9 @@ ones, also in pipes and files (not with --raw-output); --json escapes them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
-9 unsupported llama.cpp version, 10 generation failed, 12 draft model mismatch, 21 server failed or not
-reached, 22 API key refused, 23 speech failed, 24 the answer does not match the schema or grammar,
-130 stopped by Ctrl+C, 1 anything else."""
+9 llama.cpp is missing or unsupported, 10 generation failed, 12 draft model mismatch, 21 server or RPC worker failed
+or not reached, 22 API key refused, 23 speech failed, 24 the answer does not match the schema or grammar,
+25 an MCP server failed, 130 stopped by Ctrl+C, 1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
@@ -79,6 +82,7 @@ reached, 22 API key refused, 23 speech failed, 24 the answer does not match the 
         metavar="FILE",
         help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
     ),
+    tools_options(),
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
     ),
@@ -134,12 +138,10 @@ def ask(
     QUESTION may also come from standard input; if both are given, standard input follows. Files are sent before.
     """
     base, model = with_preset(values["chat__preset"], model, server)
-    served, chosen = server_model(server, model, values), overridden(values, base)
+    served, chosen = server_model(server, model, values), overridden({**values, "chat__system_prompt": system}, base)
     strict = values["speculation__draft_model"] is not None
     sent = _checked(model, system, files, raw, stop)
     form = _form(json_schema, grammar, stop, spoken=speak or speak_output is not None)
-    if system is not None:
-        chosen.chat.system_prompt = system
     chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
@@ -153,15 +155,17 @@ def ask(
         from cpuchat.cli.session import Session
         from cpuchat.cli.terminal import Terminal
 
+        terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
+        tools = tools_of(values, terminal, raw=raw, has_form=form is not None)
         path = on_server or model_path(model, chosen)
     except BaseException:
         backend.kill()
         raise
-    terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
 
     async def run() -> int:
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(Session(chosen, terminal, backend))
+            await start_tools(tools, session)
             aloud = await _aloud(stack, session, chosen, speak_output, terminal) if speak or speak_output else None
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
@@ -205,7 +209,7 @@ def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: Ans
 
     return Generate(
         prompt=prompt,
-        sampling=chosen.sampling.sampling(),
+        **chosen.sampling.request_options(),
         **chosen.chat.request_options(),
         stop=stop,
         speculation=chosen.speculation.speculation(),

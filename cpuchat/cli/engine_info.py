@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.errors import from_code
-from cpuchat.protocol import EngineInfo
+from cpuchat.model_info import EngineInfo
 
 
 async def engine_info() -> EngineInfo:

@@ -9,7 +9,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -28,6 +28,7 @@ _COMMANDS = {
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
     "servers": ("cpuchat.cli.servers", "servers", "List inference servers and their models; store API keys."),
+    "tools": ("cpuchat.cli.tool_servers", "tools", "List the tools of MCP servers."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
     "chats": ("cpuchat.cli.chats.group", "chats", "List, search, show, export, import and delete chats."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
@@ -47,9 +48,11 @@ Examples:
   cpuchat --model ~/models/qwen.gguf          chat with this model
   cpuchat --server http://127.0.0.1:8080      chat with what a llama-server, vLLM or Ollama serves
   cpuchat --plain                             chat in lines of text, for screen readers
+  cpuchat --tools-folder ~/src/project        let the model read files there, each call with your approval
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
+  cpuchat demo --tour                         three minutes that run by themselves, for an audience
   cpuchat serve                               the engine for other programs
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
 
@@ -90,6 +93,12 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free.")
+@click.option("--rpc", metavar="HOST:PORT,…", help="RPC workers for layers that do not fit here (docs/rpc.md).")
+@click.option("--rpc-layers", type=int, metavar="N", help="Layers on the RPC workers; 0 = those that do not fit here.")
+@click.option("--tools-folder", metavar="DIR", help="Let the model read files in this folder, call by call.")
+@click.option(
+    "--tools", "tool_servers", multiple=True, metavar="NAME", help="Let the model call tools of this MCP server."
+)
 @click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
@@ -103,12 +112,13 @@ def cli(
     preset: str | None,
     threads: int | None,
     cores: str | None,
-    memory_policy: str | None,
-    ctx_size: int | None,
+    memory_policy: str | None, ctx_size: int | None,
     draft_model: str | None,
     drafters: str | None,
+    rpc: str | None, rpc_layers: int | None,
     plain: bool,
-) -> int:
+    **tools: Any,
+) -> int:  # fmt: skip
     """Chat with local language models on the CPU, and see how fast they run.
 
     Without a command, cpuchat opens the terminal app.
@@ -124,15 +134,13 @@ def cli(
             "--ctx": ctx_size,
             "--draft-model": draft_model,
             "--drafters": drafters,
+            "--rpc": rpc,
+            "--rpc-layers": rpc_layers,
+            "--tools-folder": tools["tools_folder"],
+            "--tools": " ".join(tools["tool_servers"]) or None,
             "--plain": "" if plain else None,
         }
-        for flag, value in given.items():
-            if value is not None:
-                raise UsageError(
-                    f"{flag} before a command applies to the chat app only.",
-                    f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} {value}".rstrip(),
-                )
-        return 0
+        return _refuse_all(given, ctx.invoked_subcommand)
     values = {
         "chat__preset": preset,
         "engine__threads": threads,
@@ -141,6 +149,9 @@ def cli(
         "engine__ctx": ctx_size,
         "speculation__draft_model": draft_model,
         "speculation__drafters": drafters,
+        "engine__rpc": rpc,
+        "engine__rpc_layers": rpc_layers,
+        **tools,
     }
     if plain:
         from cpuchat.cli.plain import open_plain
@@ -149,6 +160,16 @@ def cli(
     from cpuchat.cli.app import open_app
 
     return open_app(model, values, server=server)
+
+
+def _refuse_all(given: Mapping[str, object], command: str) -> int:
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} before a command applies to the chat app only.",
+                f"Put it after the command: cpuchat {command} {flag} {value}".rstrip(),
+            )
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

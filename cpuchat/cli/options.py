@@ -302,6 +302,19 @@ def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settin
         raise UsageError(f"{key}: {reason}.") from None
 
 
+_NAMED_OTHERWISE = {"memory": "memory-policy", "depth": "draft-depth", "min_probability": "draft-min-p"}
+
+
+def given_options(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that were given, by the setting that each overrides: `{"engine.threads": "--threads"}`."""
+    given = [name.partition("__") for name, value in values.items() if value is not None]
+    return {
+        f"{table}.{key}": f"--{_NAMED_OTHERWISE.get(key, key.replace('_', '-'))}"
+        for table, separator, key in given
+        if separator
+    }
+
+
 def _check(chosen: Settings) -> None:
     from cpuchat.hardware.sysfs import own_cpus
 

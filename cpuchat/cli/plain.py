@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.cli.phrases import Phrases
+from cpuchat.cli.plain_chats import Commands, PlainChats
+from cpuchat.cli.typed_ahead import TypedAhead
+from cpuchat.errors import ContextFull, CpuchatError, UsageError
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.chats.records import Chat, StoredMessage
+    from cpuchat.chats.records import WhenFull
+    from cpuchat.chats.request import Attach
     from cpuchat.cli.session import Session
     from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.library import Library
-    from cpuchat.protocol import AnyEvent
+    from cpuchat.protocol import AnyEvent, GenerationFinished
     from cpuchat.servers import Source
 
 _MANY_LINES = '"""'
-_MOST_CHATS = 20
-_LONGEST_PHRASE = 240
-_PHRASE = re.compile(r"\n|[.!?:;…][\"')\]”’*_]*\s|[。！？]")
 
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
@@ -36,22 +35,26 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     from cpuchat.cli.app import initial_model, require_draft
     from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
     from cpuchat.cli.session import Session
-    from cpuchat.cli.terminal import Terminal
+    from cpuchat.cli.terminal import Terminal, is_terminal
+    from cpuchat.cli.tools import start_tools, tool_loop
     from cpuchat.models.library.library import Library
 
     _, model = with_preset(values.get("chat__preset"), model, server)
     served, chosen = server_model(server, model, values), overridden(values)
     library = Library(chosen.model.folders)
     initial = served or initial_model(library, model, chosen, values)
-    if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
-        require_draft(initial, chosen, library)
+    require_draft(initial, chosen, values, library)
     local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
-    terminal = Terminal(plain=True)
+    terminal = Terminal(plain=True, show_reasoning=chosen.ui.show_reasoning)
     session = Session(chosen, terminal, SwitchingBackend(local, key_ring(chosen, served)), ChatStore(paths.chats_db()))
     session.conversation.preset.of_new_chats = lambda: chosen.chat.preset
+    session.conversation.asks_when_full = is_terminal(sys.stdin)
     with asyncio.Runner() as runner:
         try:
-            return PlainChat(session, terminal, library, runner).run(initial)
+            chat = PlainChat(session, terminal, library, runner)
+            folder, names = values.get("tools_folder"), values.get("tool_servers", ())
+            runner.run(start_tools(tool_loop(folder, names, terminal, chat.typed.line), session))
+            return chat.run(initial)
         finally:
             runner.run(session.conversation.close())
 
@@ -63,19 +66,24 @@ class PlainChat:
         self._session, self._terminal, self._library, self._do = session, terminal, library, runner.run
         self._conversation = session.conversation
         self._conversation.library = library
-        self._listed: list[Chat] = []
-        self._commands: dict[str, tuple[str, Callable[[str], Coroutine[Any, Any, None]]]] = {
+        self._loaded: Source | None = None
+        self.typed = TypedAhead(self._answer_now)
+        self._sink: Phrases | None = None  # of the answer that is being written
+        self._ending: asyncio.Task[None] | None = None
+        self._commands: Commands = {
             "/help": ("list the commands", self._help),
-            "/new": ("start a new chat", self._new),
-            "/chats": ("WORDS: list the last chats, or those that have these words", self._chats),
-            "/open": ("N: open chat N of that list", self._open),
-            "/history": ("print the open chat", self._history),
-            "/regenerate": ("answer the last question again", self._regenerate),
-            "/preset": ("NAME: use a preset from the next answer on; without a name, list them", self._preset),
+            **PlainChats(session.conversation, terminal).commands,
+            "/edit": ("TEXT: ask this in place of your last message, on a branch of its own", self._edit),
+            "/regenerate": ("regenerate the last answer", self._regenerate),
+            "/preset": ("NAME: use a preset from the next answer on, or none; without a name, list them", self._preset),
+            "/reasoning": (
+                "CHOICE: how the model reasons in this chat: on, off, default, or a number of tokens at most",
+                self._reasoning,
+            ),
             "/compact": ("summarize the chat, which frees context", self._compact),
             "/model": ("NAME: load a model: a file, a repository or the address of a server", self._model),
             "/models": ("list the models on this machine", self._models),
-            "/figures": ("all figures of the last answer", self._figures),
+            "/figures": ("show all figures of the last answer", self._figures),
             "/quit": ("quit; chats are saved", self._help),
         }
 
@@ -84,21 +92,31 @@ class PlainChat:
         self._do(self._load(initial))
         self._terminal.note("Type a message and press Enter. /help lists commands. Ctrl+C stops, Ctrl+D quits.")
         while (text := self._read()) is not None:
-            command, _, rest = text.strip().partition(" ")
-            if command == "/quit":
+            if text.strip().partition(" ")[0] == "/quit":
                 return 0
             try:
-                if command in self._commands:
-                    self._do(self._commands[command][1](rest.strip()))
-                elif command.startswith("/") and "/" not in command[1:]:
-                    self._terminal.warn(f"No such command: {clean_line(command)}. /help lists them.")
-                elif command:
-                    self._do(self._ask(text.strip()))
+                try:
+                    self._run(text)
+                except ContextFull as error:
+                    self._do(self._context_full(self._when_full(error)))
             except CpuchatError as error:
-                from cpuchat.cli.output import error_text
-
-                self._terminal.warn(error_text(error))
+                self._warn(error)
         return 0
+
+    def _run(self, text: str) -> None:
+        """Run a command, or answer a message."""
+        command, _, rest = text.strip().partition(" ")
+        if command in self._commands:
+            self._do(self._commands[command][1](rest.strip()))
+        elif command.startswith("/") and "/" not in command[1:]:
+            self._terminal.warn(f"No such command: {clean_line(command)}. /help lists them.")
+        elif command:
+            self._do(self._ask(text.strip()))
+
+    def _warn(self, error: CpuchatError) -> None:
+        from cpuchat.cli.output import error_text
+
+        self._terminal.warn(error_text(error))
 
     # Input
 
@@ -129,7 +147,17 @@ class PlainChat:
         return "\n".join(lines)
 
     def _line(self, prompt: str) -> str:
-        """Return one line. Raises EOFError, KeyboardInterrupt, UsageError."""
+        """Return one line, first those that were typed during an answer. Raises as `_input`."""
+        if self.typed.lines:
+            text = self.typed.lines.popleft()
+            self._terminal.note(f"{prompt}{clean_line(text)}")
+            return text
+        if self.typed.ended:
+            raise EOFError
+        return self._input(prompt)
+
+    def _input(self, prompt: str) -> str:
+        """Return one line that is typed now. Raises EOFError, KeyboardInterrupt, UsageError."""
         from cpuchat.cli.terminal import is_terminal
 
         if is_terminal(sys.stdin):
@@ -147,23 +175,38 @@ class PlainChat:
     # Answers
 
     async def _ask(self, text: str) -> None:
+        attach = await self._attached(text)
+        await self._answer(self._conversation.send(text, attach=attach))
+
+    async def _edit(self, text: str) -> None:
+        if not text:
+            raise UsageError("No text given.", "Type it after /edit.")
+        attach = await self._attached(text)
+        await self._answer(self._conversation.edit(text, attach=attach))
+
+    async def _attached(self, text: str) -> Attach:
+        """Read what a message names, and say it."""
         from cpuchat.attachments import attach, start_folder
 
         sent = await asyncio.to_thread(attach, text, start_folder())
         if sent:
             self._terminal.note(f"Attached: {', '.join(clean_line(one.title) for one in sent)}.")
-        await self._answer(self._conversation.send(text, attach=lambda: sent))
+        return lambda: sent
 
     async def _regenerate(self, _: str) -> None:
         await self._answer(self._conversation.regenerate())
 
-    async def _answer(self, events: AsyncGenerator[AnyEvent, None]) -> None:
+    async def _answer(self, events: AsyncGenerator[AnyEvent, None]) -> GenerationFinished:
         from cpuchat.cli.session import Answer
+        from cpuchat.cli.terminal import is_terminal
         from cpuchat.present.answers import summary
 
-        sink = _Phrases(self._terminal, self._conversation.model_name, self._conversation.settings.ui.show_reasoning)
+        model, shows = self._conversation.model, self._conversation.settings.ui.show_reasoning
+        can_end = is_terminal(sys.stdin) and model is not None and not model.server
+        hint = "Enter answers now." if can_end else ""
+        self._sink = sink = Phrases(self._terminal, self._conversation.model_name, shows, hint)
         self._terminal.begin_waiting()
-        with self._session.interruptible():
+        with self._session.interruptible(), self.typed.reading():
             try:
                 finished = await self._session.stream(events, Answer(), sink)
             finally:
@@ -172,35 +215,111 @@ class PlainChat:
         self._terminal.note(_words(summary(finished.timings, finished.stop_reason), finished.note))
         if self._conversation.history.unsaved is not None:
             self._terminal.warn(f"The answer could not be saved. {self._conversation.history.save_problem}")
+        return finished
+
+    def _answer_now(self) -> None:
+        """End the reasoning if the model is reasoning."""
+        if self._sink is not None and self._sink.is_reasoning:
+            self._ending = asyncio.ensure_future(self._end_reasoning())
+
+    async def _end_reasoning(self) -> None:
+        if not await self._conversation.end_reasoning():
+            self._terminal.note("The server cannot end the reasoning. Ctrl+C stops the answer.")
 
     async def _compact(self, _: str) -> None:
-        from cpuchat.compacting import compact
+        await self._summarized()
 
-        await self._answer(compact(self._conversation))
-        if self._conversation.messages[-1].is_summary:
-            self._terminal.note("The model now reads this summary in place of what comes before.")
+    async def _summarized(self) -> bool:
+        """Summarize the chat; False when that was stopped."""
+        from cpuchat.compacting import compact
+        from cpuchat.present.answers import summarized
+        from cpuchat.protocol import ContextTrimmed
+
+        trimmed: ContextTrimmed | None = None
+
+        async def written() -> AsyncGenerator[AnyEvent, None]:
+            nonlocal trimmed
+            async with contextlib.aclosing(compact(self._conversation)) as events:
+                async for event in events:
+                    if isinstance(event, ContextTrimmed):
+                        trimmed = event
+                    else:
+                        yield event
+
+        finished = await self._answer(written())
+        is_done = self._conversation.messages[-1].is_summary
+        self._terminal.note(summarized(finished, trimmed) if is_done else "Stopped. The chat is unchanged.")
+        return is_done
 
     async def _preset(self, name: str) -> None:
         from cpuchat.presets import find_preset, load_presets
 
-        if name:
+        presets = await asyncio.to_thread(load_presets)
+        if not name:
+            self._terminal.line(", ".join(map(clean_line, presets)) or "There are no presets.")
+        elif name == "none" and name not in presets:
+            await self._conversation.preset.choose(None)
+            self._terminal.note("No preset from the next answer on.")
+        else:
             preset = await asyncio.to_thread(find_preset, name)
-            await self._conversation.preset.choose(preset, self._conversation.settings)
-            self._terminal.note(f"Preset from the next answer: {clean_line(preset.name)}.")
+            await self._conversation.preset.choose(preset)
+            self._terminal.note(f"Preset from the next answer on: {clean_line(preset.name)}.")
             if preset.model:
                 await self._model(preset.model)
-        else:
-            names = await asyncio.to_thread(load_presets)
-            self._terminal.line(", ".join(map(clean_line, names)) or "There are no presets.")
+
+    async def _reasoning(self, choice: str) -> None:
+        from cpuchat.chat_preset import reasoning_of
+        from cpuchat.present.answers import reasoning
+
+        if choice:
+            await self._conversation.preset.set_reasoning(*reasoning_of(choice))
+        used = self._conversation.chosen.chat
+        self._terminal.note(f"From the next answer on: {reasoning(used.reasoning, used.reasoning_budget or None)}.")
 
     async def _figures(self, _: str) -> None:
         from cpuchat.present.answers import full_summary
 
-        answers = [one for one in self._conversation.messages if one.timings is not None]
+        answers = [one for one in self._conversation.messages if one.timings is not None and not one.is_summary]
         if not answers or answers[-1].timings is None:
             self._terminal.note("No answer yet.")
         else:
             self._terminal.line(_words(full_summary(answers[-1].timings, answers[-1].stop_reason or "")))
+
+    # A full context
+
+    def _when_full(self, error: ContextFull) -> WhenFull:
+        """Return what the chat does when it is full; ask if that is not known, "" if it was not answered.
+
+        Raises:
+            ContextFull: `error`, if nothing is done about it.
+        """
+        from cpuchat.present.answers import WHEN_FULL
+
+        chat = self._conversation.chat
+        choice = chat.when_full if chat is not None else "stop"
+        if error.alone or not self._conversation.kept_all or choice == "stop":
+            raise error
+        if choice:
+            return choice
+        self._warn(error)
+        choices = ", ".join(f"{number} {label.lower()}" for number, label in enumerate(WHEN_FULL.values(), 1))
+        self._terminal.note(f"What should this chat do when the context is full? {choices}.")
+        try:
+            number = self._input("Number: ").strip()
+        except (EOFError, KeyboardInterrupt):
+            self._terminal.line()
+            return ""
+        return dict(enumerate(WHEN_FULL, 1)).get(int(number) if number.isdecimal() else 0, "")
+
+    async def _context_full(self, choice: WhenFull) -> None:
+        """Do what was chosen, and remember it; then answer the last message."""
+        chat = self._conversation.chat
+        if choice and chat is not None and chat.when_full != choice:
+            await self._conversation.history.set_options(when_full=choice)
+        if choice == "drop" or (choice == "compact" and await self._summarized()):
+            await self._regenerate("")
+        else:
+            self._terminal.note("Not answered. /compact summarizes the chat; then /regenerate answers your message.")
 
     # Models
 
@@ -211,99 +330,43 @@ class PlainChat:
         self._terminal.note(f"Loading {clean_line(source.stem) or source}.")
         with self._session.interruptible():
             info = await self._session.load(source)
+        self._loaded = source
         problem = self._conversation.draft_problem
         place = info.server or f"{info.n_threads} threads"
         context = f"context {info.n_ctx:,} tokens" if info.n_ctx else ""
         self._terminal.note(_words(clean_line(info.name), info.quantization, place, context))
         for note in filter(None, (problem, *info.notes)):
             self._terminal.note(note)
-        await asyncio.to_thread(settings.update, {"model": {"last": str(source)}})
+        try:
+            await asyncio.to_thread(settings.update, {"model": {"last": str(source)}})
+        except (CpuchatError, OSError) as error:  # a full disk: everything else works
+            self._terminal.warn(f"The model is not remembered for the next start: {error}")
 
     async def _model(self, name: str) -> None:
         from cpuchat.servers import ServerModel, is_url
 
         if not name:
             raise UsageError("No model given.", "/models lists those on this machine.")
-        await self._load(ServerModel.of(name) if is_url(name) else await asyncio.to_thread(self._library.resolve, name))
+        source = ServerModel.of(name) if is_url(name) else await asyncio.to_thread(self._library.resolve, name)
+        before = self._loaded
+        try:
+            await self._load(source)
+        except CpuchatError as error:
+            if before is None:
+                raise
+            self._warn(error)
+            await self._load(before)
 
     async def _models(self, _: str) -> None:
         for model in await asyncio.to_thread(self._library.local_models):
             state = "damaged" if model.damaged else ""
             self._terminal.line(_words(clean_line(model.name), model.quantization, str(model.path), state))
 
-    # Chats
-
-    async def _new(self, _: str) -> None:
-        self._conversation.new_chat()
-        self._terminal.note("New chat.")
-
-    async def _chats(self, words: str) -> None:
-        from cpuchat.present.chats import when
-
-        self._listed = [one for one in await self._conversation.history.list_chats(words) if not one.sides][
-            :_MOST_CHATS
-        ]
-        for number, chat in enumerate(self._listed, 1):
-            self._terminal.line(f"{number}. {clean_line(chat.title) or 'New chat'}, {when(chat.updated)}")
-        if not self._listed:
-            self._terminal.note("No chats match." if words else "No chats yet.")
-
-    async def _open(self, number: str) -> None:
-        if not number.isdecimal() or not 0 < int(number) <= len(self._listed):
-            raise UsageError(f"No chat {clean_line(number) or 'given'}.", "/chats lists them by number.")
-        await self._conversation.open_chat(self._listed[int(number) - 1].id)
-        for message in self._conversation.messages[-2:]:
-            self._print(message)
-
-    async def _history(self, _: str) -> None:
-        for message in self._conversation.messages:
-            self._print(message)
-
-    def _print(self, message: StoredMessage) -> None:
-        answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
-        speaker = "You" if message.role == "user" else answered
-        self._terminal.line(f"{speaker}: {message.content}")
-        for attachment in message.attachments:
-            self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
-
     async def _help(self, _: str) -> None:
         for name, (about, _run) in self._commands.items():
             argument, colon, words = about.partition(": ")
             self._terminal.line(f"{name} {argument}: {words}" if colon else f"{name}: {about}")
         self._terminal.line(f"A message of many lines: {_MANY_LINES} on a line before and after it.")
-
-
-class _Phrases:
-    """Prints an answer in sentences and lines: from single words, a screen reader makes stammering."""
-
-    def __init__(self, terminal: Terminal, name: str, show_reasoning: bool) -> None:
-        self._terminal, self._name, self._shows = terminal, clean_line(name) or "Answer", show_reasoning
-        self._waiting = ""
-        self._begun = self._reasoned = False
-
-    def answer(self, text: str) -> None:
-        self._waiting += text
-        end = max((found.end() for found in _PHRASE.finditer(self._waiting)), default=0)
-        if not end and len(self._waiting) > _LONGEST_PHRASE:
-            end = self._waiting.rfind(" ") + 1 or len(self._waiting)
-        self._print(end)
-
-    def reasoning(self, text: str) -> None:
-        if self._shows:
-            self._terminal.reasoning(text)
-        elif not self._reasoned:
-            self._terminal.note("The model is reasoning.")
-        self._reasoned = True
-
-    def finish(self) -> None:
-        """Print the rest."""
-        self._print(len(self._waiting))
-
-    def _print(self, end: int) -> None:
-        phrase, self._waiting = self._waiting[:end], self._waiting[end:]
-        if phrase:
-            self._terminal.answer(phrase if self._begun else f"{self._name}: {phrase.lstrip()}")
-            self._begun = True
 
 
 def _words(*parts: str) -> str:

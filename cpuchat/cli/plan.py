@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cpuchat.planner.choices import MachineFor
     from cpuchat.planner.machine_specs import MachineSpec
     from cpuchat.planner.model_specs import PlannedModel
+    from cpuchat.planner.network import Network
     from cpuchat.planner.plan import Plan, Prices, Workload
     from cpuchat.planner.service import Service
     from cpuchat.planner.this_machine import ThisMachine
@@ -28,6 +29,7 @@ Examples:
   cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
   cpuchat plan 70b:Q4_K_M --cheapest --tok-s 15     the model on every machine, the cheapest first
   cpuchat plan qwen3-30b-a3b-instruct-2507 --on 9655 --users 200 --tok-s 8
+  cpuchat plan 70b:Q8_0 --on 7950x --spread 2 --gbit 10     over the memory of two machines (RPC)
   cpuchat plan 8b --like server.toml --json         a machine of your own
   cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
@@ -57,6 +59,8 @@ class _Positive(click.FloatRange):
 @click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="Simulate this many users.")
 @click.option("--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
 @click.option("--cheapest", is_flag=True, help="Compare all machines, the cheapest first.")
+@click.option("--spread", type=click.IntRange(2, 64), metavar="N", help="Spread the model over N such machines (RPC).")
+@click.option("--gbit", type=_Positive(10_000), metavar="X", help="Network of --spread in Gbit/s; default: 1.")
 @click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine.")
 @click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
 @click.option("--usd-per-kwh", type=click.FloatRange(0, 100), metavar="X", help="Price of power; default: 0.15.")
@@ -100,6 +104,7 @@ def plan(
             values["tok_s"],
         )  # fmt: skip
     wanted = find_model(model, catalog, folders)
+    network = _network(values)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if cheapest:
         from cpuchat.planner.choices import machine_plans
@@ -112,7 +117,7 @@ def plan(
     from cpuchat.planner.plan import make_plan
 
     on = _machine(machine, like, chosen, values)(wanted, drafting)
-    planned = make_plan(on, wanted, workload, draft=drafting, prices=prices)
+    planned = make_plan(on, wanted, workload, draft=drafting, prices=prices, network=network)
     return _show_plan(planned, _service(planned) if values["users"] else None, as_json)
 
 
@@ -122,8 +127,9 @@ def _check(
     if machine is not None and like is not None:
         raise UsageError("--on and --like name two machines.", "Use one of them.")
     if model is None:
-        for flag, given in (("--draft", draft), ("--cheapest", cheapest), ("--users", values["users"])):
-            if given:
+        given = {"--draft": draft, "--cheapest": cheapest, "--users": values["users"], "--spread": values["spread"]}
+        for flag, value in given.items():
+            if value:
                 raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --cheapest")
     if cheapest and (machine is not None or like is not None):
         raise UsageError("--cheapest compares all machines.", "Drop --on and --like.")
@@ -131,6 +137,13 @@ def _check(
         raise UsageError("--cheapest compares one chat on all machines.", "Use --users with --on MACHINE.")
     if cheapest and (values["price"] or values["watts"]):
         raise UsageError("--price and --watts are those of one machine.", "Use them without --cheapest.")
+    if values["gbit"] and not values["spread"]:
+        raise UsageError("--gbit is the network of --spread.", "Example: cpuchat plan 70b --spread 2 --gbit 10")
+    if values["spread"]:
+        if cheapest or values["users"]:
+            raise UsageError("--spread plans one chat on machines of one kind.", "Drop --cheapest and --users.")
+        if draft is not None:
+            raise UsageError("RPC workers and a draft model cannot be combined.", "Drop --draft.")
 
 
 def _workload(values: dict[str, Any]) -> Workload:
@@ -143,6 +156,12 @@ def _workload(values: dict[str, Any]) -> Workload:
         fields = dict(zip(Workload.__struct_fields__[-len(usual) :], usual, strict=True)) | given
         given["n_ctx"] = max(fields["n_ctx"], fields["n_prompt"] + fields["n_answer"])
     return Workload(**given)
+
+
+def _network(values: dict[str, Any]) -> Network | None:
+    from cpuchat.planner.network import Network
+
+    return Network(machines=values["spread"], gbit=values["gbit"] or 1.0) if values["spread"] else None
 
 
 def _prices(values: dict[str, Any]) -> Prices:

@@ -29,7 +29,7 @@ def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> 
     from cpuchat.hardware.numa.launch import launch_command
     from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.rpc_workers import find_worker_program
-    from cpuchat.serving.guard import is_loopback
+    from cpuchat.servers import is_loopback
 
     program, placement = find_worker_program(), place_here(PlacementSpec.of(chosen), with_draft=False)
     if not port:

@@ -45,8 +45,11 @@ Programs send it as `Authorization: Bearer TOKEN` (the api_key of OpenAI clients
 and sends it unencrypted: outside a network that you trust, put a TLS proxy or an SSH tunnel in front.
 
 Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
-unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupported llama.cpp version,
-12 draft model mismatch, 130 Ctrl+C while loading, 1 anything else."""
+unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 llama.cpp is missing or unsupported,
+12 draft model mismatch, 21 RPC worker not reached, 130 Ctrl+C while loading, 1 anything else."""
+_FOR_RPC_WORKERS = frozenset(
+    {"rpc_worker", "host", "port", "engine__cores", "engine__threads", "engine__memory", "quiet"}
+)
 
 
 @click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI-compatible).")
@@ -85,7 +88,7 @@ unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 unsupp
         type=click.IntRange(1, 100),
         default=8,
         show_default=True,
-        help="Most sessions of --web; 0.1 GB each.",
+        help="Maximum number of browser sessions; 0.1 GB each.",
         metavar="N",
     ),
     setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
@@ -112,7 +115,7 @@ def serve(
     """
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
     if rpc_worker:
-        return _serve_worker(model, host, port, chosen, quiet=quiet)
+        return _serve_worker(host, port, chosen, quiet=quiet)
     if strict:
         require_draft_in_use(chosen)
     if web:
@@ -120,7 +123,8 @@ def serve(
     backend = _backend(chosen)
     try:
         from cpuchat.cli.terminal import Terminal
-        from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
+        from cpuchat.servers import is_loopback
+        from cpuchat.serving.guard import TOKEN_VARIABLE, read_token
 
         is_new = token_file is not None and not token_file.exists()
         token = read_token(token_file)
@@ -140,7 +144,7 @@ def serve(
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, strict=strict)
     access = Access(token, local, cors_origin, sessions if web else 0)
-    return asyncio.run(server.run(listeners, access, alias, queue))
+    return asyncio.run(server.run(listeners, access, alias, max(queue, access.sessions)))  # each tab may wait
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,17 @@ def _require_web() -> None:
             )
 
 
+def tab_address(listeners: list[socket.socket]) -> str:
+    """Return an address on this machine, which the key of browser tabs does not leave; adds a listener if none is."""
+    from cpuchat.servers import is_local
+    from cpuchat.serving.server import listen, url
+
+    if not is_local(url(listeners[0])):
+        listeners += listen("127.0.0.1", 0)
+        return url(listeners[-1])
+    return url(listeners[0])
+
+
 def _sessions(address: str, access: Access, terminal: Terminal) -> Sessions:
     """Return the sessions of browsers; their apps get a token of their own where one is needed."""
     from cpuchat.serving.web.sessions import Sessions
@@ -185,15 +200,19 @@ async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
         await asyncio.wait({watching})
 
 
-def _serve_worker(model: str | None, host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
+def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
     from cpuchat.cli.rpc_worker import serve_worker
     from cpuchat.cli.terminal import Terminal
     from cpuchat.rpc_workers import PORT
 
-    if model is not None:
-        raise UsageError("An RPC worker gets its layers from the machine that uses it.", "Leave out the model.")
-    source = click.get_current_context().get_parameter_source("port")
-    port = PORT if source is ParameterSource.DEFAULT else port
+    context = click.get_current_context()
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in _FOR_RPC_WORKERS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = param.opts[0] if isinstance(param, click.Option) else "model"
+            hint = "Its options are --host, --port, --cores, --threads, --memory-policy and --quiet."
+            raise UsageError(f"--rpc-worker takes no {what}.", hint)
+    port = PORT if context.get_parameter_source("port") is ParameterSource.DEFAULT else port
     return serve_worker(host, port, chosen, Terminal(quiet=quiet))
 
 
@@ -254,7 +273,7 @@ class _Serve:
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
             service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
             address, web = url(listeners[0]), access.sessions > 0
-            sessions = _sessions(address, access, terminal) if web else None
+            sessions = _sessions(tab_address(listeners), access, terminal) if web else None
             app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
             async with serving(app, listeners, sockets=web), _watched_over(sessions):
                 info = await session.load(self._path, strict=self._strict)

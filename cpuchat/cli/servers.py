@@ -112,7 +112,9 @@ def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -
 @click.argument("url")
 @click.option("--delete", is_flag=True, help="Delete the stored key.")
 def key(url: str, delete: bool) -> int:
-    """Store the API key of the server URL, in a file that only you may read."""
+    """Store the API key of the server URL: in the system's keyring with the extra cpuchat[keyring], else in a file that
+    only you may read.
+    """
     from cpuchat import paths
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.servers import ServerModel
@@ -128,8 +130,8 @@ def key(url: str, delete: bool) -> int:
         if not entered:
             raise UsageError("No key given.", "Type one, or pipe it in. --delete removes a stored key.")
     try:
-        KeyRing().store(server, entered)
+        place = KeyRing().store(server, entered)
     except OSError as error:
         raise CpuchatError(f"Cannot write {paths.shown(paths.keys_file())}: {error.strerror}.") from None
-    print(f"{'Deleted' if delete else 'Stored'} the key of {server}.")
+    print(f"Deleted the key of {server}." if delete else f"Stored the key of {server} in {place}.")
     return 0

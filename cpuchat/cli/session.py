@@ -13,16 +13,18 @@ from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.chats.store import ChatStore
 from cpuchat.cli.terminal import Terminal
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.present.answers import queued, reconnecting
+from cpuchat.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
+from cpuchat.model_info import ModelInfo
+from cpuchat.present.answers import context_trimmed, queued, reconnecting
+from cpuchat.present.tools import title
 from cpuchat.protocol import (
     AnyEvent,
+    CallsMade,
     ContextTrimmed,
     Failed,
     GenerationFinished,
     LoadCancelled,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     PrefillProgress,
     Queued,
@@ -68,7 +70,7 @@ class Session:
         self.conversation = Conversation(settings=settings, backend=self._backend, store=store)
         self._terminal = terminal
         self._presses = 0
-        self.on_interrupt: Callable[[], None] = lambda: None
+        self.on_interrupt: Callable[[], object] = lambda: None
         """Called with each Ctrl+C."""
         self._cancelling: set[asyncio.Task[None]] = set()
         self._stack = contextlib.ExitStack()
@@ -144,21 +146,21 @@ class Session:
             CpuchatError: the answer failed; `answer` holds what came before.
             OutputClosed: from the sink; the answer is cancelled.
         """
+        stopped = "Stopped before the first token."
         async with contextlib.aclosing(events):
             async for event in events:
                 self._pass_on_interrupt(event)
                 match event:
-                    case PrefillProgress() | LoadProgress():
+                    case PrefillProgress():
+                        self._terminal.progress(event, self.conversation.meter.prefill_left_s)
+                    case LoadProgress():
                         self._terminal.progress(event)
                     case Reconnecting():
                         self._terminal.status(reconnecting(event))
                     case Queued():
                         self._terminal.status(queued(event))
                     case ContextTrimmed():
-                        self._terminal.warn(
-                            f"cpuchat: the oldest {event.dropped_messages} messages ({event.dropped_tokens:,} tokens) "
-                            f"did not fit the context of {event.n_ctx:,} tokens and were dropped."
-                        )
+                        self._terminal.warn(context_trimmed(event))
                     case TextDelta(channel="reasoning", text=text):
                         answer.reasoning += text
                         sink.reasoning(text)
@@ -167,12 +169,19 @@ class Session:
                         sink.answer(text)
                     case GenerationFinished():
                         answer.finished = event
+                    case CallsMade():
+                        answer.finished, stopped = None, "Stopped during a tool call."  # the answer goes on after it
+                        if event.said:  # what is said after them is a paragraph of its own
+                            answer.text += "\n\n"
+                            sink.answer("\n\n")
+                        for call in event.calls:
+                            self._terminal.note(f"cpuchat: the model calls {title(call)}")
                     case Failed():
                         raise self._error(event)
                     case _:
                         pass
         if answer.finished is None:
-            raise Interrupted("Stopped before the first token.")
+            raise Interrupted(stopped)
         return answer.finished
 
     def _pass_on_interrupt(self, event: AnyEvent) -> None:
@@ -186,4 +195,7 @@ class Session:
                 return Interrupted("Stopped.")
             again = "" if event.hint and not event.hint.startswith("Log:") else "Run the command again. "
             return WorkerDied(event.message, f"{again}{event.hint}".strip())
-        return from_code(event.code, event.message, event.hint)
+        error = from_code(event.code, event.message, event.hint)
+        if isinstance(error, ContextFull):
+            error.alone = event.alone
+        return error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
-    from cpuchat.protocol import ModelInfo
+    from cpuchat.model_info import ModelInfo
     from cpuchat.settings import Settings
     from cpuchat.tune.measure import DecodeRate
     from cpuchat.tune.records import Label, Record

@@ -106,13 +106,15 @@ class Terminal:
         """Print one line on stderr, quiet or not."""
         self._err_line(text)
 
-    def progress(self, event: LoadProgress | PrefillProgress) -> None:
-        """Show how far a load or a prompt is, on one line that the next output replaces; terminals only."""
+    def progress(self, event: LoadProgress | PrefillProgress, left_s: float | None = None) -> None:
+        """Show how far a load or a prompt is, which takes `left_s` longer, on one line that the next output replaces;
+        terminals only.
+        """
         match event:
             case LoadProgress(phase=phase):
                 text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skip="")
             case PrefillProgress():
-                text = prefill_progress(event)
+                text = prefill_progress(event, left_s)
         self.status(text)
 
     def status(self, text: str) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from cpuchat.compare.difference import Difference, TokenText, first_difference
 from cpuchat.compare.memory import MemoryTogether, WorkerMemory
-from cpuchat.protocol import Failed, ModelInfo
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import Failed
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.timings import Timings
 

@@ -14,6 +14,7 @@ from cpuchat.compare.side import Side
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import (
     AnyEvent,
@@ -22,7 +23,6 @@ from cpuchat.protocol import (
     GenerationFinished,
     LoadCancelled,
     Message,
-    ModelInfo,
     ModelLoaded,
     Sampling,
     TextDelta,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -73,6 +74,13 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_moe(self) -> bool:
         return self.n_expert > 0
+
+    @property
+    def width(self) -> int:
+        """Return the values of a hidden state: the smaller side of the output matrix; 0 where that is not known."""
+        area = sum(one.madds for one in self.head)
+        sides = sum(one.activations for one in self.head)
+        return round((sides - math.sqrt(max(sides * sides - 4 * area, 0.0))) / 2)
 
 
 class Part(NamedTuple):

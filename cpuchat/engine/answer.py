@@ -7,6 +7,7 @@ from time import perf_counter
 
 import msgspec
 
+from cpuchat.engine.decoding.call_guide import CallGuide
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, decode, prefill
 from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
@@ -18,6 +19,7 @@ from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder
 from cpuchat.engine.prompt.trim import TrimResult
+from cpuchat.engine.text.call_splitter import CallSplitter
 from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
 from cpuchat.engine.text.text_stream import TextStream
@@ -33,6 +35,8 @@ from cpuchat.protocol import (
     StopReason,
 )
 from cpuchat.timings import SpeculationFigures, Timings
+from cpuchat.tools.call_format import CallFormat
+from cpuchat.tools.generic import GENERIC, as_text
 
 _PROMPT_TAIL = 200
 """Bytes at the end of a prompt that are searched for an opening reasoning marker."""
@@ -61,17 +65,30 @@ class Answer:
         self._emit = emit
         self._vocab = loaded.model.vocab
         self._sequence = loaded.model.sequence
+        self._guide = self._make_guide()
         self._sampler = self._make_sampler()
         self._speculation: SpeculationFigures | None = None
+        self._calls: CallSplitter | None = None
+
+    def _make_guide(self) -> CallGuide | None:
+        """Return what follows calls of tools; None when there are none to call."""
+        if not self._command.tools:
+            return None
+        return CallGuide(self._vocab, self._call_format, self._command.tools)
+
+    @property
+    def _call_format(self) -> CallFormat:
+        template = self._loaded.template
+        return template.call_format if template is not None else GENERIC
 
     def _make_sampler(self) -> Sampler:
         command, vocab = self._command, self._vocab
         if command.grammar and (command.stop or command.ignore_eos):
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
         budget = 0 if command.reasoning is False else command.reasoning_budget
-        if command.ignore_eos or not (command.grammar or vocab.markers or budget is not None):
+        if command.ignore_eos or not (command.grammar or vocab.markers or budget is not None or self._guide):
             return Sampler(command.sampling, vocab.n_tokens, vocab.eog_tokens() if command.ignore_eos else ())
-        return GuidedSampler(command.sampling, vocab, command.grammar, budget)
+        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide)
 
     def end_reasoning(self) -> None:
         """End the reasoning under way, or the next one. From any thread."""
@@ -113,11 +130,15 @@ class Answer:
             raise UsageError("There is no message to answer.", "Write one first.")
         if not command.trim:
             return builder.from_all_messages(command.messages, command.max_tokens if command.reserve else None)
-        return builder.from_messages(command.messages, command.max_tokens, self._on_trimmed)
+        return builder.from_messages(
+            command.messages, command.max_tokens, self._on_trimmed, in_steps=not command.reserve
+        )
 
     def _render(self, messages: list[Message]) -> str:
-        template = self._loaded.template
-        return plain_completion(messages) if template is None else template.render(messages, self._command.reasoning)
+        template, tools = self._loaded.template, [self._vocab.mark_tool(tool) for tool in self._command.tools]
+        if template is not None:
+            return template.render(messages, self._command.reasoning, tools)
+        return plain_completion(as_text(messages, tools))
 
     def _on_trimmed(self, trimmed: TrimResult) -> None:
         self._emit(
@@ -173,11 +194,14 @@ class Answer:
         ends_itself = self._command.ignore_eos or self._command.grammar
         if self._loaded.template is None and self._command.prompt is None and not ends_itself:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
+        splitter = Unsplit() if self._command.unsplit else self._splitter(text)
+        if self._command.tools:
+            splitter = self._calls = CallSplitter(splitter, self._call_format, self._command.tools)
         stream = TextStream(
             self._command.request_id,
             self._emit,
-            self._vocab.piece,
-            Unsplit() if self._command.unsplit else self._splitter(text),
+            self._vocab.piece if self._guide is None else self._guide.piece,
+            splitter,
             stops,
             self._arrived,
             self._command.frame_seconds,
@@ -220,6 +244,7 @@ class Answer:
                 stop_reason=stop_reason,
                 timings=timings,
                 matches_grammar=not isinstance(sampler, GuidedSampler) or sampler.matches_grammar,
+                calls=self._calls.calls if self._calls is not None else (),
             )
         )
 

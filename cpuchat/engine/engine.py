@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
+import msgspec
+
 from cpuchat.engine.answer import Answer
 from cpuchat.engine.bench import measure
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
@@ -24,6 +26,7 @@ from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import ContextFull, CpuchatError, Interrupted, UsageError
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import (
     CountTokens,
@@ -35,7 +38,6 @@ from cpuchat.protocol import (
     LoadProgress,
     Measure,
     Measured,
-    ModelInfo,
     ModelLoaded,
     TokensCounted,
 )
@@ -222,7 +224,7 @@ class Engine:
         self._setup = self._model = self._template = None
 
     def _fail(self, error: CpuchatError, request_id: int = 0) -> None:
-        n_tokens = error.n_tokens if isinstance(error, ContextFull) else 0
-        self._emit(
-            Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id, n_tokens=n_tokens)
-        )
+        failed = Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id)
+        if isinstance(error, ContextFull):
+            failed = msgspec.structs.replace(failed, n_tokens=error.n_tokens, alone=error.alone)
+        self._emit(failed)

@@ -13,13 +13,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Final
 
+from cpuchat.grammar.characters import LAST, Ranges, character_class, without
 from cpuchat.grammar.rules import NOT_IN_STRINGS, Rules
 
 _parser: Any = importlib.import_module("re._parser")
 
-Ranges = list[tuple[int, int]]
-
-_LAST: Final = 0x10FFFF
 _ESCAPES: Final = {0x22: '"', 0x5C: "\\\\", 0x08: "b", 0x0C: "f", 0x0A: "n", 0x0D: "r", 0x09: "t"}
 _SETS: Final[dict[str, Ranges]] = {
     "DIGIT": [(0x30, 0x39)],
@@ -85,9 +83,9 @@ class _Writer:
             case "LITERAL":
                 return _character([(value, value)])
             case "NOT_LITERAL":
-                return _character(_without([(0, _LAST)], [(value, value)]))
+                return _character(without([(0, LAST)], [(value, value)]))
             case "ANY":
-                return _character(_without([(0, _LAST)], _LINE_ENDS))
+                return _character(without([(0, LAST)], _LINE_ENDS))
             case "IN":
                 return _character(_class(value))
             case "BRANCH":
@@ -118,40 +116,19 @@ def _class(items: Iterable[tuple[Any, Any]]) -> Ranges:
             case _:
                 kind = value.name.removeprefix("CATEGORY_")
                 known = _SETS[kind.removeprefix("NOT_")]
-                ranges += _without([(0, _LAST)], known) if kind.startswith("NOT_") else known
-    return _without([(0, _LAST)], ranges) if negated else ranges
-
-
-def _without(ranges: Ranges, others: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the code points of `ranges` that are in none of `others`."""
-    for low, high in others:
-        left: Ranges = []
-        for first, last in ranges:
-            left += [(a, b) for a, b in ((first, min(last, low - 1)), (max(first, high + 1), last)) if a <= b]
-        ranges = left
-    return ranges
+                ranges += without([(0, LAST)], known) if kind.startswith("NOT_") else known
+    return without([(0, LAST)], ranges) if negated else ranges
 
 
 def _character(ranges: Ranges) -> str:
     """Return an expression for one character of a JSON string out of `ranges`."""
     parts: list[str] = []
-    plain = _without(ranges, NOT_IN_STRINGS)
+    plain = without(ranges, NOT_IN_STRINGS)
     if plain:
-        parts.append(f"[{''.join(_range(low, high) for low, high in plain)}]")
+        parts.append(character_class(plain))
     escaped = "".join(text for code, text in _ESCAPES.items() if any(low <= code <= high for low, high in ranges))
     if escaped:
         parts.append(f'"\\\\" [{escaped}]')
     if not parts:
         raise ValueError("asks for a character that JSON strings do not have")
     return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
-
-
-def _range(low: int, high: int) -> str:
-    return _code(low) if low == high else f"{_code(low)}-{_code(high)}"
-
-
-def _code(code: int) -> str:
-    character = chr(code)
-    if code < 0x80 and (character.isalnum() or character in " _"):
-        return character
-    return f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

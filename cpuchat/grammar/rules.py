@@ -110,6 +110,6 @@ class Rules:
         return self.add(f"{rule}-more", f"{rule}{{0,{MAX_REPETITIONS - 1}}} | {rule}{{{MAX_REPETITIONS}}} {more}")
 
     def text(self) -> str:
-        """Return the grammar, the root first."""
+        """Return the grammar, the root first; a rule that was reserved but not defined is empty."""
         names = sorted(self._bodies, key=lambda name: name != ROOT)
-        return "".join(f"{name} ::= {self._bodies[name]}\n" for name in names)
+        return "".join(f"{name} ::= {self._bodies[name] or literal('')}\n" for name in names)

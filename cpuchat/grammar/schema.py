@@ -50,7 +50,9 @@ def schema_grammar(schema: Any, source: str) -> str:
     Raises:
         UsageError: invalid, or more than a grammar can say; names `source` and the place.
     """
-    grammar = _Converter(schema, source).grammar()
+    rules = Rules()
+    _Converter(schema, source, rules, ROOT).define()
+    grammar = rules.text()
     try:
         check_grammar(grammar, source)
     except UsageError as error:
@@ -58,19 +60,30 @@ def schema_grammar(schema: Any, source: str) -> str:
     return grammar
 
 
+def add_schema(schema: Any, source: str, rules: Rules, name: str) -> str:
+    """Add the rules of a JSON schema to a grammar, which `check_grammar` checks; returns the name of its rule.
+
+    Raises:
+        UsageError: as `schema_grammar`.
+    """
+    rule = rules.reserve(name)
+    _Converter(schema, source, rules, rule).define()
+    return rule
+
+
 class _Converter:
-    def __init__(self, document: Any, source: str) -> None:
+    def __init__(self, document: Any, source: str, rules: Rules, root: str) -> None:
         self._document = document
         self._source = source
-        self._rules = Rules()
-        self._references = {"": ROOT}
+        self._rules = rules
+        self._root = root
+        self._references = {"": root}
         self._depth = self._n_visited = 0
 
-    def grammar(self) -> str:
-        self._rules.define(ROOT, "")
+    def define(self) -> None:
+        self._rules.define(self._root, "")
         self._rules.built_in(SPACE)
-        self._rules.define(ROOT, self._body(self._document, "#"))
-        return self._rules.text()
+        self._rules.define(self._root, self._body(self._document, "#"))
 
     def _fail(self, path: str, reason: str) -> NoReturn:
         raise UsageError(f"{self._source}: {path}: {reason}.", "Change the schema, or write a grammar (--grammar).")

@@ -149,14 +149,29 @@ def _searched(model: CatalogModel) -> str:
 
 
 def load_catalog(user_file: Path | None = None) -> Catalog:
-    """Read both catalogs. Never fails: invalid entries are left out and listed in `problems`.
+    """Read both catalogs, unless they are as they were. Never fails: invalid entries are left out and listed in
+    `problems`.
 
     Args:
         user_file: replaces `catalog.toml` in the config folder, which need not exist.
     """
-    problems: list[str] = []
-    ours = _read(PACKAGED, problems)
     file = user_file or paths.user_catalog()
+    return _load(PACKAGED, file, _state(PACKAGED), _state(file))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """Return what changes when a file does; () if it cannot be found."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=2)
+def _load(packaged: Path, file: Path, *_states: tuple[int, ...]) -> Catalog:
+    problems: list[str] = []
+    ours = _read(packaged, problems)
     theirs = _read(file, problems, ours) if file.exists() else {}
     models = {model.id: model for model in (*theirs.values(), *ours.values())} | theirs
     for model in theirs.values():

@@ -14,15 +14,16 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.costmodel.observations import KNOTS, Fitted, Observation
+from cpuchat.costmodel.passes import pass_cost
 from cpuchat.costmodel.profile import UNCACHED, CostProfile, Rate
 from cpuchat.costmodel.work import ACTIVATIONS, COST_MODEL, ROUTED, ModelWork, bytes_read
 from cpuchat.errors import CpuchatError
 from cpuchat.files import JsonCache
 from cpuchat.hardware.bandwidth.cache import ROOT, key
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.fingerprint import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import split_parts
 from cpuchat.models.work import loaded_work
-from cpuchat.protocol import ModelInfo
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import Timings
 
@@ -192,7 +193,11 @@ class CostLog:
             )
         if not fitted.is_plausible:
             return Costs(usual, "", {})
-        own = {known.files[name]: factor for name, factor in fitted.factors.items() if name in known.files}
+        own = {
+            known.files[name]: _factor(fitted.profile, found)
+            for name, found in known.chats.items()
+            if name in known.files
+        }
         return Costs(fitted.profile, self._source(known), own)
 
     def _source(self, known: Known) -> str:
@@ -215,10 +220,11 @@ def _of_answer(model: ModelInfo, timings: Timings) -> tuple[Observation, ...]:
         work = loaded_work(model)
     except CpuchatError:  # its file no longer exists
         return ()
+    outside = timings.overhead_us / 1e6  # of a pass: sampling and writing a token, much beside a tiny model's pass
     found = [
         Observation(
-            work=work, n_tokens=n, n_past=_CALIBRATED_PAST, seconds=model.pass_ms[n - 1] / 1e3,
-            weight=_CHAT, model=model.fingerprint,
+            work=work, n_tokens=n, n_past=_CALIBRATED_PAST,
+            seconds=model.pass_ms[n - 1] / 1e3 + (outside if n == 1 else 0.0), weight=_CHAT, model=model.fingerprint,
         )
         for n in KNOTS
         if n <= len(model.pass_ms) and model.pass_ms[n - 1] > 0
@@ -229,6 +235,17 @@ def _of_answer(model: ModelInfo, timings: Timings) -> tuple[Observation, ...]:
             Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds, weight=_CHAT, model=model.fingerprint)
         )
     return tuple(found)
+
+
+def _factor(profile: CostProfile, found: Sequence[Observation]) -> float:
+    """Return by how much longer a model takes for a token than by the profile: in its answers, before any of them in
+    the calibrated pass. Longer passes say little about that: those of a tiny model are mostly overhead of their own.
+    """
+    tokens = [one for one in found if one.n_tokens == 1]
+    if not tokens:
+        return 1.0
+    one = min(tokens, key=lambda one: one.n_past == _CALIBRATED_PAST)
+    return one.seconds / pass_cost(profile, one.work, 1, one.n_past).seconds
 
 
 def _plain_seconds(timings: Timings) -> float:

@@ -154,8 +154,8 @@ def find_program() -> str:
     if find_spec(WHEEL) is not None:
         return ""
     raise EngineMissing(
-        "Draft heads need a llama-server, and there is none on PATH.",
-        "Install llama.cpp, or its wheel: pip install 'cpuchat[heads]'.",
+        "Draft heads and RPC workers need a llama-server, and there is none on PATH.",
+        'Install llama.cpp, or run `uv tool install ".[heads]"` in the checkout of cpuchat.',
     )
 
 

@@ -23,7 +23,8 @@ from cpuchat.telemetry.units import gigabytes
 if TYPE_CHECKING:
     from cpuchat.hardware.numa.mempolicy import Policy
     from cpuchat.hardware.topology import Topology
-    from cpuchat.protocol import LoadOptions, ModelInfo
+    from cpuchat.model_info import ModelInfo
+    from cpuchat.protocol import LoadOptions
     from cpuchat.settings import Settings
     from cpuchat.telemetry.machine import Peak
 
@@ -39,6 +40,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `source` what that rests on; None where the bandwidth is not known. `factors`: by how much longer passes of some
     models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
     follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them.
+    `workers`: RPC workers of the settings hold layers that do not fit here.
     """
 
     available: int
@@ -51,6 +53,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     fitted: bool = False
     probed: bool = False
     cache_bytes: int = 0
+    workers: bool = False
 
     def factor_of(self, model: Path) -> float:
         """Return by how much longer the passes of a model take than by the profile: chats with it measured that; 1 for
@@ -96,6 +99,7 @@ def this_machine(
         fitted=costs is not None and bool(costs.source),
         probed=probed,
         cache_bytes=topology.l3_bytes(cpus),
+        workers=bool(settings.engine.rpc),
     )
 
 
@@ -208,6 +212,8 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     if header.is_projector or not header.tensors:
         what = "a multimodal projector" if header.is_projector else "a vocabulary without weights"
         raise ModelUnsupported(f"{path.name} is {what}.", "Choose a language model.")
+    if options.rpc:  # what does not fit here goes to the RPC workers
+        return
     available = memory_here(settings, loaded)
     check_fit(plan_memory(header, options, available)[0], available, header, options)
 
@@ -215,14 +221,18 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
 def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
     """Return the bytes that become available when `loaded`, with these options, is unloaded and its process stays.
 
-    Not the pages of its file: the system counts those as available while they are in use, unless they are locked.
+    Not the pages of its file: the system counts those as available while they are in use, unless they are locked. Of
+    a model on RPC workers only the layers that are here count, which are taken to be of one size.
     """
     try:
         need = required_memory(read_model(Path(loaded.path)), options, loaded.n_ctx)
     except CpuchatError:  # its file no longer exists
         return loaded.kv_size
-    private = need.repack + need.kv + need.compute - PROCESS_BYTES
-    return private if options.load_mode == "mmap" and not options.mlock else private + need.weights - need.reclaimable
+    here = 1 - loaded.rpc_layers / max(loaded.n_layer, 1)
+    private = need.compute - PROCESS_BYTES + round(here * (need.repack + need.kv))
+    if options.load_mode == "mmap" and not options.mlock:
+        return private
+    return private + round(here * (need.weights - need.reclaimable))
 
 
 def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:

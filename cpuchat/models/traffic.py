@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from cpuchat.model_info import KVTraffic, Traffic
 from cpuchat.models import fit
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.protocol import KVTraffic, Traffic
 
 # Tables of which a pass reads one row per token.
 TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})

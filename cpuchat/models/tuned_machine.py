@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.models.tuned import TunedSettings
-from cpuchat.protocol import ModelInfo
 from cpuchat.settings import Settings
 
 

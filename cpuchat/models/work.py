@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.costmodel.work import ALIKE, Attention, ModelWork, Weights, by_type
+from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.traffic import TABLES, attention_madds, is_used, traffic_of
-from cpuchat.protocol import ModelInfo, Traffic
 
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""

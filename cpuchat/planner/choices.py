@@ -8,6 +8,7 @@ from types import MappingProxyType
 from cpuchat.models.catalog import Catalog
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel, from_catalog
+from cpuchat.planner.network import Network
 from cpuchat.planner.plan import Plan, Prices, Workload, hourly, make_plan
 
 MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]
@@ -29,9 +30,11 @@ def catalog_models(
     return [here.get(entry.id) or from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
 
 
-def catalog_plans(machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload) -> list[Plan]:
-    """Return a plan for each of the models that fits, the fastest first."""
-    plans = [make_plan(machine_for(model, None), model, workload) for model in models]
+def catalog_plans(
+    machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload, *, network: Network | None = None
+) -> list[Plan]:
+    """Return a plan for each of the models that fits the machine, or a network of such, the fastest first."""
+    plans = [make_plan(machine_for(model, None), model, workload, network=network) for model in models]
     fitting = [plan for plan in plans if plan.tok_s is not None]
     return sorted(fitting, key=_speed, reverse=True)
 
@@ -60,9 +63,10 @@ def machine_plans(
     *,
     draft: PlannedModel | None,
     prices: Prices,
+    network: Network | None = None,
 ) -> list[Plan]:
-    """Return a plan on every machine, the cheapest machine first; those without a price last."""
-    plans = [make_plan(machine, model, workload, draft=draft, prices=prices) for machine in machines]
+    """Return a plan on every machine (a `network` of each), the cheapest machine first; those without a price last."""
+    plans = [make_plan(machine, model, workload, draft=draft, prices=prices, network=network) for machine in machines]
     return sorted(plans, key=lambda plan: _price(plan, prices))
 
 

@@ -18,6 +18,7 @@ from cpuchat.models.prediction import Fit, spare_bytes
 from cpuchat.models.shortlist import PACE
 from cpuchat.planner.machine_specs import MachineSpec
 from cpuchat.planner.model_specs import PlannedModel
+from cpuchat.planner.network import Network, combined
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
@@ -130,6 +131,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `limit_share` of it. `ttft_s` of the prompt on an idle machine. Ceilings in tok/s: if only reading took time, and if
     only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
     at most what memory holds (`users_by_memory`); `machines` for the users of the workload.
+
+    Over a `network` of machines: `network_s` of the time of each token are the network's. No drafts, and one chat.
     """
 
     machine: MachineSpec
@@ -152,6 +155,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     shared_tok_s: Range | None = None
     machines: Range | None = None
     costs: Pricing | None = None
+    network: Network | None = None
+    network_s: float = 0.0
 
     @property
     def why_not(self) -> str:
@@ -168,8 +173,11 @@ def make_plan(
     *,
     draft: PlannedModel | None = None,
     prices: Prices | None = None,
+    network: Network | None = None,
 ) -> Plan:
-    """Plan `model` on `machine`."""
+    """Plan `model` on `machine`, or over a `network` of such machines, without a draft model then."""
+    if network is not None:
+        machine, draft = combined(machine, network), None
     memory = _memory(machine, model, draft, workload, users=1)
     plan = Plan(
         machine=machine,
@@ -207,10 +215,32 @@ def make_plan(
         shared_tok_s=_ordered(together),
         machines=users.map(lambda one: -(-workload.users // int(one)) if one >= 1 else float("inf")),
     )
+    if network is not None:
+        plan = _over_network(plan, network)
     if draft is not None:
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
+
+
+def _over_network(plan: Plan, network: Network) -> Plan:
+    """Return the plan with what the network adds to each pass. RPC decodes one chat: there are no other users."""
+    width, workload = plan.model.work.width, plan.workload
+    token_s = network.seconds(width, 1, workload.n_past)
+    prompt_s = network.prompt_seconds(width, workload.n_prompt)
+    assert plan.tok_s is not None and plan.ttft_s is not None
+    ttft_s = plan.ttft_s.map(lambda seconds: seconds + prompt_s)
+    return msgspec.structs.replace(
+        plan,
+        network=network,
+        network_s=token_s,
+        tok_s=plan.tok_s.map(lambda rate: 1 / (1 / rate + token_s)),
+        ttft_s=ttft_s,
+        prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
+        users=None,
+        shared_tok_s=None,
+        machines=None,
+    )
 
 
 def require_fit(plan: Plan) -> None:

@@ -15,7 +15,7 @@ from cpuchat.planner.machine_specs import HERE, MachineSpec
 from cpuchat.planner.model_specs import PlannedModel
 
 if TYPE_CHECKING:
-    from cpuchat.protocol import ModelInfo
+    from cpuchat.model_info import ModelInfo
     from cpuchat.settings import Settings
 
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.protocol import ContextTrimmed, Failed, LoadProgress, PrefillProgress, Queued, Reconnecting, Sampling
+from cpuchat.protocol import (
+    ContextTrimmed,
+    Failed,
+    GenerationFinished,
+    LoadProgress,
+    PrefillProgress,
+    Queued,
+    Reconnecting,
+    Sampling,
+)
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.timings import SERVER_WIDE, SpeculationFigures, Timings
 
 if TYPE_CHECKING:
+    from cpuchat.chats.records import WhenFull
     from cpuchat.telemetry.roofline import Roofline
 
 # An answer that is simply complete gets no word.
@@ -25,6 +35,8 @@ _STOP_REASONS = {
     "server": "server failed",
 }
 _PHASES = {"reading": "reading the file", "preparing": "preparing", "probing": "measuring the read bandwidth"}
+WHEN_FULL: dict[WhenFull, str] = {"compact": "Summarize", "drop": "Drop oldest turns", "stop": "Stop"}
+"""What a chat can do when it no longer fits the context."""
 SERVER_PHASES = ("connecting", "waiting")
 """Phases of a load at a server in place of a worker."""
 _CALIBRATING = "calibrating speculation for this model"
@@ -41,15 +53,26 @@ def load_progress(name: str, event: LoadProgress, skip: str = " · Esc skips") -
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
 
 
-def prefill_progress(event: PrefillProgress) -> str:
-    """Format the state line of prefill: `processing the prompt · 512 of 1,203 tokens, 300 cached`."""
+def prefill_progress(event: PrefillProgress, left_s: float | None = None) -> str:
+    """Format the state line of prefill: `processing the prompt · 512 of 4,097 tokens, 300 cached · 6 s left`; the time
+    from one second on.
+    """
     cached = f", {event.cache_n:,} cached" if event.cache_n else ""
-    return f"processing the prompt · {event.processed:,} of {plural(event.total, 'token')}{cached}"
+    left = f" · {units.time_left(left_s)}" if left_s is not None and left_s >= 1 else ""
+    return f"processing the prompt · {event.processed:,} of {plural(event.total, 'token')}{cached}{left}"
 
 
 def reconnecting(event: Reconnecting) -> str:
     """Format the state line while a request is not answered: `reconnecting, attempt 2 of 5`."""
     return f"reconnecting, attempt {event.attempt} of {event.attempts}" if event.attempt else _SERVER_LOADS
+
+
+def reasoning(choice: str, budget: int | None) -> str:
+    """Format how a chat reasons: `reasoning on, at most 500 tokens`; "" where neither is set."""
+    if not choice and budget is None:
+        return ""
+    limit = "" if budget is None else f"at most {plural(budget, 'token')}" if budget else "no limit"
+    return ", ".join(filter(None, (f"reasoning {choice}".rstrip(), limit)))
 
 
 def queued(event: Queued) -> str:
@@ -71,6 +94,18 @@ def context_trimmed(event: ContextTrimmed) -> str:
 def left_out(event: ContextTrimmed) -> str:
     """Format the same in a few words, for the line under the answer."""
     return f"without the oldest {plural(event.dropped_messages, 'message')}"
+
+
+def summarized(finished: GenerationFinished, trimmed: ContextTrimmed | None) -> str:
+    """Say what became of the summary of a chat; `trimmed`: what did not fit into the request for it."""
+    said = ["Summarized. The summary replaces earlier messages in the context."]
+    if trimmed is not None:
+        one = trimmed.dropped_messages == 1
+        what = "message" if one else f"{trimmed.dropped_messages:,} messages"
+        said.append(f"The oldest {what} did not fit and {'is' if one else 'are'} not in the summary.")
+    if finished.stop_reason in ("max_tokens", "context"):
+        said.append(f"It was cut off at {plural(finished.timings.predicted_n, 'token')}.")
+    return " ".join(said)
 
 
 def stop_reason(reason: str) -> str:

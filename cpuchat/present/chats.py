@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ from cpuchat.chats.request import fenced
 from cpuchat.chats.transfer.importing import Imported
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
 from cpuchat.present.answers import summary
+from cpuchat.presets import effective_system_prompt
 from cpuchat.telemetry.units import plural
 from cpuchat.text import clean, clean_line
+from cpuchat.tool_calls import ToolStep
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -45,8 +48,8 @@ def markdown(chat: PortableChat) -> str:
     messages = chat.branch
     facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
     parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]
-    if chat.system_prompt.strip():
-        parts += ["## System prompt", clean(chat.system_prompt).strip("\n")]
+    if system_prompt := clean(effective_system_prompt(chat.system_prompt, chat.preset)).strip():
+        parts += ["## System prompt", system_prompt]
     tree = chat.tree
     for message in messages:
         parts += _message(message, tree.siblings(message.id))
@@ -65,6 +68,7 @@ def _message(message: PortableMessage, siblings: list[int]) -> list[str]:
         f"## {speaker}{place}",
         "\n".join(f"> {line}".rstrip() for line in reasoning.splitlines()),
         *map(_attachment, message.attachments),
+        *(part for step in message.steps for part in _step(step)),
         clean(message.content).strip("\n"),
         f"*{clean_line(note)}*" if note else "",
     ]
@@ -75,6 +79,16 @@ def _attachment(attachment: Attachment) -> str:
     """Return an attachment folded, as Markdown viewers show it."""
     title = html.escape(clean_line(attachment.title), quote=False)
     return f"<details><summary>{title}</summary>\n\n{fenced(clean(attachment.text))}\n\n</details>"
+
+
+def _step(step: ToolStep) -> list[str]:
+    """Return calls of tools, each folded with its result."""
+    parts = [clean(step.said).strip("\n")]
+    for call, result in zip(step.calls, step.results, strict=False):
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        text = f"{arguments}\n\n{result.text}"
+        parts.append(_attachment(Attachment(title=f"{call.name}{' (failed)' if result.failed else ''}", text=text)))
+    return parts
 
 
 def imported(done: Imported, source: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.protocol import EngineInfo, ModelInfo
+from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import ago, gigabytes, plural
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cpuchat.planner.claims import Claim
     from cpuchat.planner.machine_specs import MachineSpec
     from cpuchat.planner.model_specs import PlannedModel
+    from cpuchat.planner.network import Network
     from cpuchat.planner.plan import Drafted, Plan, Range, Workload
     from cpuchat.planner.service import Service
 
@@ -86,10 +87,28 @@ def lines(plan: Plan) -> Lines:
         ),
         ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
     ]
+    if plan.network is not None:
+        found.append(("network", _network(plan, plan.network)))
     return [*found, *_draft_lines(plan), *_shared(plan), *_costs(plan)]
 
 
+def _network(plan: Plan, network: Network) -> str:
+    """`2 workers × (0.2 ms round trip + 70.9 kB at 1 Gbit/s) = 1.5 ms, 0.4 % of a token's time`."""
+    from cpuchat.planner.network import ROUND_TRIP_S, traffic
+
+    assert plan.tok_s is not None
+    size = units.size(round(traffic(plan.model.work.width, 1, plan.workload.n_past)))
+    each = f"{1e3 * ROUND_TRIP_S:g} ms round trip + {size} at {network.gbit:g} Gbit/s"
+    share = 100 * plan.network_s * plan.tok_s.value
+    return (
+        f"{units.plural(network.workers, 'worker')} × ({each}) = {1e3 * plan.network_s:.1f} ms, "
+        f"{units.about(share)} % of a token's time"
+    )
+
+
 def _draft_lines(plan: Plan) -> Lines:
+    if plan.network is not None:
+        return [("draft model", "none: with RPC workers, llama-server drafts with heads only")]
     if plan.draft is None:
         why = "rarely pays: a verify pass reads the experts of all of its tokens"
         return [("draft model", why)] if plan.model.work.is_moe else []
@@ -164,12 +183,13 @@ def _costs(plan: Plan) -> Lines:
     return found
 
 
-def workload_words(workload: Workload, quantization: str) -> str:
-    """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 200 users at 5 tok/s`, without what is usual."""
+def workload_words(workload: Workload, quantization: str, network: Network | None = None) -> str:
+    """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 200 users at 5 tok/s · 1 Gbit/s`, without what is usual."""
     kind = f"{quantization} · " if quantization else ""
     target = f"{f'{workload.users:,} users at ' if workload.users > 1 else ''}{workload.tok_s:g} tok/s"
     lengths = f"prompt {workload.n_prompt:,} · answer {workload.n_answer:,}"
-    return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {target}"
+    between = f" · {network.gbit:g} Gbit/s" if network is not None else ""
+    return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {target}{between}"
 
 
 def catalog_row(plan: Plan) -> tuple[str, ...]:

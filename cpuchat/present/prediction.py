@@ -23,7 +23,7 @@ def purpose(model: CatalogModel) -> str:
 
 
 def verdict(prediction: Prediction | None) -> str:
-    """Return `fits`, `tight`, `too large`, or `too slow` to be of use; "" when unknown."""
+    """Return `fits`, `tight`, `with RPC`, `too large`, or `too slow` to be of use; "" when unknown."""
     if prediction is None:
         return ""
     return "too slow" if prediction.too_slow else prediction.verdict

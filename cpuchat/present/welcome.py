@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.running_servers import running_servers
 from cpuchat.settings import Settings
 from cpuchat.telemetry import units

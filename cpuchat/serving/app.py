@@ -117,13 +117,14 @@ class _Exchange:
 
     async def _compute(self) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
-        parts = self._parts
+        parts, tells_queue = self._parts, self._parsed.with_queue
         try:
             stream = self._service.answer(self._parsed, self._place, self._reply.progress)
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
                     if (data := self._rendered(event)) is not None:
-                        parts.put_nowait(data)
+                        parts.put_nowait(self._reply.queued_chunk() + data if tells_queue else data)
+                        tells_queue = False
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import stat
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cpuchat.errors import UsageError
 from cpuchat.paths import read_text
+from cpuchat.servers import is_loopback
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.web.access import WebAccess
 
@@ -97,16 +97,6 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address means this machine only; names are not resolved."""
-    if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def read_token(file: Path | None) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.telemetry.meter import Figures
 from cpuchat.timings import Timings
 

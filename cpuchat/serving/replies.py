@@ -37,6 +37,7 @@ class Progress:
         """Of the reply."""
         self.seed: int | None = None
         """That the request gave."""
+        self.queued_ms = 0.0
         self.text = ""
         self.reasoning = ""
         self.n_reasoning = 0
@@ -167,6 +168,10 @@ class Reply(ABC):
     def queue_chunk(self, ahead: int) -> bytes:
         """Return how many requests come before this one, as a server-sent event."""
         return self._event([self._choice(None)], {"queue": {"ahead": ahead}})
+
+    def queued_chunk(self) -> bytes:
+        """Return how long the request waited for others, as a server-sent event."""
+        return self._event([self._choice(None)], {"queue": {"ms": round(self.progress.queued_ms, 3)}})
 
     def last_chunks(self, event: GenerationFinished, *, with_usage: bool) -> bytes:
         """Return the end of a stream: why it ended, the usage if it is wanted, and the timings."""

@@ -31,6 +31,7 @@ _MOST_QUOTED = 80
 """Characters of a wrong value that an error repeats."""
 _INT32 = (1 << 31) - 1
 
+_NO_TOOLS = "cpuchat serve does not support tools; send the request without them"
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -146,8 +147,8 @@ class RequestReader:
         body = _decoded(data, ChatBody)
         self._check(body)
         _refuse_unsupported(
-            ("tools", bool(body.tools), "tools are not supported"),
-            ("functions", bool(body.functions), "functions are not supported"),
+            ("tools", bool(body.tools), _NO_TOOLS),
+            ("functions", bool(body.functions), _NO_TOOLS),
             ("top_logprobs", bool(body.top_logprobs), "log probabilities are not supported"),
             ("modalities", bool(set(body.modalities or ()) - {"text"}), "only text is supported"),
         )
@@ -347,7 +348,7 @@ def _messages(given: list[ChatMessage]) -> Iterable[Message]:
             reason = f"`{quoted(message.role)}` is not supported, only {', '.join(_ROLES)}"
             raise _field_error(f"{where}.role", reason)
         if message.tool_calls:
-            raise _field_error(f"{where}.tool_calls", "tool calls are not supported", "unsupported")
+            raise _field_error(f"{where}.tool_calls", _NO_TOOLS, "unsupported")
         content = f"{where}.content"
         if message.content is None and role != "assistant":
             raise _field_error(content, "missing")

@@ -19,7 +19,7 @@ from cpuchat.errors import UsageError
 CONNECTIONS = 512  # a process may usually have 1,024 files open
 HEAD_SECONDS = 10.0
 """A request's head must arrive within, from the connection or its own first byte on."""
-MOST_MESSAGE = 256 << 10
+MOST_MESSAGE = 1 << 20
 """Bytes of a message of a WebSocket."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3

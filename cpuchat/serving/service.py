@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpuchat.conversation import Conversation
-from cpuchat.protocol import AnyEvent, EngineInfo, Failed, GenerationFinished, ModelInfo, ModelLoaded, Speculation
+from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, ModelLoaded, Speculation
 from cpuchat.serving.metrics import Metrics, Result
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import Progress
@@ -178,6 +179,7 @@ class Service:
                     raise _closing()
                 queued = self._clock() - arrived
                 self.metrics.count_queued(queued)
+                progress.queued_ms = 1e3 * queued
                 self.running, progress.seed = progress, parsed.request.sampling.seed
                 try:
                     async with contextlib.aclosing(self._events(parsed, progress)) as events:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.topology import Topology
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.servers import computes_here
 
 MOST_CORES = 2

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     ContextTrimmed,
     Event,
@@ -18,7 +19,6 @@ from cpuchat.protocol import (
     GenerationFinished,
     LoadCancelled,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     PrefillProgress,
     Queued,
@@ -29,6 +29,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.telemetry.machine import MachineSample
+from cpuchat.telemetry.prefill import seconds_left
 from cpuchat.telemetry.roofline import Reach, Roofline
 from cpuchat.telemetry.roofline_meter import RooflineMeter
 from cpuchat.telemetry.server import ServerFigures, ServerMeter
@@ -133,6 +134,7 @@ class Meter:
         self._request_id = request_id
         self._prefill: PrefillProgress | None = None
         self._prefill_start: tuple[float, int] | None = None
+        self._prefill_points: list[tuple[float, int]] = []  # since then
         self._ahead = 0
         self._prefill_rate: float | None = None
         self._ttft_s: float | None = None
@@ -243,6 +245,16 @@ class Meter:
             self._prefill_start = start = (start[0] if start else now, event.cache_n)
         if event.processed > start[1] and now > start[0]:
             self._prefill_rate = (event.processed - start[1]) / (now - start[0])
+        if self._prefill_points[:1] != [start]:
+            self._prefill_points = [start]
+        if event.processed > start[1]:
+            self._prefill_points.append((now, event.processed))
+
+    @property
+    def prefill_left_s(self) -> float | None:
+        """Return the seconds that the rest of the prompt takes; None before that can be told."""
+        prefill = self._prefill
+        return None if prefill is None else seconds_left(self._prefill_points, prefill.total)
 
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"

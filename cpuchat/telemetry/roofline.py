@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak
 from cpuchat.telemetry.traffic import pass_bytes
 from cpuchat.telemetry.units import plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.roofline import LEAST_PREFILL, Decoding, Evaluated, Reach, Roofline, evaluated, roofline
 from cpuchat.timings import SpeculationFigures, Timings

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuchat.protocol import ModelInfo, ServerLoad
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import ServerLoad
 from cpuchat.timings import Timings
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuchat.protocol import ModelInfo, Speculation
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import Speculation
 from cpuchat.timings import DrafterCount, SpeculationFigures
 
 
@@ -106,7 +107,7 @@ class SpeculationMeter:
             by_position=now.by_position,
             by_drafter=now.by_drafter,
             drafter=now.drafter,
-            depth=None if self._figures is None or self._server else now.depth,
+            depth=None if self._figures is None or self._server else self.asked.depth or now.depth,
             overlap=now.overlap,
             draft_share=share,
             plain_tok_s=self._plain_tok_s(now),

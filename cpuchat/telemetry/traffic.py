@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpuchat.costmodel.work import ALIKE, experts_read
-from cpuchat.protocol import Traffic
+from cpuchat.model_info import Traffic
 
 
 def pass_bytes(traffic: Traffic, n_tokens: float, n_past: int, *, alike: float = ALIKE) -> float:

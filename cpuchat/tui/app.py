@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,18 +26,25 @@ from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.navigation import Navigator
+from cpuchat.tui.own_files import OwnFiles
 from cpuchat.tui.services import Services
-from cpuchat.tui.terminal import crash
+from cpuchat.tui.terminal import crash, parsed_styles
+from cpuchat.tui.terminal.background import BackgroundReported, is_light_by_environment
 from cpuchat.tui.terminal.gate import Gate
 from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.key_order import OrderedKeys
+from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.kept import Sides
+    from cpuchat.setting_sources import SettingSources
+    from cpuchat.tools.config import Server
 
 _INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
+_LOOK_SECONDS = 1.0
+"""Seconds between looks at the user's themes and keys."""
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """Seconds after the second request to quit until the app exits forcibly."""
@@ -63,16 +71,21 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
         key_ring: the API keys of servers.
+        sources: where the settings come from.
+        tools_folder: in which the model may read files.
+        tool_servers: MCP servers to start.
     """
 
-    # The chat is the default screen, whose own sheet Textual does not load.
-    CSS_PATH: ClassVar = ["app.tcss", "chat/chat.tcss"]
+    # The chat is the default screen, whose own sheet Textual does not load. Subclasses are in other folders.
+    CSS_PATH: ClassVar = [Path(__file__).parent / "app.tcss", Path(__file__).parent / "chat/chat.tcss"]
     TITLE = "cpuchat"
     ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar = {commands.Commands}
     PAUSE_GC_ON_SCROLL = True
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
     CHAT: ClassVar[type[ChatScreen]] = ChatScreen
+    HELP_LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
+    """Titles of blocks of help about what this app does not have."""
 
     def __init__(
         self,
@@ -84,23 +97,34 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         sides: Sides | None = None,
         downloads: Opener = open_downloads,
         key_ring: KeyRing | None = None,
+        sources: SettingSources | None = None,
+        tools_folder: Path | None = None,
+        tool_servers: Mapping[str, Server] | None = None,
     ) -> None:
         self._gate = Gate()
+        parsed_styles.keep()
         super().__init__()
         self.conversation = conversation
-        self.services = Services(self, conversation, library, downloads, key_ring)
+        self.services = Services(self, conversation, library, downloads, key_ring, sources)
         self.services.navigation = Navigator(self, self.services)
+        self.services.show_theme = self.show_theme
+        self.services.tools_folder = tools_folder
+        self.services.tool_servers = tool_servers or {}
         self.saved = True
         """False if the last answer could not be saved at exit."""
+        self.clipboard_problem = ""
+        """Why nothing can be copied, "" if it can."""
         self._initial = initial_model
         self._sides = sides
         self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model, text)
         self._ended = False
         self._ctrl_c_at = float("-inf")
         self._theme_before_preview: str | None = None
-        self._loaded_themes = themes.load_themes()
-        for theme in self._loaded_themes.themes.values():
-            self.register_theme(theme)
+        self._own_files = OwnFiles()
+        self._looking = False
+        self._register_own_files()
+        self.asks_background = self.console.color_system != "standard"
+        self._is_light = is_light_by_environment()
         self._begin_with_theme(conversation.settings.ui.theme)
         self._moves = conversation.settings.ui.motion
         if not self._moves:
@@ -108,8 +132,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def _begin_with_theme(self, wanted: str) -> None:
         """Set the theme while no style sheet has been parsed: changing it later parses all of them again."""
-        if wanted == themes.DEFAULT_THEME and self.console.color_system == "standard":
-            wanted = themes.FOR_16_COLORS
+        wanted = self._named_theme(wanted)
         known = [name for name in (wanted, themes.DEFAULT_THEME, "textual-dark") if name in self.available_themes]
         self.set_reactive(ChatApp.theme, known[0])
         theme = self.current_theme
@@ -117,6 +140,25 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.update_classes(classes, update=False)
         self._refresh_truecolor_filter(self.ansi_theme)
         self.stylesheet.set_variables(self.get_css_variables())
+
+    def _named_theme(self, name: str) -> str:
+        """Return the theme that a name in the settings means: `auto` is the default that suits the terminal."""
+        if name != themes.AUTO:
+            return name
+        if not self.asks_background:
+            return themes.FOR_16_COLORS
+        return themes.LIGHT_THEME if self._is_light else themes.DEFAULT_THEME
+
+    def show_theme(self, name: str) -> None:
+        """Show the theme that a name in the settings means; nothing happens without one."""
+        if (theme := self._named_theme(name)) in self.available_themes:
+            self.theme = theme
+
+    def on_background_reported(self, event: BackgroundReported) -> None:
+        is_auto = self.services.settings.ui.theme == themes.AUTO and self.theme == self._named_theme(themes.AUTO)
+        self._is_light = event.is_light
+        if is_auto:
+            self.show_theme(themes.AUTO)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._gate]
@@ -149,14 +191,51 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def on_mount(self) -> None:
         wanted = self.conversation.settings.ui.theme
-        problems = [f"{p.file.name}: {p.reason}" for p in self._loaded_themes.problems]
-        if wanted not in self.available_themes:
-            problems.append(f"no theme named “{wanted}”")
-        if problems:
-            self.notify("\n".join(problems), title="Themes skipped", severity="warning", timeout=10, markup=False)
+        known = wanted in (themes.AUTO, *self.available_themes)
+        self._tell_problems([] if known else [f"no theme named “{wanted}”"])
+        self.set_interval(_LOOK_SECONDS, self.reload_own_files)
         self.call_after_refresh(self.services.downloading.restore)
         if self._sides is not None:
             self.call_after_refresh(self.chat_screen.compare, self._sides, then=self._initial)
+
+    def _register_own_files(self) -> None:
+        """Register the themes and use the keys as they were read last."""
+        for theme in self._own_files.themes.themes.values():
+            self.register_theme(theme)
+        self.services.use_keymap(self._own_files.keymap.moved)
+
+    def _tell_problems(self, more: Sequence[str] = ()) -> None:
+        own = self._own_files
+        of_themes = [*(f"{one.file.name}: {one.reason}" for one in own.themes.problems), *more]
+        for title, problems in (("Themes skipped", of_themes), ("Keys skipped", own.keymap.problems)):
+            if problems:
+                self.notify("\n".join(problems), title=title, severity="warning", timeout=10, markup=False)
+
+    @work
+    async def reload_own_files(self) -> None:
+        """Show the user's themes and use the keys as they are saved; a file that is not valid changes nothing."""
+        if self._looking:  # still, in a folder that does not answer
+            return
+        self._looking = True
+        try:
+            before = self._own_files.themes.themes
+            if not await run_in_daemon_thread(self._own_files.changed):
+                return
+        finally:
+            self._looking = False
+        self._register_own_files()
+        after = self._own_files.themes
+        if not after.problems:  # else the missing one may be among those
+            for name in before.keys() - after.themes.keys():
+                self.unregister_theme(name)
+        wanted = self.conversation.settings.ui.theme
+        if wanted in after.themes and wanted not in before:  # mended, or written only now
+            self.theme = wanted
+        elif self.theme not in self.available_themes:
+            self.show_theme(themes.AUTO)
+        elif before.get(self.theme) != after.themes.get(self.theme, before.get(self.theme)):
+            self.mutate_reactive(ChatApp.theme)
+        self._tell_problems()
 
     def on_resize(self) -> None:
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
@@ -169,9 +248,20 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, _INPUT):
             self.services.on_input()
+        if isinstance(event, events.Key) and (capture := getattr(self.screen, "capture_key", None)) is not None:
+            capture(event.key)
+            return
         await super().on_event(event)
 
     # Commands and themes
+
+    @property
+    def moved_keys(self) -> tuple[keys.Key, ...]:
+        """Return the keys of all actions, with those that the user moved."""
+        return keys.moved(self.services.keymap)
+
+    def action_keys(self) -> None:
+        self.services.navigation.keys()
 
     def get_key_display(self, binding: Binding) -> str:
         return binding.key_display or keys.display(binding.key)
@@ -179,8 +269,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_change_theme(self) -> None:
         """Choose a theme, previewed while it is selected; Esc restores the old one."""
         self._theme_before_preview = self.theme
-        themes = commands.theme_provider(frozenset(self._loaded_themes.themes), self._use_theme)
-        self.push_screen(CommandPalette(providers=[themes], placeholder="Theme …"))
+        own = frozenset({themes.AUTO, *self._own_files.themes.themes})
+        provider = commands.theme_provider(self.available_themes, own, self._use_theme)
+        self.push_screen(CommandPalette(providers=[provider], placeholder="Theme …"))
 
     @on(CommandPalette.OptionHighlighted)
     def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
@@ -188,8 +279,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             return
         hit = getattr(event.highlighted_event.option, "hit", None)
         name = getattr(hit, "text", None)
-        if name in self.available_themes:
-            self.theme = name
+        if name is not None:
+            self.show_theme(name)
 
     @on(CommandPalette.Closed)
     def _palette_closed(self, event: CommandPalette.Closed) -> None:
@@ -198,7 +289,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.theme = before
 
     def _use_theme(self, name: str) -> None:
-        self.theme = name
+        self.show_theme(name)
         self.services.save_settings({"ui": {"theme": name}})
 
     @work
@@ -223,11 +314,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss(None)
         else:
-            self.push_screen(HelpScreen(self.offered_keys()))
+            self.push_screen(HelpScreen(self.offered_keys(), self.HELP_LEFT_OUT))
 
     def offered_keys(self) -> list[keys.Key]:
         """Return the keys that help explains."""
-        return list(keys.KEYS)
+        return list(self.moved_keys)
 
     async def action_help_quit(self) -> None:
         """Stop what is written or loaded on Ctrl+C; with nothing to stop, quit on the second press."""
@@ -238,7 +329,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.action_leave()
         else:
             self._ctrl_c_at = now
-            self.notify("Ctrl+C again, or Ctrl+Q, quits.", timeout=_TWICE_SECONDS)
+            self.notify("Ctrl+C again quits.", timeout=_TWICE_SECONDS)
 
     async def action_quit(self) -> None:
         self.action_leave()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.fuzzy import Matcher
+from textual.screen import Screen
 
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
@@ -52,24 +53,26 @@ def line(app: App[Any], group: str, title: Content, key: str = "") -> Content:
     return Content.assemble((f"{group:<11}", "dim"), name, space, (key, "dim"))
 
 
+def offered(screen: Screen[Any]) -> list[tuple[keys.Key, str, Callable[[], Any]]]:
+    """Return the commands of a screen and of the app that can be used now, by group: key, title, and what runs it."""
+    place = getattr(screen, "KEYS", "")
+    found: list[tuple[keys.Key, str, Callable[[], Any]]] = []
+    for key in getattr(screen.app, "moved_keys", keys.KEYS):
+        if not key.palette or key.place not in (place, "app"):
+            continue
+        node = screen.app if key.place == "app" else screen
+        if not node.check_action(key.action.partition("(")[0], ()):
+            continue
+        found.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
+    return sorted(found, key=lambda one: GROUPS.index(one[0].group))
+
+
 class Commands(Provider):
     """Commands of the screen that the palette was opened on."""
 
-    def _commands(self) -> list[tuple[keys.Key, str, Callable[[], Any]]]:
-        place = getattr(self.screen, "KEYS", "")
-        found: list[tuple[keys.Key, str, Callable[[], Any]]] = []
-        for key in keys.KEYS:
-            if not key.palette or key.place not in (place, "app"):
-                continue
-            node = self.app if key.place == "app" else self.screen
-            if not node.check_action(key.action.partition("(")[0], ()):
-                continue
-            found.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
-        return sorted(found, key=lambda one: GROUPS.index(one[0].group))
-
     async def discover(self) -> Hits:
         before = ""
-        for key, title, run in self._commands():
+        for key, title, run in offered(self.screen):
             group = key.group if key.group != before else ""  # once, over its commands
             shown = line(self.app, group, Content(title), keys.display_all(key.keys))
             yield Listed(shown, run, text=title, group=key.group)
@@ -77,7 +80,7 @@ class Commands(Provider):
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for key, title, run in self._commands():
+        for key, title, run in offered(self.screen):
             if (score := max(matcher.match(title), matcher.match(f"{key.group} {title}"))) > 0:
                 shown = line(self.app, key.group, highlighted(matcher, title), keys.display_all(key.keys))
                 yield Hit(score, shown, run, text=title)
@@ -91,26 +94,38 @@ def highlighted(matcher: Matcher, text: str) -> Content:
     return content
 
 
-def theme_provider(own: frozenset[str], use: Callable[[str], None]) -> type[Provider]:
-    """Themes, `own` (cpuchat's and the user's) first; `use` is called with the chosen one."""
+@dataclass(frozen=True)
+class Row:
+    """One of a list to choose from. `group` stands before the first of its rows, `about` at the end of the line."""
 
-    class ThemeProvider(Provider):
-        def _themes(self) -> list[tuple[str, str]]:
-            rest = sorted(name for name in self.app.available_themes if name not in own)
-            return [(name, "cpuchat") for name in sorted(own)] + [(name, "Textual") for name in rest]
+    title: str
+    run: Callable[[], object]
+    group: str = ""
+    about: str = ""
 
+
+def listing(rows: Sequence[Row]) -> type[Provider]:
+    """All rows, filtered by what is typed."""
+
+    class Listing(Provider):
         async def discover(self) -> Hits:
             before = ""
-            for name, origin in self._themes():
-                shown = line(self.app, origin if origin != before else "", Content(name))
-                yield DiscoveryHit(shown, partial(use, name), text=name)
-                before = origin
+            for row in rows:
+                group = row.group if row.group != before else ""
+                yield DiscoveryHit(line(self.app, group, Content(row.title), row.about), row.run, text=row.title)
+                before = row.group
 
         async def search(self, query: str) -> Hits:
             matcher = self.matcher(query)
-            for name, origin in self._themes():
-                if (score := matcher.match(name)) > 0:
-                    shown = line(self.app, origin, highlighted(matcher, name))
-                    yield Hit(score, shown, partial(use, name), text=name)
+            for row in rows:
+                if (score := matcher.match(row.title)) > 0:
+                    shown = line(self.app, row.group, highlighted(matcher, row.title), row.about)
+                    yield Hit(score, shown, row.run, text=row.title)
 
-    return ThemeProvider
+    return Listing
+
+
+def theme_provider(names: Iterable[str], own: Collection[str], use: Callable[[str], None]) -> type[Provider]:
+    """Themes, `own` (cpuchat's and the user's) first; `use` is called with the chosen one."""
+    rows = [Row(name, partial(use, name), "cpuchat" if name in own else "Textual") for name in {*names, *own}]
+    return listing(sorted(rows, key=lambda row: (row.group == "Textual", row.title)))

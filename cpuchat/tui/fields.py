@@ -11,20 +11,20 @@ import msgspec
 from cpuchat.setting_places import WANTED
 from cpuchat.settings import Settings
 
-Kind = Literal["switch", "choice", "theme", "whole", "number", "line", "text", "lines"]
+Kind = Literal["switch", "choice", "theme", "preset", "whole", "number", "line", "text", "lines"]
 
 # Tabs in order, each with its settings: key, label, and one line of help that names the neutral value.
 TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Basics": (
         ("chat.system_prompt", "System prompt", "for new chats"),
-        ("chat.preset", "Preset", "of new chats, by its name; empty = none"),
+        ("chat.preset", "Preset", "for new chats"),
         ("chat.max_tokens", "Max tokens", "per answer; 0 = no limit"),
         ("chat.reasoning", "Reasoning", "before the answer; auto = the model's default"),
         ("chat.reasoning_budget", "Reasoning budget", "tokens, then it answers; 0 = no limit"),
         ("sampling.temperature", "Temperature", "0 = greedy; higher = more random"),
         ("engine.ctx", "Context", "tokens; 0 = auto · from the next load"),
         ("speculation.drafters", "Drafters", "auto (all available), free (no draft model), off"),
-        ("ui.theme", "Theme", "previewed while you choose"),
+        ("ui.theme", "Theme", "auto follows the terminal's background"),
         ("model.folders", "Model folders", "searched for GGUF files, one per line"),
         ("servers.urls", "Servers", "addresses of inference servers, one per line"),
     ),
@@ -85,6 +85,7 @@ NOTES = {
     "Speech": "Without a sound device, answers are written to WAV files.",
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",
+    "Appearance": "Keys: Ctrl+P, Change keys. Your own themes: .toml files in themes, beside config.toml.",
 }
 
 
@@ -120,7 +121,7 @@ class Field:
             return ""
         if self.kind == "lines":
             return "\n".join(value)
-        if self.kind in ("switch", "choice", "theme", "line", "text"):
+        if self.kind in ("switch", "choice", "theme", "preset", "line", "text"):
             return value
         return f"{value:g}" if self.kind == "number" else str(value)
 
@@ -155,15 +156,35 @@ class Field:
         if self.kind not in ("whole", "number"):
             return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
         noun = "a whole number" if self.kind == "whole" else "a number"
-        low = None if self.low is None else f"{self.low:g}"
-        # Limits that only keep the number inside 64 bits say nothing to a reader.
-        high = None if self.high is None or self.high >= 1 << 53 else f"{self.high:,g}" if self.high < 1e6 else (
-            f"{int(self.high):,}")  # fmt: skip
-        if low is not None and high is not None:
-            return f"needs {noun} {'above ' + low + ', at most' if self.open_low else 'from ' + low + ' to'} {high}"
-        if low is not None:
-            return f"needs {noun} {'above ' + low if self.open_low else 'of ' + low + ' or more'}"
-        return f"needs {noun}"
+        low, high = self._bounds
+        if low and high and not self.open_low:
+            return f"needs {noun} from {low} to {high}"
+        return f"needs {noun}{' of' if low and not self.open_low else ''} {self.limits}".rstrip()
+
+    @property
+    def limits(self) -> str:
+        """`0 to 100`, `above 0, at most 10` or `0 or more`; "" where there is no limit."""
+        low, high = self._bounds
+        if low and high:
+            return f"above {low}, at most {high}" if self.open_low else f"{low} to {high}"
+        if low:
+            return f"above {low}" if self.open_low else f"{low} or more"
+        return ""
+
+    @property
+    def _bounds(self) -> tuple[str, str]:
+        """Return the least and the greatest number, "" for none and for what only keeps it inside 64 bits."""
+        low = "" if self.low is None else f"{self.low:g}"
+        if self.high is None or self.high >= 1 << 53:
+            return low, ""
+        return low, f"{self.high:,g}" if self.high < 1e6 else f"{int(self.high):,}"
+
+    @property
+    def default_shown(self) -> str:
+        """Return the default as the form shows it; "empty" where nothing is shown."""
+        if self.kind == "switch":
+            return "on" if self.default else "off"
+        return str(self.shown(self.default)) or "empty"
 
 
 def fields(tab: str) -> list[Field]:
@@ -202,7 +223,8 @@ def _field(key: str, label: str, about: str) -> Field:
         case msgspec.inspect.ListType():
             kind = "lines"
         case _:
-            kind = "theme" if key == "ui.theme" else "text" if name.endswith("prompt") else "line"
+            named: dict[str, Kind] = {"ui.theme": "theme", "chat.preset": "preset"}
+            kind = named.get(key, "text" if name.endswith("prompt") else "line")
     return Field(section, name, kind, label, about, default, choices, low, high, open_low, annotation)
 
 

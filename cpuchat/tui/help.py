@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from rich.table import Table
@@ -63,60 +63,50 @@ SPEECH = (
     ("audio queued", "seconds of audio not yet played"),
     ("with speech", "decoding speed of the last answer that was read, of the last that was not"),
 )
+MACHINE_TITLE = "Memory bandwidth and ceilings"
+SPEECH_TITLE = "Reading aloud"
+_FIGURES = {
+    "Figures": FIGURES,
+    "Speculative decoding": DRAFTING,
+    MACHINE_TITLE: MACHINE,
+    "Models on servers": SERVERS,
+    SPEECH_TITLE: SPEECH,
+}
+"""Blocks about figures, by title."""
 _GOOD_TO_KNOW = (
     "Select with the mouse, Ctrl+C copies. Tab moves between panes; the arrow keys scroll the focused one. "
     "Esc closes every screen."
 )
 
 
-_SCREENS = {
-    "inspection": "GGUF header",
-    "draft_models": "Draft models",
-    "measure_pair": "Draft models",
-    "tune": "Tune",
-    "other_side": "Compare with",
-    "repository": "Repository",
-    "quantize": "Quantize",
-}
-"""Screens whose keys have a heading of their own: most of them are keys of the list of models, too."""
-
-
-def _heading(key: keys.Key) -> str:
-    return _SCREENS.get(key.place, key.group)
-
-
 class HelpScreen(Dismissable[None]):
-    """Generated from the key table."""
+    """Generated from the key table. `left_out` are titles of blocks that are not shown."""
 
     CSS_PATH = "help.tcss"
     AUTO_FOCUS = "#help"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("help")
     KEYS: ClassVar = "help"
 
-    def __init__(self, offered: Sequence[keys.Key] = keys.KEYS) -> None:
+    def __init__(self, offered: Sequence[keys.Key] = keys.KEYS, left_out: Collection[str] = ()) -> None:
         super().__init__()
         self._offered = offered
+        self._left_out = left_out
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as pane:
             pane.border_title = "Help"
-            for group in dict.fromkeys(map(_heading, self._offered)):
-                rows = [(keys.display_all(k.keys) or "palette", k.help) for k in self._offered if _heading(k) == group]
+            for group in dict.fromkeys(map(keys.heading, self._offered)):
+                offered = [key for key in self._offered if keys.heading(key) == group]
+                rows = [(keys.display_all(key.keys) or "palette", key.help) for key in offered]
                 rows = list(dict.fromkeys(rows))  # rows that several screens share appear once
                 if group == keys.APP:
                     rows.append(("Tab", "Focus the next pane"))
                 yield Static(group, classes="heading")
                 yield Static(self._rows(rows), classes="rows")
-            yield Static("Figures", classes="heading")
-            yield Static(self._rows(list(FIGURES)), classes="rows")
-            yield Static("Speculative decoding", classes="heading")
-            yield Static(self._rows(list(DRAFTING)), classes="rows")
-            yield Static("Memory bandwidth and ceilings", classes="heading")
-            yield Static(self._rows(list(MACHINE)), classes="rows")
-            yield Static("Models on servers", classes="heading")
-            yield Static(self._rows(list(SERVERS)), classes="rows")
-            yield Static("Reading aloud", classes="heading")
-            yield Static(self._rows(list(SPEECH)), classes="rows")
+            for title, figures in _FIGURES.items():
+                if title not in self._left_out:
+                    yield Static(title, classes="heading")
+                    yield Static(self._rows(list(figures)), classes="rows")
             yield Static("Tips", classes="heading")
             yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
         yield Footer(show_command_palette=False)

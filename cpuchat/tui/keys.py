@@ -1,11 +1,14 @@
 """Every key of the app, in one table: bindings, footer, help and palette are made from it.
 
-Each has an id, so that a keymap (`App.set_keymap`) can move it to another key.
+Each has an id, by which the user can move it to another key (keymap.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from textual.binding import Binding, BindingType
 
@@ -36,20 +39,27 @@ class Key:
     palette: bool = True
 
     def binding(self) -> Binding:
-        return Binding(self.keys, self.action, self.label, show=self.footer, priority=self.priority, id=self.id)
+        keys = self.keys or unbound(self.id)
+        return Binding(keys, self.action, self.label, show=self.footer, priority=self.priority, id=self.id)
 
 
 KEYS: tuple[Key, ...] = (
     Key("prompt", "prompt.send", "enter", "submit", "send", "Send the message", WRITE, priority=True, palette=False),
     Key("prompt", "prompt.newline", "ctrl+j,shift+enter", "newline", "new line", "Insert a new line", WRITE,
         priority=True, palette=False),
-    Key("prompt", "prompt.complete", "tab", "complete", "complete", "Complete a path after @", WRITE, palette=False),
+    Key("prompt", "prompt.complete", "tab", "complete", "complete", "Complete a file to send (@) or a command (/)",
+        WRITE, palette=False),
     Key("prompt", "prompt.older", "up", "older", "older", "On the first line: recall the previous message", WRITE,
         palette=False),
     Key("prompt", "prompt.newer", "down", "newer", "newer", "On the last line: recall the next message", WRITE,
         palette=False),
     Key("prompt", "prompt.undo", "ctrl+underscore,ctrl+slash", "undo", "undo", "Undo the last edit",
         WRITE, palette=False),
+    # Enter is bound by the list itself; here for footer and help.
+    Key("queue", "queue.edit", "enter", "select", "edit", "In the queue (Shift+Tab): edit the message", WRITE,
+        footer=True, palette=False),
+    Key("queue", "queue.delete", "d,delete", "delete", "delete", "In the queue: delete the message", WRITE, footer=True,
+        palette=False),
     Key("prompt", "prompt.page_up", "pageup", "page(-1)", "page up",
         "Scroll up a page in a long message, then in the chat", VIEW, palette=False),
     Key("prompt", "prompt.page_down", "pagedown", "page(1)", "page down",
@@ -86,26 +96,33 @@ KEYS: tuple[Key, ...] = (
         "Show the previous branch, at the last or the selected ‹ 2/3 ›", ANSWER, priority=True),
     Key("chat", "chat.branch_next", "alt+right", "branch(1)", "next branch", "Show the next branch", ANSWER,
         priority=True),
-    Key("chat", "chat.answer_now", "", "answer_now", "answer now", "Answer now (ends the reasoning)",
-        ANSWER),
+    Key("chat", "chat.answer_now", "f10", "answer_now", "answer now", "Answer now (ends the reasoning)", ANSWER,
+        priority=True),
     Key("chat", "chat.compact", "", "compact", "summarize", "Summarize the chat (frees context; /compact)", ANSWER),
     Key("chat", "chat.when_full", "", "when_full", "when full", "Choose what to do when the context is full…", CHATS),
+    Key("chat", "chat.reasoning", "", "chat_reasoning", "reasoning", "Choose reasoning for this chat…", CHATS),
     Key("chat", "chat.preset", "", "preset", "preset", "Choose a preset for this chat…", CHATS),
+    Key("chat", "chat.tools", "", "tools", "tools", "Let the model read files in a folder…", CHATS),
+    Key("chat", "chat.forget_approvals", "", "forget_approvals", "ask again", "Ask again before every call of a tool",
+        CHATS),
+    Key("chat", "chat.tool_servers", "", "tool_servers", "servers", "Start or end an MCP server…", CHATS),
     Key("chat", "chat.save_preset", "", "save_preset", "save preset", "Save as a preset…", CHATS),
     Key("chat", "chat.delete_preset", "", "delete_preset", "delete preset", "Delete a preset…", CHATS),
-    Key("chat", "chat.copy", "f5", "copy_answer", "copy", "Copy the last answer or the selected message", ANSWER,
-        priority=True),
+    Key("chat", "chat.copy", "f5", "copy_answer", "copy", "Copy the last answer or the selected message (Markdown)",
+        ANSWER, priority=True),
+    Key("chat", "chat.copy_plain", "", "copy_plain", "copy plain",
+        "Copy the last answer or the selected message as plain text", ANSWER),
     Key("chat", "chat.copy_code", "f6", "copy_code", "copy code",
         "Copy the last code block; again: the previous one", ANSWER, priority=True),
     Key("chat", "chat.drafting", "f9", "drafting", "drafting",
-        "Toggle drafting, from the next answer", ANSWER, priority=True),
+        "Cycle drafting: auto, always, off; from the next answer", ANSWER, priority=True),
     Key("chat", "chat.color_drafts", "ctrl+t", "color_drafts", "color drafts",
         "Toggle colors of drafted tokens", VIEW, priority=True),
     Key("chat", "chat.speak", "ctrl+s", "speak", "speak",
         "Toggle reading answers aloud while they are written (Esc stops)", ANSWER, priority=True),
     Key("chat", "chat.read", "", "read_answer", "read aloud", "Read the last answer or the selected message aloud",
         ANSWER),
-    Key("chat", "chat.reasoning", "f7", "reasoning", "reasoning", "Toggle reasoning and attachments", VIEW,
+    Key("chat", "chat.unfold", "f7", "reasoning", "reasoning", "Toggle reasoning and attachments", VIEW,
         priority=True),
     Key("chat", "chat.sidebar", "f8", "sidebar", "chats", "Toggle the chat list", VIEW, priority=True),
     Key("transcript", "transcript.previous", "k,alt+up", "previous_message", "previous message",
@@ -130,8 +147,11 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.undo_delete", "", "undo_delete", "undo delete", "Undo the last delete", CHATS),
     Key("chat", "chat.export", "", "export_chat", "export", "Export this chat to Markdown or JSON", CHATS),
     Key("chat", "chat.rename", "", "rename_chat", "rename", "Rename this chat", CHATS),
+    Key("chat", "chat.pin", "", "pin_chat", "pin", "Pin or unpin this chat", CHATS),
     Key("chat", "chat.delete", "", "delete_chat", "delete", "Delete this chat", CHATS),
     Key("chats", "chats.rename", "r", "rename", "rename", "In the chat list: rename", CHATS, footer=True,
+        palette=False),
+    Key("chats", "chats.pin", "p", "pin", "pin", "In the chat list: pin or unpin (listed first)", CHATS, footer=True,
         palette=False),
     Key("chats", "chats.delete", "d,delete", "delete", "delete", "In the chat list: delete", CHATS, footer=True,
         palette=False),
@@ -141,6 +161,7 @@ KEYS: tuple[Key, ...] = (
         palette=False),
     Key("app", "app.plan", "", "plan", "plan", "Plan models for this and other machines", HARDWARE),
     Key("app", "app.theme", "", "change_theme", "theme", "Change theme", VIEW),
+    Key("app", "app.keys", "", "keys", "keys", "Change keys…", APP),
     Key("app", "app.tune", "", "tune", "tune", "Tune the settings for the loaded model (3 minutes)", APP),
     Key("app", "app.screenshot", "", "screenshot", "screenshot", "Save a screenshot (SVG)", APP),
     Key("app", "app.suspend", "ctrl+z", "suspend_process", "suspend", "Suspend (`fg` resumes)", APP,
@@ -261,6 +282,7 @@ KEYS: tuple[Key, ...] = (
         HARDWARE, footer=True),
     Key("plan", "plan.users", "u", "users", "users", "Simulate concurrent users of the selected model", HARDWARE,
         footer=True),
+    Key("plan", "plan.spread", "s", "spread", "spread", "Plan over the memory of several machines (RPC)", HARDWARE),
     Key("plan", "plan.claims", "k", "claims", "claims", "Show published claims, checked", HARDWARE),
     Key("plan", "plan.close", "escape", "close", "back", "Back to the chat", HARDWARE, footer=True),
     Key("plan_page", "plan_page.close", "escape", "close", "back", "Back to the plans", HARDWARE, footer=True),
@@ -277,6 +299,11 @@ KEYS: tuple[Key, ...] = (
     Key("settings", "settings.previous_tab", "ctrl+pageup,f5", "tab(-1)", "previous tab", "Show the previous tab",
         SETTINGS, priority=True, palette=False),
     Key("settings", "settings.close", "escape", "close", "back", "Back to the chat", SETTINGS, footer=True),
+    Key("keys", "keys.change", "enter", "change", "change", "Change the key of the action", SETTINGS, footer=True,
+        priority=True),
+    Key("keys", "keys.reset", "delete", "reset", "reset", "Reset the action to its default key", SETTINGS, footer=True),
+    Key("keys", "keys.none", "backspace", "none", "no key", "Leave the action without a key", SETTINGS, footer=True),
+    Key("keys", "keys.close", "escape", "close", "back", "Back", SETTINGS, footer=True),
     Key("help", "help.close", "escape,f1,q", "close", "back", "Back", DIALOG, footer=True, palette=False),
     Key("measure_pair", "measure_pair.keep", "enter", "keep", "use", "Use the measured draft model", DIALOG,
         palette=False),
@@ -293,8 +320,57 @@ _NAMES = {
 }  # fmt: skip
 
 
+_SCREENS = {
+    "inspection": "GGUF header",
+    "draft_models": "Draft models",
+    "measure_pair": "Draft models",
+    "tune": "Tune",
+    "other_side": "Compare with",
+    "repository": "Repository",
+    "quantize": "Quantize",
+    "keys": "Keys",
+}
+"""Screens whose keys have a heading of their own: most of them are keys of the list of models, too."""
+
+
+def heading(key: Key) -> str:
+    """Return the heading of a key in help."""
+    return _SCREENS.get(key.place, key.group)
+
+
 def bindings(place: str) -> list[BindingType]:
-    return [key.binding() for key in KEYS if key.place == place and key.keys]
+    return [key.binding() for key in KEYS if key.place == place]
+
+
+def unbound(id: str) -> str:
+    """Return what stands for no key in the binding of an action, so that a keymap finds it: no terminal sends it."""
+    return f"unbound-{id}"
+
+
+def find(id: str) -> Key | None:
+    """Return the key of that id."""
+    return next((key for key in KEYS if key.id == id), None)
+
+
+def moved(keymap: Mapping[str, str]) -> tuple[Key, ...]:
+    """Return the table with the keys that a keymap has by id."""
+    return tuple(replace(key, keys=keymap[key.id]) if key.id in keymap else key for key in KEYS)
+
+
+def renamed(text: str, keymap: Mapping[str, str]) -> str:
+    """Return a text with the keys that were moved as they are now. Letters stay, as they may be words, and so do keys
+    that several actions have by default: it is not known which of them is meant.
+    """
+    if not keymap:
+        return text
+    taken = Counter(one for key in KEYS for one in key.keys.split(","))
+    now = {
+        display(one, short=False): display(keymap[key.id].partition(",")[0], short=False) or "the palette"
+        for key in KEYS
+        for one in key.keys.split(",")
+        if key.id in keymap and len(one) > 1 and taken[one] == 1
+    }
+    return re.sub(r"[\w+]+", lambda found: now.get(found[0], found[0]), text)
 
 
 def display(key: str, short: bool = True) -> str:

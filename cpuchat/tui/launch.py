@@ -32,7 +32,7 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
     resume = Resume()
     while True:
         app = make(resume)
-        _run(app)
+        run_once(app)
         not_saved = print_unsaved(app.conversation)
         if app.signalled:
             _tell(f"killed by {signal_name(app.signalled)}. {_kept(app.saved)}")
@@ -42,7 +42,7 @@ def run(make: Callable[[Resume], ChatApp]) -> int:
         last: LastResort | None = None
         if not app.services.leaving:
             last = LastResort(app.crash, app.saved)
-            _run(last)
+            run_once(last)
         if last is None or last.crash is not None or not last.return_value:
             _tell(f"internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
             return 128 + last.signalled if last is not None and last.signalled else CpuchatError.exit_code
@@ -69,7 +69,8 @@ def _tell(text: str) -> None:
         print(f"cpuchat: {text}", file=sys.stderr, flush=True)
 
 
-def _run(app: GuardedApp[Any]) -> None:
+def run_once(app: GuardedApp[Any]) -> None:
+    """Run an app until it ends; an error or a signal that ended it is in its `crash` or `signalled`."""
     with _signals(app), _threads(app):
         try:
             app.run()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import App
+from textual.screen import Screen
 
 from cpuchat.servers import Source
 from cpuchat.settings import Settings
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.library.model import LocalModel
 
+T = TypeVar("T")
+
 
 class Navigator:
     """The app's `services.Navigation`."""
@@ -26,30 +29,37 @@ class Navigator:
         self._app = app
         self._services = services
 
+    async def result_of(self, screen: Screen[T]) -> T | None:
+        """Show a screen until it closes."""
+        return await self._app.push_screen_wait(screen)
+
+    def show(self, screen: Screen[Any]) -> None:
+        self._app.push_screen(screen)
+
     async def models(self) -> Source | None:
         from cpuchat.tui.models.screen import ModelsScreen
 
-        return await self._app.push_screen_wait(ModelsScreen(self._services))
+        return await self.result_of(ModelsScreen(self._services))
 
     async def repository(self, repo: str, quantization: str = "") -> Path | None:
         from cpuchat.tui.models.repository.screen import RepositoryScreen
 
-        return await self._app.push_screen_wait(RepositoryScreen(self._services, repo, quantization=quantization))
+        return await self.result_of(RepositoryScreen(self._services, repo, quantization=quantization))
 
     async def downloads(self) -> Path | None:
         from cpuchat.tui.models.downloads.screen import DownloadsScreen
 
-        return await self._app.push_screen_wait(DownloadsScreen(self._services))
+        return await self.result_of(DownloadsScreen(self._services))
 
     async def draft_models(self) -> Path | None:
         from cpuchat.tui.models.drafts.screen import DraftModelsScreen
 
-        return await self._app.push_screen_wait(DraftModelsScreen(self._services))
+        return await self.result_of(DraftModelsScreen(self._services))
 
     async def quantize(self, model: LocalModel) -> Path | None:
         from cpuchat.tui.models.quantize import QuantizeScreen
 
-        return await self._app.push_screen_wait(QuantizeScreen(self._services, model))
+        return await self.result_of(QuantizeScreen(self._services, model))
 
     async def tune(self, model: Path) -> Path | None:
         from cpuchat.tui.models.tune import TuneScreen
@@ -57,35 +67,41 @@ class Navigator:
         if self._services.chat.busy:
             self._app.notify("Tune when the answer is done (Esc in the chat stops it).", severity="warning")
             return None
-        return await self._app.push_screen_wait(TuneScreen(self._services, model))
+        return await self.result_of(TuneScreen(self._services, model))
 
     async def settings(self) -> Settings | None:
         from cpuchat.tui.settings.screen import SettingsScreen
 
-        return await self._app.push_screen_wait(SettingsScreen(self._services, self._app.available_themes))
+        return await self.result_of(SettingsScreen(self._services, self._app.available_themes))
 
     def inspection(self, title: str, read: Callable[[], GGUFHeader]) -> None:
         from cpuchat.tui.models.inspection import InspectionScreen
 
-        self._app.push_screen(InspectionScreen(title, read))
+        self.show(InspectionScreen(title, read))
 
     def hardware(self) -> None:
         from cpuchat.tui.hardware.screen import HardwareScreen
 
-        self._app.push_screen(HardwareScreen(self._services))
+        self.show(HardwareScreen(self._services))
 
     def plan(self) -> None:
         from cpuchat.tui.plan.screen import PlanScreen
 
         if not isinstance(self._app.screen, PlanScreen):
-            self._app.push_screen(PlanScreen(self._services))
+            self.show(PlanScreen(self._services))
+
+    def keys(self) -> None:
+        from cpuchat.tui.settings.keys_screen import KeysScreen
+
+        if not isinstance(self._app.screen, KeysScreen):
+            self.show(KeysScreen(self._services))
 
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         from cpuchat.tui.compare.screen import CompareScreen
 
-        await self._app.push_screen_wait(CompareScreen(self._services, sides, prompt, kept))
+        await self.result_of(CompareScreen(self._services, sides, prompt, kept))
 
     async def compare_with(self, model: Path) -> Side | None:
         from cpuchat.tui.compare.other import OtherSideScreen
 
-        return await self._app.push_screen_wait(OtherSideScreen(self._services, model))
+        return await self.result_of(OtherSideScreen(self._services, model))

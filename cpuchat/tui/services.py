@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from textual.app import App
 
-from cpuchat import settings
+from cpuchat import paths, settings
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.remote.keys import KeyRing
@@ -19,7 +19,9 @@ from cpuchat.errors import CpuchatError
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import welcome
 from cpuchat.servers import ServerModel, Source, source
+from cpuchat.setting_sources import SettingSources
 from cpuchat.settings import Changes, Settings, with_changes
+from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading, Opener, open_downloads
 from cpuchat.tui.machine_watch import MachineWatch
 from cpuchat.tui.quantizing import Quantizing
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.library.model import LocalModel
+    from cpuchat.tools.approval import Approvals
+    from cpuchat.tools.config import Server
 
 
 class Chat(Protocol):
@@ -89,6 +93,8 @@ class Navigation(Protocol):
 
     def plan(self) -> None: ...
 
+    def keys(self) -> None: ...
+
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         """`kept`: one that was saved, to continue."""
 
@@ -110,6 +116,7 @@ class Services:
         library: Library,
         downloads: Opener = open_downloads,
         key_ring: KeyRing | None = None,
+        sources: SettingSources | None = None,
     ) -> None:
         self.conversation = conversation
         self.library = conversation.library = library
@@ -120,6 +127,7 @@ class Services:
         """Makes the backend of one side of a comparison."""
         self.keys = key_ring or KeyRing()
         """The API keys of servers."""
+        self.setting_sources = sources or SettingSources()
         self.servers_seen: dict[str, None] = {}
         """Servers that were used or typed in this run, in order."""
         self.served: list[ServerModel] = []
@@ -128,8 +136,22 @@ class Services:
         """The one on the screen."""
         self.on_input: Callable[[], None] = lambda: None
         """Called at each key, paste, click and turn of the wheel: what runs while the app is idle gives way."""
+        self.no_model = "No model is loaded. Ctrl+O chooses one."
+        """What to tell where a model is needed."""
+        self.show_theme: Callable[[str], None] = lambda name: None
+        """Shows the theme that a name in the settings means."""
+        self.keymap: dict[str, str] = {}
+        """Keys that the user moved, by action."""
         self.describe_machine = welcome
         """Describes the machine for an empty chat. Slow: call it in a thread."""
+        self.first_run = not paths.state_file().exists()
+        """The app has not remembered anything yet: an empty chat shows how to begin."""
+        self.tools_folder: Path | None = None
+        """In which the model may read files from the start."""
+        self.tool_servers: Mapping[str, Server] = {}
+        """MCP servers to start with the chat."""
+        self.approvals: Approvals | None = None
+        """Of calls of tools; None until the first."""
         self.leaving = False
         """True once the app is quitting."""
         self._app = app
@@ -157,6 +179,11 @@ class Services:
         """Return the file of the loaded model; None also for one on a server."""
         return loaded if isinstance(loaded := self.loaded, Path) else None
 
+    def use_keymap(self, keymap: dict[str, str]) -> None:
+        """Use these keys, by action, from now on."""
+        self.keymap = keymap
+        self._app.set_keymap({id: moved or keys.unbound(id) for id, moved in keymap.items()})
+
     def set_folders(self, folders: list[str]) -> None:
         """Search these folders for models from now on."""
         self.library = self.conversation.library = Library(folders)
@@ -169,6 +196,7 @@ class Services:
         async with self._saving:
             try:
                 await asyncio.to_thread(settings.update, changes)
+                self.setting_sources.saved(changes)
                 self.conversation.settings = with_changes(self.settings, changes)
             except (CpuchatError, OSError) as error:
                 self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)

@@ -21,9 +21,14 @@ from textual.theme import BUILTIN_THEMES, Theme
 
 from cpuchat import paths, toml
 
+AUTO = "auto"
+"""In the settings: the default, or what suits the terminal better."""
 DEFAULT_THEME = "cpuchat"
+LIGHT_THEME = "cpuchat-light"
+"""In place of the default on a light background."""
 FOR_16_COLORS = "terminal"
-"""In place of the default on terminals with 16 colors, the nearest of which would not be readable."""
+"""In place of the default on terminals with 16 colors, the nearest of which would not be readable. It is made for
+dark and light backgrounds."""
 
 # Used by our style sheets. A theme that does not set them gets these, made readable on its backgrounds.
 OWN_VARIABLES = {

@@ -12,7 +12,7 @@ import msgspec
 from cpuchat import paths
 from cpuchat.bench.environment import engine_build
 from cpuchat.files import JsonCache
-from cpuchat.protocol import EngineInfo, ModelInfo
+from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.settings import EngineSection
 from cpuchat.telemetry import units
 from cpuchat.tune.compare import compare, percent

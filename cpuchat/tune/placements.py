@@ -15,13 +15,13 @@ from cpuchat.hardware.placement.candidates import Candidate, candidates
 from cpuchat.hardware.placement.ceiling import Ceiling, ceiling, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import Topology
+from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.calibrations import target_costs
 from cpuchat.models.drafts.candidates import LONGEST
 from cpuchat.models.drafts.gain import TYPICAL, gain, measured_acceptance
 from cpuchat.models.machine import costs_here
 from cpuchat.models.work import N_PAST, loaded_draft_work, loaded_work
-from cpuchat.protocol import ModelInfo, Traffic
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.roofline import fits_cache

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.errors import CpuchatError
 from cpuchat.files import write_atomically
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.tune.compare import RateChange, compare
 from cpuchat.tune.measure import DecodeRate
 

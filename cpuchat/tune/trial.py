@@ -17,7 +17,8 @@ import msgspec
 from cpuchat.conversation import Conversation
 from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelInfo, ModelLoaded, TextDelta
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelLoaded, TextDelta
 from cpuchat.tune.compare import RateChange, compare
 from cpuchat.tune.measure import DecodeRate, measure_decode
 

@@ -240,7 +240,7 @@ def test_another_programs_database_is_named_and_left_alone(tmp_path):
 
 
 def test_a_newer_file_with_other_tables_is_left_alone(path):
-    change(path, f"PRAGMA user_version = {len(schema.UPGRADES) + 2}", "ALTER TABLE chats ADD COLUMN pinned")
+    change(path, f"PRAGMA user_version = {len(schema.UPGRADES) + 2}", "ALTER TABLE chats ADD COLUMN color")
     before = path.read_bytes()
     with pytest.raises(ChatsTooNew):
         ChatStore(path)

@@ -1,8 +1,9 @@
-"""Tests attachments in chats: in the store, in an export, and what the model is sent."""
+"""Tests attachments and calls of tools in chats: in the store, in an export, and what the model is sent."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from cpuchat import paths
 from cpuchat.chats import schema
 from cpuchat.chats.records import Attachment
+from cpuchat.chats.request import request_messages
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer.importing import export_chat, import_chats
 from cpuchat.chats.transfer.portable import encoded
@@ -18,7 +20,9 @@ from cpuchat.chats.transfer.sources import read_exports
 from cpuchat.conversation import Conversation
 from cpuchat.errors import UsageError
 from cpuchat.present.chats import markdown
+from cpuchat.protocol import Message
 from cpuchat.settings import Settings
+from cpuchat.tool_calls import ToolCall, ToolResult, ToolStep
 from tests.chats.test_branches import asked, conversation, everything, texts
 from tests.support.scripted_backend import ScriptedBackend, answer
 
@@ -105,13 +109,14 @@ def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_version_before_attachments_is_upgraded(tmp_path: Path) -> None:
+    version = next(at for at, step in enumerate(schema.UPGRADES) if "attachments" in "".join(step))
     path = tmp_path / "chats.db"
     with contextlib.closing(sqlite3.connect(path)) as db:
-        for statement in [statement for step in schema.UPGRADES[:5] for statement in step]:
+        for statement in itertools.chain(*schema.UPGRADES[:version]):
             db.execute(statement)
         db.execute("INSERT INTO chats (id, created, updated) VALUES ('a', 1, 1)")
         db.execute("INSERT INTO messages (chat_id, parent, role, content, created) VALUES ('a', 0, 'user', 'Why?', 1)")
-        db.execute("PRAGMA user_version = 5")
+        db.execute(f"PRAGMA user_version = {version}")
         db.commit()
     store = ChatStore(path)
     assert [(one.content, one.attachments) for one in store.messages("a")] == [("Why?", ())]
@@ -133,3 +138,31 @@ def test_attachments_that_make_no_sense_do_not_cost_the_message(value: object) -
     store = ChatStore(paths.chats_db())
     assert [(one.content, one.attachments) for one in store.messages(chat.id)] == [("Why?", ())]
     store.close()
+
+
+def test_calls_of_tools_are_kept_exported_and_sent_again(tmp_path: Path) -> None:
+    store, other = ChatStore(tmp_path / "chats.db"), ChatStore(tmp_path / "other.db")
+    call = ToolCall(name="look", arguments={"at": "ü", "more": [1, None]}, id="c00000001")
+    step = ToolStep(said="Let me look.", calls=(call, call), results=(ToolResult(text="seen\n```"),))
+    chat = store.create_chat("Qwen")
+    store.add_message(chat.id, "user", "What is it?")
+    answer = store.add_message(chat.id, "assistant", "", steps=(step,))
+    store.update_message(answer.id, content="It.", steps=(step, step))
+    question, answer = store.messages(chat.id)
+    assert answer.steps == (step, step) and question.steps == ()
+    once = (
+        Message(role="assistant", content="Let me look.", calls=(call,)),  # the second call was not made
+        Message(role="tool", content="seen\n```", call_id="c00000001", tool="look"),
+    )
+    sent = request_messages("", [question, answer])
+    assert sent == (Message(role="user", content="What is it?"), *once, *once, Message(role="assistant", content="It."))
+    whole = export_chat(store, store.chat(chat.id))
+    file = tmp_path / "chats.json"
+    file.write_bytes(encoded([whole]))
+    import_chats(other, read_exports(file).chats)
+    assert other.messages(chat.id)[1].steps == (step, step)
+    text = markdown(whole)
+    assert '<details><summary>look</summary>\n\n````\n{"at": "ü", "more": [1, null]}\n\nseen\n```\n````' in text
+    assert text.index("Let me look.") < text.index("</details>") < text.index("It.")
+    store.close()
+    other.close()

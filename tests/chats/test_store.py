@@ -11,9 +11,11 @@ import threading
 import pytest
 
 from cpuchat.chats import schema
+from cpuchat.chats.records import Attachment
 from cpuchat.chats.store import ChatStore
 from cpuchat.errors import ChatsError, ChatsTooNew
 from cpuchat.timings import Timings
+from cpuchat.tool_calls import ToolCall, ToolResult, ToolStep
 
 
 @pytest.fixture
@@ -123,6 +125,27 @@ def test_search(store):
     store.update_message(message.id, content="something else")
     assert store.search("漢字") == []
     assert [f.title for f in store.search("something")] == ["Vectors"]
+
+
+def test_search_finds_what_is_attached(store):
+    chat = store.create_chat("m", title="Pasted")
+    attached = (Attachment(mark="", title="t.py", text='one "two"\nthree 漢字'),)
+    message = store.add_message(chat.id, "user", "See this", attachments=attached)
+    for words in ('"two"', "hree 漢", "THREE"):
+        (hit,) = store.search(words)
+        assert [(one.message_id, one.text) for one in hit.excerpts] == [(message.id, "See this")]
+    (hit,) = store.search("see")
+    assert len(hit.excerpts) == 1
+    assert store.search("title") == store.search("t.py") == []  # the names of the fields, and of the file
+    call = ToolCall(name="look", arguments={"at": "elsewhere"})
+    step = ToolStep(said="Let me see.", calls=(call,), results=(ToolResult(text="four 100 %"),))
+    answer = store.add_message(chat.id, "assistant", "Done.", steps=(step,))
+    for words in ("our 100 %", "LET ME"):
+        (hit,) = store.search(words)
+        assert [(one.message_id, one.text) for one in hit.excerpts] == [(answer.id, "Done.")]
+    assert store.search("elsewhere") == store.search("results") == []
+    store._db.execute("UPDATE messages SET attachments = '[damaged', steps = '[damaged'")
+    assert store.search("three") == store.search("four") == []
 
 
 def test_search_without_the_full_text_index(store):
@@ -297,14 +320,14 @@ def test_a_file_from_the_future_is_left_alone(path):
 
 def test_an_upgrade_keeps_what_is_there_and_fails_as_a_whole(path, monkeypatch):
     fill(path)
-    good = ("ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",)
+    good = ("ALTER TABLE chats ADD COLUMN color INTEGER NOT NULL DEFAULT 0",)
     monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES, (*good, "nonsense")))
     with pytest.raises(ChatsError):
         ChatStore(path)
     monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES[:-1], good))
     store = ChatStore(path)
     assert len(store.messages(store.chats()[0].id)) == 200
-    assert store._db.execute("SELECT pinned FROM chats").fetchall() == [(0,)]
+    assert store._db.execute("SELECT color FROM chats").fetchall() == [(0,)]
     store.close()
 
 

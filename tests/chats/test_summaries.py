@@ -62,6 +62,7 @@ async def test_a_summary_stands_for_what_comes_before() -> None:
         assert asked(core)[:3] == [("system", "Be brief."), ("user", "First?"), ("assistant", "One.")]
         assert asked(core)[3][1].startswith("Summarize our conversation")
         assert texts(core) == ["First?", "One.", "They said one."] and core.messages[-1].is_summary
+        assert core.messages[-1].timings is not None and core.history.n_past == 3  # tokens of the summary
         with pytest.raises(UsageError, match="summarized already"):
             await everything(compact(core))
 
@@ -93,6 +94,24 @@ async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
         await everything(core.regenerate(two.id))
         assert asked(core) == short
         assert core.history.tree.siblings(two.id) == [two.id, core.messages[-1].id]
+
+
+async def test_a_summary_is_deleted_without_what_follows_and_put_back() -> None:
+    async with conversation("One.", "They said one.", "Two.", "Three.") as core:
+        await everything(core.send("First?"))
+        await everything(compact(core))
+        summary = core.messages[-1]
+        await everything(core.send("Second?"))
+        whole = texts(core)
+        await core.delete_message(summary.id)
+        assert texts(core) == ["First?", "One.", "Second?", "Two."]
+        deleted = await core.history.undo_delete()
+        assert deleted is not None
+        await core.open_chat(deleted.chat_id, deleted.message_id)
+        assert texts(core) == whole
+        await core.delete_message(summary.id)
+        await everything(core.send("Third?"))
+        assert [content for _, content in asked(core)] == ["Be brief.", "First?", "One.", "Second?", "Two.", "Third?"]
 
 
 async def test_a_summary_that_was_stopped_is_not_kept() -> None:

@@ -18,8 +18,8 @@ from cpuchat.hardware.bandwidth.survey import Survey
 from cpuchat.hardware.diagnostics.checks import examine
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
 from cpuchat.hardware.topology import Topology
+from cpuchat.model_info import EngineInfo
 from cpuchat.present.diagnosis import page
-from cpuchat.protocol import EngineInfo
 from cpuchat.settings import ModelSection, Settings
 from tests.cli.program import run
 from tests.hardware.bandwidth.test_memory_modules import device, table

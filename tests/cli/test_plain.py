@@ -6,6 +6,9 @@ import asyncio
 import re
 from pathlib import Path
 
+from cpuchat import paths
+from cpuchat.chats.request import SUMMARY_TITLE
+from cpuchat.chats.store import ChatStore
 from cpuchat.presets import Preset, save_preset
 from tests.cli.program import run_process
 from tests.support.remote_server import Reply, remote_server
@@ -36,7 +39,7 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
     answered = "some-Q4_K_M: Part one. Part two."
     preset, *lines = done.stdout.splitlines()
     assert preset == "strict" and lines.pop(3) == answered
-    assert "The model now reads this summary" in done.stderr
+    assert "Summarized. The summary replaces" in done.stderr
     assert lines[:2] == [answered] * 2 and "prompt" not in lines[0]
     assert re.match(r"≈ 4 tokens, .*first token", lines[2])
     assert re.fullmatch(r"1\. Two, \d{4}-\d\d-\d\d \d\d:\d\d", lines[3])
@@ -54,11 +57,62 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
     assert "\x1b" not in done.stdout + done.stderr and "·" not in done.stdout + done.stderr
 
 
-async def test_ctrl_c_stops_an_answer_and_then_quits(tmp_path: Path) -> None:
+async def test_a_full_chat_does_what_it_remembers_and_the_message_is_answered(tmp_path: Path) -> None:
     async def answer(reply: Reply) -> None:
+        messages = reply.asked.body["messages"]
+        if messages[-1]["content"] == "Next?" and len(messages) > 2:
+            said = "This model's maximum context length is 1024 tokens. Your request has 1500 input tokens."
+            await reply.json({"error": {"message": said}}, 400)
+        else:
+            await reply.head()
+            await reply.text("Fine.")
+            await reply.finish()
+
+    store = ChatStore(paths.chats_db())
+    chat = store.create_chat("some", title="Long")
+    store.add_message(chat.id, "user", "x " * 2000)
+    store.add_message(chat.id, "assistant", "Yes.", model="some")
+    store.set_options(chat.id, {"when_full": "compact"})
+    store.close()
+    paths.state_file().mkdir(parents=True)  # so that it cannot be written
+    async with remote_server(answer=answer, owner="vllm") as server:
+        typed = "/chats\n/open 1\nNext?\n/preset none\n/edit Other?\n/branch 1\n/delete\n/undo\n/branch\n"
+        typed += f"/reasoning 50\n/fork\n/export {tmp_path}/chat.md\n/reasoning much\n"
+        done = await asyncio.to_thread(run_process, "--plain", "--server", server.url, stdin=typed)
+        asked = [[message["content"] for message in one.body["messages"]] for one in server.chats()]
+    assert done.returncode == 0, done.stderr
+    assert asked[1][-1].startswith("Summarize") and asked[2] == [f"{SUMMARY_TITLE}\n\nFine.", "Next?"]
+    assert asked[3][-1] == "Other?" and done.stdout.count(": Fine.") == 5
+    for words in (
+        "Summarized. The summary replaces",
+        "The model is not remembered",
+        "No preset from the next answer on.",
+        "Deleted. /undo puts it back",
+        "Put back and opened.",
+        "There are 2: /branch 1.",
+        "From the next answer on: reasoning on, at most 50 tokens.",
+        "Forked. The copy is open now.",
+        "Not a choice of reasoning: 'much'.",
+    ):
+        assert words in done.stderr
+    assert "bug" not in done.stderr
+    assert "## You\n\nNext?" in (tmp_path / "chat.md").read_text()
+
+
+async def test_ctrl_c_stops_an_answer_a_full_chat_asks_and_ctrl_c_quits(tmp_path: Path) -> None:
+    async def answer(reply: Reply) -> None:
+        messages = reply.asked.body["messages"]
+        if len(messages) > 1:
+            said = "This model's maximum context length is 1024 tokens. Your request has 1500 input tokens."
+            await reply.json({"error": {"message": said}}, 400)
+            return
         await reply.head()
-        await reply.text("The beginning. And")
-        await reply.until_left()
+        if messages[0]["content"] == "Next?":
+            await reply.text("Done.")
+            await reply.finish()
+        else:
+            await reply.text("The beginning. And")
+            await reply.until_left()
 
     def chat(url: str) -> tuple[int, bytes]:
         terminal = Terminal(["--plain", "--server", url], home=tmp_path)
@@ -66,8 +120,16 @@ async def test_ctrl_c_stops_an_answer_and_then_quits(tmp_path: Path) -> None:
         terminal.type("Hello")
         terminal.press("enter")
         terminal.wait_for("some-Q4_K_M: The beginning.")
+        terminal.type("Next?")
+        terminal.press("enter")  # sent after this answer
         terminal.press("ctrl+c")
         terminal.wait_for("stopped")
+        terminal.wait_for("1 summarize, 2 drop")
+        terminal.wait_for("Number:")
+        terminal.type("2")
+        terminal.press("enter")
+        terminal.wait_for("some-Q4_K_M: Done.")
+        terminal.wait_until(lambda screen: screen.rstrip().endswith("You:"), "the next prompt")
         terminal.press("ctrl+c")
         terminal.wait_for("Ctrl+C again")
         terminal.press("ctrl+c")
@@ -76,7 +138,7 @@ async def test_ctrl_c_stops_an_answer_and_then_quits(tmp_path: Path) -> None:
         finally:
             terminal.close()
 
-    async with remote_server(answer=answer) as server:
+    async with remote_server(answer=answer, owner="vllm") as server:
         code, raw = await asyncio.to_thread(chat, server.url)
     assert code == 0 and b"And\r\n" in raw  # the partial answer
     assert b"\x1b[2K" not in raw and b"\x1b[2m" not in raw and b"Traceback" not in raw

@@ -25,6 +25,17 @@ def test_a_model_on_a_machine() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+def test_a_model_over_two_machines_pays_for_the_network() -> None:
+    over = ("plan", "70b:Q8_0", "--on", "7950x", "--spread", "2", "--gbit", "10")
+    done = run(*over)
+    assert done.returncode == 0, done.stderr
+    assert "70B Q8_0 on 2 × Ryzen 9 7950X" in done.stdout
+    assert "\n  network      1 worker × (0.2 ms round trip + 72.0 kB at 10 Gbit/s) = 0.3 ms" in done.stdout
+    for wrong in (("--draft", "llama-3.2-1b-instruct"), ("--users", "9"), ("--cheapest",)):
+        assert run(*over, *wrong).returncode == UsageError.exit_code
+    assert run("plan", "70b", "--on", "7950x", "--gbit", "10").returncode == UsageError.exit_code
+
+
 def test_json_has_plain_numbers(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')

@@ -14,7 +14,7 @@ from cpuchat.cli import main as program
 from cpuchat.cli import system
 from cpuchat.cli.terminal import Terminal
 from cpuchat.hardware.tuning import store
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.settings import Settings
 from cpuchat.tune import records
 from cpuchat.tune.measure import DecodeRate

@@ -8,8 +8,9 @@ import pytest
 from cpuchat.compare.figures import Row, Value, figures_of
 from cpuchat.compare.memory import MemoryTogether, WorkerMemory
 from cpuchat.compare.rounds import Round, SideAnswer
+from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.present import compare
-from cpuchat.protocol import Failed, ModelInfo, TextDelta, Traffic
+from cpuchat.protocol import Failed, TextDelta
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import after_answer
 from cpuchat.timings import SpeculationFigures, Timings

@@ -16,10 +16,9 @@ from tests.support.terminal import Terminal
 
 
 @pytest.fixture
-def endless(tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    """Start the app with a model that never ends an answer, in a small terminal or one of the given size."""
-    columns, rows = getattr(request, "param", (80, 24))
-    terminal = Terminal(["--model", str(tiny_model)], columns=columns, rows=rows, home=tmp_path)
+def endless(tiny_model: Path, tmp_path: Path) -> Iterator[Terminal]:
+    """Start the app with a model that never ends an answer."""
+    terminal = Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)
     yield terminal
     terminal.close()
 
@@ -48,21 +47,16 @@ def ask(terminal: Terminal, text: str) -> None:
     terminal.wait_until(lambda _: len(stored()) == before + 2 and stored()[-1][1], "a saved answer")
 
 
-def test_ask_watch_stop_quit(endless: Terminal) -> None:
-    endless.wait_for("Message")
-    endless.wait_for("tiny")
-    ask(endless, "say something long")
-    endless.press("esc")
-    endless.wait_for("stopped")
-    endless.press("ctrl+q")
-    assert endless.wait_for_end() == 0
-    (question, answer) = stored()
-    assert question[:2] == ("user", "say something long")
-    assert answer[1]
-    assert answer[2] == "cancelled"
-
-
-def test_first_start_answers_from_the_demo_model(demo: Terminal) -> None:
+def test_first_start_is_drawn_whole_in_a_window_that_changes_and_answers_from_the_demo_model(demo: Terminal) -> None:
+    demo.wait_for("Enter sends")
+    demo.wait_until(lambda screen: re.search(r"0/\d+k ctx", screen), "the model")
+    app = psutil.Process(demo.process.pid)
+    app.suspend()  # busy for a moment: it sees only the size at the end, which is the one it knows
+    demo.resize(70, 20)
+    demo.resize(120, 40)
+    app.resume()
+    demo.wait_until(lambda screen: "no chats yet" in screen and "╭─ Now ─" in screen, "both side panels")
+    demo.wait_until(lambda screen: screen.count("╰") == 4 and screen.count("╯") == 4, "all frames")
     demo.wait_for("demo")
     ask(demo, "How do I stop an answer?")
     demo.wait_until(lambda screen: re.search(r"\d+ tokens? ·", screen), "the figures of the answer")
@@ -84,20 +78,7 @@ def test_killed_app_keeps_the_text_and_its_worker_goes_too(tiny_model: Path, tmp
     assert [row[0] for row in stored()] == ["user", "assistant"]
 
 
-def test_a_window_made_smaller_and_larger_again_is_drawn_whole(demo: Terminal) -> None:
-    demo.wait_for("Enter sends")
-    demo.wait_until(lambda screen: re.search(r"0/\d+k ctx", screen), "the model")
-    app = psutil.Process(demo.process.pid)
-    app.suspend()  # busy for a moment: it sees only the size at the end, which is the one it knows
-    demo.resize(70, 20)
-    demo.resize(120, 40)
-    app.resume()
-    demo.wait_until(lambda screen: "no chats yet" in screen and "╭─ Now ─" in screen, "both side panels")
-    demo.wait_until(lambda screen: screen.count("╰") == 4 and screen.count("╯") == 4, "all frames")
-
-
-@pytest.mark.parametrize("endless", [(120, 40)], indirect=True, ids=["120x40"])
-def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> None:
+def test_an_answer_is_stopped_and_a_worker_killed_behind_the_app_healed(endless: Terminal) -> None:
     endless.wait_for("tiny")
     ask(endless, "hello")
     (worker,) = (p for p in psutil.Process(endless.process.pid).children() if "cpuchat.worker" in " ".join(p.cmdline()))
@@ -109,6 +90,8 @@ def test_worker_killed_behind_the_app_is_told_and_healed(endless: Terminal) -> N
     endless.press("ctrl+q")
     assert endless.wait_for_end() == 0
     assert [row[0] for row in stored()] == ["user", "assistant", "user", "assistant"]
+    assert [row[1] for row in stored()[::2]] == ["hello", "again"]
+    assert stored()[-1][1] and stored()[-1][2] == "cancelled"
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -249,9 +249,12 @@ def test_kept_conversations_take_at_most_half_of_what_the_model_leaves(
 
 def test_a_chat_that_must_be_whole_leaves_room_for_the_answer(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
-    nearly_full = user("x y z " * 68)  # 408 tokens of 512, and those of the template
+    nearly_full = user("x y z " * 74)  # 444 tokens of 512, and those of the template
     assert chat.ask(nearly_full, trim=False, max_tokens=1).predicted_n == 1
     assert chat.ask(nearly_full, trim=False, reserve=True, max_tokens=1).predicted_n == 1
-    chat.request(messages=(nearly_full,), trim=False, reserve=True, max_tokens=0)
-    assert chat.failure.code == "context_full" and "128 for the answer" in chat.failure.message
-    assert chat.failure.n_tokens > 512 - 128
+    turns = (nearly_full, assistant("Yes."), user("And?"))
+    chat.request(messages=turns, trim=False, reserve=True, max_tokens=0)
+    assert chat.failure.code == "context_full" and "64 for the answer" in chat.failure.message
+    assert chat.failure.n_tokens > 512 - 64 and not chat.failure.alone
+    chat.request(messages=turns[:1], trim=False, reserve=True, max_tokens=0)
+    assert chat.failure.alone and "The last message needs" in chat.failure.message

@@ -51,6 +51,7 @@ def user_catalog(*entries: dict[str, object]) -> Path:
 
 def test_it_is_without_problems_and_has_the_well_known_families() -> None:
     assert CATALOG.problems == ()
+    assert load_catalog() is load_catalog()  # read once, until a file changes
     families = {model.family for model in CATALOG.models}
     assert {"Qwen2.5", "Qwen3", "Llama 3", "Gemma 3", "Gemma 4", "gpt-oss", "Mistral", "Phi", "Granite"} <= families
     assert len(CATALOG.models) > 100

@@ -16,7 +16,8 @@ from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models.costs import CostLog
+from cpuchat.model_info import ModelInfo
+from cpuchat.models.costs import CostLog, factor_of
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.library.usage import UsageLog
@@ -24,11 +25,12 @@ from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_her
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.models.traffic import traffic_of
 from cpuchat.models.work import N_PAST, loaded_work, model_work
-from cpuchat.protocol import LoadOptions, ModelInfo
+from cpuchat.protocol import LoadOptions
 from cpuchat.settings import parse
+from cpuchat.speculation.depth.costs import interpolate
 from cpuchat.synthetic.model import write_model
 from cpuchat.timings import Timings
-from tests.costmodel.made_up import probe, two_cores, work
+from tests.costmodel.made_up import probe, recorded_probe, two_cores, work
 from tests.models.library.test_usage import answer, info
 
 CPUS = (0, 1)
@@ -159,6 +161,25 @@ def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None
     ratio = estimate_local(other, machine).tok_s, estimate_local(local, machine).tok_s
     assert ratio[0] is not None and ratio[1] is not None
     assert ratio[0] / ratio[1] == pytest.approx(1.3, rel=0.1)
+
+
+def test_a_tiny_model_is_predicted_by_what_its_tokens_took() -> None:
+    """After one short chat the list promised 3,052 tok/s for the demo model, which writes 1,900 to 2,450."""
+    demo = paths.demo_dir() / "cpuchat-demo-8m-q8_0.gguf"
+    remember(ReadBandwidth(cpus=CPUS, bytes_per_s=23.4e9, rounds=(23.4e9,)))
+    CostLog(CPUS).probed(recorded_probe())
+    calibrated = {1: 0.3386, 2: 0.8197, 4: 0.8922, 5: 0.9441, 8: 1.4063, 12: 1.7050, 16: 2.2125, 32: 4.6564}
+    model = info(demo, fingerprint="d" * 32, cpus=CPUS, pass_ms=interpolate(calibrated))
+
+    def predicted(n_past: int = N_PAST) -> float:
+        costs, _ = costs_here(CPUS, "", 23.4e9)
+        return decode_rate(costs.profile, model_work(read_model(demo)), n_past) / factor_of(costs.factors, demo)
+
+    UsageLog().answered(model, answer(2_180.0, n=40, n_past=120, overhead_us=32.0))  # too short for its own speed
+    assert 1_900 < predicted() < 2_700
+    UsageLog().answered(model, answer(2_180.0, n=201, n_past=300, overhead_us=32.0))
+    assert predicted(200) == pytest.approx(2_180, rel=0.01)
+    assert 1_600 < predicted() < 2_180
 
 
 def test_a_chat_counts_with_the_cache_and_the_attention_that_were_loaded(small: Path) -> None:

@@ -17,6 +17,7 @@ from cpuchat.planner.choices import catalog_models, catalog_plans, cheapest, mac
 from cpuchat.planner.claims import claims
 from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
+from cpuchat.planner.network import Network
 from cpuchat.planner.plan import Plan, Prices, Range, Workload, make_plan
 from cpuchat.planner.service import Service, simulate_service
 
@@ -272,3 +273,21 @@ def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog, two_thousa
     last, small = service.outcomes[-1], two_thousand.outcomes[-1]
     assert last.tok_s.p50 == pytest.approx(small.tok_s.p50, rel=0.25)
     assert last.total_tok_s == pytest.approx(100 * small.total_tok_s, rel=0.1)
+
+
+def test_a_network_adds_its_round_trips_and_bytes_to_every_pass(catalog: Catalog) -> None:
+    machine, model, workload = find_machine("7950x"), find_model("70b:Q8_0", catalog), Workload()
+    assert make_plan(machine, model, workload).tok_s is None  # it fits two of them
+    large = msgspec.structs.replace(machine, memory_gb=Figure(256))
+    alone, network = make_plan(large, model, workload), Network(machines=2)
+    plan = make_plan(machine, model, workload, network=network)
+    assert plan.machine.name == f"2 × {machine.name}"
+    assert model.work.width == 8192
+    assert plan.network_s == pytest.approx(2e-4 + 8 * (2 * 4 * 8192 + 2 * 651 + 5120) / 1e9)
+    assert plan.tok_s is not None and alone.tok_s is not None
+    assert 1 / plan.tok_s.value == pytest.approx(1 / alone.tok_s.value + plan.network_s)
+    assert plan.ttft_s is not None and alone.ttft_s is not None
+    assert plan.ttft_s.value == pytest.approx(alone.ttft_s.value + network.prompt_seconds(8192, 500))
+    assert plan.users is None and plan.drafted == ()
+    faster = make_plan(machine, model, workload, network=Network(machines=2, gbit=10))
+    assert faster.network_s < plan.network_s / 2

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from cpuchat.cli.output import json_line
+from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.present.answers import full_summary, roofline_json, summary, timings_json
-from cpuchat.protocol import ModelInfo, Sampling, Traffic
+from cpuchat.protocol import Sampling
 from cpuchat.telemetry.roofline import after_answer
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 

@@ -6,14 +6,13 @@ import os
 import socket
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
-from openai import OpenAI
 
 from cpuchat.errors import UsageError
 from cpuchat.running_servers import RunningServer, recorded
-from cpuchat.serving.guard import TOKEN_VARIABLE, is_loopback, read_token
+from cpuchat.servers import is_loopback
+from cpuchat.serving.guard import TOKEN_VARIABLE, read_token
 from cpuchat.serving.server import PortInUse, listen
 from tests.cli.program import run
 from tests.support.serving import chat, server
@@ -24,6 +23,8 @@ TOKEN = "a-token-for-the-tests-0123456789"
 def test_a_token_is_needed_and_compared(
     tiny_model: Path, tmp_path: Path, bandwidth_file: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import openai  # slow
+
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o600)
@@ -37,7 +38,7 @@ def test_a_token_is_needed_and_compared(
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
         with pytest.raises(openai.AuthenticationError):
-            OpenAI(base_url=f"{running.url}/v1", api_key="wrong", max_retries=0).models.list()
+            openai.OpenAI(base_url=f"{running.url}/v1", api_key="wrong", max_retries=0).models.list()
         assert running.http.get("/metrics", headers={"authorization": ""}).status_code == 401
         assert running.http.get("/health", headers={"authorization": ""}).status_code == 200
         allowed = running.http.get("/v1/models", headers={"origin": "https://page.example"})
@@ -103,6 +104,7 @@ def test_unusable_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("LOCALHOST.", True), ("::1", True),
         ("0.0.0.0", False), ("::", False), ("192.168.1.7", False), ("example.org", False), ("", False),
         ("127.0.0.1.example.org", False), ("localhost.example.org", False),
+        ("0:0:0:0:0:0:0:1", True), ("fe80::1%eth0", False),
     ],
 )  # fmt: skip
 def test_loopback_addresses(host: str, local: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuchat.protocol import GenerationFinished, ModelInfo, ModelLoaded, Speculation
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import GenerationFinished, ModelLoaded, Speculation
 from cpuchat.serving.metrics import Metrics
 from cpuchat.telemetry.meter import Meter
 from cpuchat.timings import Timings

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.cli.program import run
@@ -121,6 +120,8 @@ def test_the_model_is_listed_and_answers_to_its_names(tiny: Server) -> None:
 
 
 def test_an_unknown_model_is_not_found(tiny: Server) -> None:
+    import openai  # slow
+
     with pytest.raises(openai.NotFoundError, match="gpt-4") as raised:
         tiny.openai.chat.completions.create(model="gpt-4", **chat("Hello"))
     assert raised.value.code == "model_not_found"
@@ -190,6 +191,8 @@ def test_conversations_in_turn_keep_their_prefix_caches(tiny: Server) -> None:
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_left_out(tiny: Server) -> None:
+    import openai  # slow
+
     long = [{"role": "user", "content": "word " * 1500}, {"role": "assistant", "content": "yes"}] * 3
     with pytest.raises(openai.BadRequestError) as raised:
         tiny.openai.chat.completions.create(

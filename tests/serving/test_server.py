@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cpuchat.cli.serve import tab_address
 from cpuchat.serving import server
 
 
@@ -62,3 +63,18 @@ async def test_every_address_of_a_name_is_listened_on_and_one_that_is_missing_is
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             writer.close()
+
+
+def test_the_apps_of_browser_tabs_reach_the_server_on_this_machine() -> None:
+    class Elsewhere:
+        def getsockname(self) -> tuple[str, int]:
+            return "10.0.0.2", 8080
+
+    here = server.listen("127.0.0.1", 0)
+    there: list[Any] = [Elsewhere()]
+    try:
+        assert tab_address(here) == server.url(here[0]) and len(here) == 1
+        assert tab_address(there).startswith("http://127.0.0.1:") and len(there) == 2
+    finally:
+        for listener in (*here, *there[1:]):
+            listener.close()

@@ -60,6 +60,15 @@ class Endless(Queue):
             self.released.set()
 
 
+class Answering(Queue):
+    """A service that answers after 12.5 ms in the queue."""
+
+    async def answer(self, *given: Any) -> AsyncGenerator[Any, None]:
+        given[2].queued_ms = 12.5
+        yield TextDelta(request_id=1, text="a")
+        yield TextDelta(request_id=1, text="b")
+
+
 async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}", place: bool = False) -> None:
     """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends. `place`: the request
     wants to know its place in the queue."""
@@ -101,6 +110,14 @@ async def test_a_stream_tells_its_place_in_the_queue_if_asked(monkeypatch: pytes
     assert chunk["queue"] == {"ahead": 2}
     assert chunk["choices"][0]["delta"]["content"] is None
     task.cancel()
+
+
+async def test_a_stream_tells_how_long_it_waited_if_asked() -> None:
+    sent = asyncio.Queue[dict]()
+    await exchange(Answering(), stream=True, sent=sent, place=True)
+    bodies = b"".join(sent.get_nowait().get("body", b"") for _ in range(sent.qsize()))
+    chunks = [msgspec.json.decode(part.removeprefix(b"data: ")) for part in bodies.split(b"\n\n") if part]
+    assert [chunk.get("queue") for chunk in chunks] == [{"ms": 12.5}, None, None]
 
 
 async def test_a_refusal_before_that_has_its_own_status() -> None:

@@ -15,6 +15,7 @@ from textual.screen import Screen
 
 from cpuchat.cli.main import main
 from cpuchat.conversation import Conversation
+from cpuchat.tui.chat.composer import Outgoing
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 
@@ -86,12 +87,12 @@ FAULTS: dict[str, Callable[[ChatScreen], object]] = {
 def break_on_command() -> None:
     right = ChatScreen._send
 
-    def send(self: ChatScreen, text: str) -> None:
-        command, _, where = text.partition(" ")
+    def send(self: ChatScreen, message: Outgoing) -> None:
+        command, _, where = message.text.partition(" ")
         if command == "break":
             FAULTS[where](self)
         else:
-            right(self, text)
+            right(self, message)
 
     ChatScreen._send = send  # type: ignore[method-assign]
 

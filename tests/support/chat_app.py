@@ -84,6 +84,7 @@ class RunningApp:
                 # Not everything that changes sends a message (a task that ends doesn't): look now and then as well.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._seen.wait(), 0.05)
+                await asyncio.sleep(0.01)  # looking is not free, and more comes with that message
         if self.app.is_running and not self.app._exit:
             await self.pilot.pause()
 
@@ -128,8 +129,8 @@ class RunningApp:
         await self.until(gate.reached.is_set)
 
     def _taken(self, text: str) -> bool:
-        """Return whether the chat has accepted what was sent, or queues it until the model is ready."""
-        return self.prompt.text != text or self.prompt.has_class("-queued") or self.app.screen is not self.chat
+        """Return whether the chat has accepted what was sent, or queues it."""
+        return self.prompt.text != text or self.app.screen is not self.chat
 
     def stored(self) -> list[tuple[str, str]]:
         """Return (role, content) of the open chat's messages, from the store."""
@@ -149,14 +150,16 @@ async def running(
     hub: Any = None,
     downloads: Opener = open_downloads,
     kind: type[ChatApp] = ChatApp,
+    first_run: bool = False,
 ) -> AsyncIterator[RunningApp]:
     """Start the app, of that `kind`; `prepare` may fill the store before. `hub` and `downloads` take the place of the
-    real ones."""
+    real ones. `first_run`: an empty chat shows how to begin."""
     backend = backend or ScriptedBackend()
     conversation = Conversation(settings=settings.load(), backend=backend, store=store or ChatStore(paths.chats_db()))
     if prepare is not None:
         prepare(conversation)
     app = kind(conversation, Library(folders, cache=paths.cache_dir() / "no-hub"), model, downloads=downloads)
+    app.services.first_run = first_run
     app.animation_level = "none"  # pictures show where things come to rest
     app.services.describe_machine = lambda *_: WELCOME
     if hub is not None:

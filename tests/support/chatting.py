@@ -10,6 +10,7 @@ import psutil
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
+from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     AnyEvent,
     Failed,
@@ -17,7 +18,6 @@ from cpuchat.protocol import (
     GenerationFinished,
     LoadOptions,
     Message,
-    ModelInfo,
     ModelLoaded,
     Sampling,
     TextDelta,

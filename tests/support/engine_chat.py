@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.prompt.disk_writer import WriteBudget
+from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     Event,
     Failed,
@@ -16,7 +17,6 @@ from cpuchat.protocol import (
     LoadModel,
     LoadOptions,
     Message,
-    ModelInfo,
     ModelLoaded,
     Sampling,
     TextDelta,

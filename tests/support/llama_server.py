@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cpuchat.backend.heads.process import free_port
 from cpuchat.backend.remote.metrics import Metrics, parse
 
 _READY_SECONDS = 60.0
@@ -34,9 +34,7 @@ def llama_server(
 
     With `draft` it speculates at that depth; `rates` force the acceptance of the first, second, ... drafted token.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options: dict[str, Any] = {
         "model": str(model), "port": port, "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
         "rates": list(rates), "api_key": api_key, "metrics": metrics,

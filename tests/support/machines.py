@@ -19,17 +19,8 @@ from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
-from cpuchat.protocol import (
-    AnyEvent,
-    EngineInfo,
-    Failed,
-    GenerationFinished,
-    KVTraffic,
-    LoadOptions,
-    ModelInfo,
-    TextDelta,
-    Traffic,
-)
+from cpuchat.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, LoadOptions, TextDelta
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
 

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.protocol import LoadOptions, ModelLoaded
+from cpuchat.servers import ServerModel
+from tests.support.chatting import collect
+
 CERTIFICATE = Path(__file__).parent / "certificate.pem"
 """Of 127.0.0.1, with its key; signed by itself."""
 Stream = Callable[["Reply"], Awaitable[None]]
@@ -142,6 +147,19 @@ async def remote_server(*, tls: bool = False, **options: Any) -> AsyncIterator[R
         yield server
     finally:
         listening.close()
+
+
+@contextlib.asynccontextmanager
+async def connected(answer: Stream | None = None, **options: Any) -> AsyncIterator[tuple[RemoteServer, RemoteBackend]]:
+    """Serve, and connect a backend to the server."""
+    async with remote_server(**({"answer": answer} if answer else {}), **options) as server:
+        backend = RemoteBackend()
+        loaded = await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        assert isinstance(loaded.events[-1], ModelLoaded), loaded.events
+        try:
+            yield server, backend
+        finally:
+            await backend.close()
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked:

@@ -13,23 +13,20 @@ import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
 from cpuchat.protocol import (
     AnyEvent,
     Channel,
-    EngineInfo,
     Failed,
     Generate,
     GenerationFinished,
-    KVTraffic,
     LoadCancelled,
     LoadOptions,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     PrefillProgress,
     SpeculationUpdate,
     TextDelta,
-    Traffic,
 )
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
@@ -206,6 +203,7 @@ class ScriptedBackend:
         self.closed = False
         self.counts: Callable[[str], int | None] = lambda _: None
         self.forgotten: list[str] = []
+        self.reasoning_ended = False
         self._model: ModelInfo | None = None
         self._cancelled = asyncio.Event()
 
@@ -273,6 +271,10 @@ class ScriptedBackend:
 
     async def cancel(self) -> None:
         self._cancelled.set()
+
+    async def end_reasoning(self) -> bool:
+        self.reasoning_ended = True
+        return True
 
     async def count_tokens(self, text: str) -> int | None:
         return self.counts(text)

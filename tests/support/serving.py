@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -10,12 +11,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import psutil
-from openai import OpenAI
 
 from tests.cli.program import COMMAND, HANG_GUARD
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 PLAIN = ("--drafters", "off")
 
@@ -29,7 +33,13 @@ class Server:
         self.folder = folder
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=url, timeout=HANG_GUARD, headers=headers, trust_env=False)
-        self.openai = OpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0)
+        self.token = token
+
+    @functools.cached_property
+    def openai(self) -> OpenAI:
+        from openai import OpenAI  # slow
+
+        return OpenAI(base_url=f"{self.url}/v1", api_key=self.token or "none", max_retries=0)
 
     def post(self, body: object, path: str = "/v1/chat/completions") -> httpx.Response:
         return self.http.post(path, json=body)

@@ -72,7 +72,9 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self.screen.display)
+        # As `display`, which looks up the width of every character.
+        rows = (self.screen.buffer[y] for y in range(self.screen.lines))
+        return "\n".join("".join([row[x].data for x in range(self.screen.columns)]).rstrip() for row in rows)
 
     def resize(self, columns: int, rows: int) -> None:
         """Resize the window: what was outside the new size is gone."""

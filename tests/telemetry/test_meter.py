@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     ContextTrimmed,
     Event,
@@ -14,7 +15,6 @@ from cpuchat.protocol import (
     GenerationFinished,
     LoadCancelled,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     PrefillProgress,
     Queued,
@@ -185,6 +185,28 @@ def test_a_load_in_front_of_an_answer_is_no_prefill():
     assert meter.figures().phase == "prefill"
     meter.observe(PrefillProgress(request_id=1, processed=40, total=40, cache_n=0), 102.0)
     assert meter.figures().prefill_tok_s == pytest.approx(20)
+
+
+@pytest.mark.parametrize(("per_token", "per_pair"), [(0.001, 0.0), (0.001, 1e-6), (0.0, 1e-6)])
+def test_the_time_left_for_a_prompt_counts_on_slower_tokens_later(per_token, per_pair):
+    def takes(n: int) -> float:
+        return per_token * n + per_pair * n * n / 2
+
+    meter = Meter()
+    meter.request_started(5.0)
+    assert meter.prefill_left_s is None
+    for done in range(512, 8193, 512):
+        meter.observe(PrefillProgress(request_id=1, processed=done, total=8192, cache_n=0), 5.0 + takes(done))
+        if done == 2048:
+            assert meter.prefill_left_s == pytest.approx(takes(8192) - takes(2048), rel=0.05)
+    assert meter.prefill_left_s == 0
+
+
+def test_reused_tokens_take_no_time_of_what_is_left():
+    meter = Meter()
+    meter.request_started(0.0)
+    meter.observe(PrefillProgress(request_id=1, processed=1500, total=2000, cache_n=1000), 1.0)
+    assert meter.prefill_left_s == pytest.approx(1.0)
 
 
 def test_waiting_at_a_server_is_no_prefill():

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuchat.model_info import KVTraffic, ModelInfo, Traffic
 from cpuchat.protocol import (
     GenerationFinished,
-    KVTraffic,
     LoadCancelled,
-    ModelInfo,
     ModelLoaded,
     PrefillProgress,
     Speculation,
     SpeculationUpdate,
     TextDelta,
-    Traffic,
 )
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter

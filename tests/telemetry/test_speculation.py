@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.protocol import GenerationFinished, ModelInfo, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import GenerationFinished, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 from cpuchat.timings import DrafterCount, SpeculationFigures, Timings

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.costmodel.work import experts_read
-from cpuchat.protocol import KVTraffic, Traffic
+from cpuchat.model_info import KVTraffic, Traffic
 from cpuchat.telemetry.traffic import pass_bytes
 
 DENSE = Traffic(weights=1000, row=10, kv=(KVTraffic(bytes_per_token=2), KVTraffic(bytes_per_token=3, window=100)))

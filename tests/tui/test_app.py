@@ -8,6 +8,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
+from cpuchat.tui.chat.queued import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
@@ -15,6 +16,7 @@ from cpuchat.tui.compare.other import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.help import HelpScreen
+from cpuchat.tui.keymap import Keymap, load_keymap, parse_keys, problem_with, save_keys
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.models.downloads.screen import DownloadsScreen
 from cpuchat.tui.models.drafts.measure import MeasurePairScreen
@@ -26,9 +28,11 @@ from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.models.tune import TuneScreen
 from cpuchat.tui.plan.pages import MachinesPage, PlanPage
 from cpuchat.tui.plan.screen import PlanScreen
+from cpuchat.tui.settings.keys_screen import KeysScreen, PressKeyScreen
 from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.list_screen import DetailsScreen, ListScreen
+from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
@@ -49,12 +53,13 @@ def test_ids_and_keys_are_unique() -> None:
 def test_every_action_of_the_table_exists() -> None:
     owners = {"app": ChatApp, "chat": ChatScreen, "prompt": Prompt, "chats": Chats, "models": ModelsScreen,
               "repository": RepositoryScreen, "downloads": DownloadsScreen, "inspection": InspectionScreen,
+              "queue": QueuedMessages,
               "draft_models": DraftModelsScreen, "measure_pair": MeasurePairScreen, "list": ListScreen,
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
               "other_side": OtherSideScreen, "plan": PlanScreen, "plan_page": PlanPage,
-              "plan_machines": MachinesPage, "tune": TuneScreen}  # fmt: skip
+              "plan_machines": MachinesPage, "tune": TuneScreen, "keys": KeysScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")
         owner = ChatScreen if place == "screen" else owners[key.place]
@@ -70,12 +75,90 @@ def test_keys_as_people_write_them(key: str, short: str, long: str) -> None:
     assert (keys.display(key), keys.display(key, short=False)) == (short, long)
 
 
-async def test_a_keymap_moves_a_key() -> None:
+def test_no_two_actions_have_the_same_key_where_both_can_be_pressed() -> None:
+    assert not [(key.id, problem) for key in keys.KEYS if (problem := problem_with(key, key.keys, {}))]
+
+
+@pytest.mark.parametrize(
+    ("written", "parsed"),
+    [("Ctrl+N", "ctrl+n"), ("?", "question_mark"), ("N", "N"), ("ctrl++", "ctrl+plus"),
+     ("Esc, PgDn", "escape,pagedown"), ("F6", "f6"), ("ctrl+shift+left", "ctrl+shift+left"), ("", "")],
+)  # fmt: skip
+def test_keys_are_read_as_people_write_them(written: str, parsed: str) -> None:
+    assert parse_keys(written) == parsed
+
+
+@pytest.mark.parametrize("written", ["ctrl+nothing", "control+n", "F99", "ctrl", "ab"])
+def test_a_key_that_no_keyboard_has_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        parse_keys(written)
+
+
+def test_texts_name_keys_as_they_were_moved() -> None:
+    moved = {"chat.drafting": "ctrl+b,f5", "chat.models": "ctrl+n", "chat.new": "ctrl+o", "chat.color_drafts": "",
+             "chat.sidebar": "ctrl+e"}  # fmt: skip
+    assert keys.renamed("(Ctrl+O) Ctrl+N, F9: off; Ctrl+T.", moved) == "(Ctrl+N) Ctrl+O, Ctrl+B: off; the palette."
+    assert keys.renamed("F2, then F8, undoes the tuning", moved) == "F2, then F8, undoes the tuning"
+
+
+def write_keymap(text: str) -> None:
+    paths.config_dir().mkdir(parents=True, exist_ok=True)
+    paths.keymap_file().write_text(text)
+
+
+def test_what_a_keymap_cannot_have_is_named_and_left_out() -> None:
+    write_keymap(
+        '# mine\n[chat]\nnew = "ctrl+b"\nmodels = "ctrl+l"\nfork = "n"\nsing = "f6"\nagain = 3\nedit = "F99"\n'
+        '[compare]\nlink = "n"\n[app]\nhelp = "f2"\n[models]\ntune = ""\n'
+    )
+    keymap = load_keymap()
+    assert keymap.moved == {"chat.new": "ctrl+b", "models.tune": ""}
+    told = "\n".join(keymap.problems)
+    taken = "chat.models: Ctrl+L is taken by “Compare two quantizations of the model, side by side” (chat.compare)"
+    assert taken in told
+    assert "chat.fork: n is typed as text" in told and "chat.sing: no such action" in told
+    assert "chat.again: needs keys in quotes" in told and "chat.edit: no key 'F99'" in told
+    assert "compare.link: n is taken by “Send the next prompt to both” (compare.next)" in told
+    assert "app.help: F2 is taken by “Change settings” (chat.settings)" in told
+
+
+def test_keys_can_be_swapped_and_reset() -> None:
+    write_keymap('[chat]\nnew = "ctrl+o"\nmodels = "ctrl+n"  # swapped\n')
+    assert load_keymap() == Keymap({"chat.new": "ctrl+o", "chat.models": "ctrl+n"})
+    new = keys.find("chat.new")
+    assert new is not None
+    assert "chat.models" in problem_with(new, new.keys, {"chat.models": "ctrl+n"})
+    save_keys(new, None)
+    text = paths.keymap_file().read_text()
+    assert "# swapped" in text and "new" not in text
+    assert load_keymap().moved == {} and "chat.models: Ctrl+N is taken" in load_keymap().problems[0]
+
+
+async def test_a_key_is_changed_named_when_taken_and_changed_back() -> None:
     async with running() as app:
         await app.ready()
-        app.app.set_keymap({"app.help": "ctrl+g"})
-        await app.press("ctrl+g")
+        app.app.action_keys()
+        await app.until(lambda: isinstance(app.app.screen, KeysScreen))
+        screen = app.app.screen
+        screen.query_one(ModelList).mark("chat.downloads")
+        for pressed in ("ctrl+o", "ctrl+b"):
+            await app.press("enter")
+            await app.until(lambda: isinstance(app.app.screen, PressKeyScreen))
+            await app.press(pressed)
+            await app.until(lambda: app.app.screen is screen)
+        assert any("Ctrl+O is taken by “Choose, download or delete models”" in notice for notice in app.notices)
+        await app.until(lambda: app.app.services.keymap == {"chat.downloads": "ctrl+b"})
+        assert "● Pause, resume, cancel or load downloads" in app.screen_text and "Ctrl+B" in app.screen_text
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        await app.press("ctrl+b")
+        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+        await app.press("escape", "f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+        assert any(key.id == "chat.downloads" and key.keys == "ctrl+b" for key in app.app.offered_keys())
+        write_keymap("")
+        app.app.reload_own_files()
+        await app.until(lambda: not app.app.services.keymap)
 
 
 async def test_quitting_during_an_answer_keeps_what_was_said_and_exits_with_zero() -> None:
@@ -122,7 +205,7 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
 
 
 async def test_help_lists_every_key_and_closes() -> None:
-    async with running(size=(120, 180)) as app:
+    async with running(size=(120, 220)) as app:
         await app.ready()
         await app.press("f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen))
@@ -167,7 +250,7 @@ async def test_themes_are_previewed_kept_and_given_back() -> None:
         await app.ready()
         app.app.action_change_theme()
         await app.until(lambda: "okabe-ito" in app.screen_text)
-        await app.press("down")
+        await app.press("down", "down")  # auto, cpuchat
         await app.until(lambda: app.app.theme != "cpuchat")
         await app.press("escape")
         await app.until(lambda: app.app.theme == "cpuchat")
@@ -193,6 +276,12 @@ async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:
         assert "mine" in app.app.available_themes
         (notice,) = [text for text in app.notices if "bad.toml" in text]
         assert "colors.primary" in notice and "nowhere" in notice
+        (folder / "nowhere.toml").write_text('name = "nowhere"\n[colors]\nprimary = "#112233"\n')
+        app.app.reload_own_files()
+        await app.until(lambda: app.app.theme == "nowhere")
+        (folder / "nowhere.toml").write_text('name = "nowhere"\n[colors]\nprimary = "#445566"  # saved again\n')
+        app.app.reload_own_files()
+        await app.until(lambda: app.app.get_css_variables()["primary"] == "#445566")
 
 
 async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +307,7 @@ async def test_sixteen_colors_and_no_motion(monkeypatch: pytest.MonkeyPatch) -> 
         app.app.screen.query_one("#row-chat-max_tokens", SettingRow).put(9)
         await app.press("ctrl+s")
         await app.until(lambda: app.conversation.settings.chat.max_tokens == 9)
-        assert app.app.theme == "terminal" and settings.load().ui.theme == "cpuchat"
+        assert app.app.theme == "terminal" and settings.load().ui.theme == "auto"
 
 
 async def test_the_first_paint_does_not_wait_for_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:

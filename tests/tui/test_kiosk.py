@@ -1,4 +1,4 @@
-"""Tests that the app in a browser tab opens no file of the machine and starts no program."""
+"""Tests that the app in a browser tab reads no file that a message names, writes none, and starts no program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.tui import keys
-from cpuchat.tui.kiosk import OFF, KioskApp
+from cpuchat.tui.chat.welcome import COMPARE
+from cpuchat.tui.kiosk import OFF, WATCH_VARIABLE, KioskApp
 from tests.support.chat_app import running
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -41,12 +42,17 @@ def watch() -> Watch:
     return Watch()
 
 
-async def test_no_key_and_no_command_leaves_the_session(watch: Watch, tmp_path: Path) -> None:
+async def test_no_key_and_no_command_leaves_the_session(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WATCH_VARIABLE, "http://demo.example/watch/x")
     watch.folders = tuple(map(str, (paths.config_dir(), paths.data_dir(), paths.cache_dir())))
     async with running(kind=KioskApp) as app:
         await app.ready()
+        await app.send(COMPARE)  # opens another screen elsewhere
+        assert app.backend.requests[-1].messages[-1].content == COMPARE
         await app.send("Is there @LICENSE and @/etc/passwd ?")
         assert app.backend.requests[-1].messages[-1].content == "Is there @LICENSE and @/etc/passwd ?"
+        await app.press("f5")  # the page is neither on https nor on localhost
+        await app.until(lambda: any("Not copied" in notice for notice in app.notices))
         before = set(Path.cwd().iterdir())
         watch.on = True
         try:
@@ -55,7 +61,6 @@ async def test_no_key_and_no_command_leaves_the_session(watch: Watch, tmp_path: 
                     continue
                 node = app.app if key.place == "app" else app.chat
                 name = key.action.partition("(")[0]
-                assert bool(node.check_action(name, ())) is (name not in OFF)
                 await node.run_action(key.action)
                 if key.keys and name in OFF:
                     await app.press(key.keys.partition(",")[0])
@@ -70,5 +75,13 @@ async def test_no_key_and_no_command_leaves_the_session(watch: Watch, tmp_path: 
             watch.on = False
         assert watch.found == [] and set(Path.cwd().iterdir()) == before
         await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        await app.press(*"/share", "enter")
+        await app.until(lambda: "http://demo.example/watch/x" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: app.app.screen is app.chat)
+        assert app.app.screen.active_bindings["alt+n"].binding.action == "new_chat"  # browsers keep Ctrl+N
+        (quit_key,) = (key for key in app.app.offered_keys() if key.id == "app.quit")
+        assert quit_key.keys.startswith("alt+q") and "saved" not in quit_key.help
         await app.app.services.navigation.models()
         await app.until(lambda: any("Not available in the browser" in notice for notice in app.notices))

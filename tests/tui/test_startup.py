@@ -28,6 +28,7 @@ _LATER = {
     "huggingface_hub", "httpx", "tqdm", "yaml",  # the hub
     "numpy", "llama_cpp", "jinja2",  # the worker's
     "tomlkit",  # settings to write
+    "mcp", "pydantic", "anyio",  # servers of tools
     "psutil", "gguf", "urllib.request", "http.client", "importlib.metadata", "multiprocessing",
     "rich.markdown", "rich.syntax",
     "cpuchat.models.catalog", "cpuchat.models.hub.client", "cpuchat.models.downloads.manager",

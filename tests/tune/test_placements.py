@@ -12,6 +12,7 @@ from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.costs import CostLog
 from cpuchat.models.drafts.calibrations import TargetCosts
 from cpuchat.models.drafts.candidates import expected_pair
@@ -20,7 +21,7 @@ from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.traffic import traffic_of
 from cpuchat.models.work import N_PAST
-from cpuchat.protocol import LoadOptions, ModelInfo
+from cpuchat.protocol import LoadOptions
 from cpuchat.settings import Settings
 from cpuchat.synthetic.model import write_model
 from cpuchat.telemetry import units

@@ -10,12 +10,12 @@ import pytest
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     Generate,
     LoadOptions,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     Sampling,
     Speculation,

@@ -6,53 +6,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.heads.options import Drafting, ServerOptions
-from cpuchat.backend.heads.process import ServerProcess, free_port
-from cpuchat.backend.placing import place_here
+from cpuchat.backend.heads.options import Drafting
+from cpuchat.backend.heads.plan import ServerPlan
+from cpuchat.backend.heads.process import ServerProcess
+from cpuchat.backend.heads.reach import unreachable
 from cpuchat.backend.process import Spawner
-from cpuchat.errors import CpuchatError, DoesNotFit, EngineMissing, Interrupted, ServerUnreachable, WorkerDied
-from cpuchat.hardware.memory import available_bytes
-from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_elsewhere, required_memory
-from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
+from cpuchat.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
+from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.models.heads import ENGINE
 from cpuchat.protocol import (
     AnyEvent,
-    EngineInfo,
     Failed,
     Generate,
     GenerationFinished,
     LoadCancelled,
     LoadOptions,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     ServerLoad,
     Speculation,
 )
 from cpuchat.servers import ServerModel, Source
-from cpuchat.telemetry import units
-from cpuchat.telemetry.units import gigabytes
 from cpuchat.timings import Timings
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
 
-_REACH_SECONDS = 5.0
+_T = TypeVar("_T")
 _GONE_SECONDS = 1.0
 """Seconds in which a process whose connection broke is seen to have exited."""
-_MOST_CACHE_MIB = 8192  # llama-server's own limit
 _CLOSED = Failed(code=Interrupted.code, message="llama-server was closed.")
 
 
@@ -68,7 +59,7 @@ class HeadBackend:
         self._remote: RemoteBackend | None = None
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
-        self._plan: _Plan | None = None
+        self._plan: ServerPlan | None = None
         self._cancelled = asyncio.Event()
         self._closed = False
         self.engine: EngineInfo | None = None
@@ -98,12 +89,13 @@ class HeadBackend:
         self._wanted, self._model = (path, options, spec), None
         await self._stop()
         try:
-            self._plan = plan = await asyncio.to_thread(_Plan.of, path, options, spec)
-            if self._closed:
-                yield _CLOSED
+            self._plan = plan = await asyncio.to_thread(ServerPlan.of, path, options, spec)
+            workers = options.rpc if plan.server.rpc_layers else ()
+            if (problem := await self._until_cancelled(unreachable(workers))) is not None:
+                raise problem
+            if self._cancelled.is_set():
+                yield _CLOSED if self._closed else LoadCancelled()
                 return
-            if plan.server.rpc_layers:
-                await _require_reachable(options.rpc)
             memory = plan.placement.memory.words
             self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
@@ -119,8 +111,8 @@ class HeadBackend:
             return
         try:
             yield LoadProgress(phase="waiting", done=0, total=1)
-            if not await self._until_cancelled(server):
-                yield LoadCancelled() if self._cancelled.is_set() and not self._closed else self._ending(server)
+            if not await self._until_cancelled(server.listening()):
+                yield LoadCancelled() if self._stopped else self._ending(server)
                 return
             async with contextlib.aclosing(self._connect(server, plan)) as events:
                 async for event in events:
@@ -129,18 +121,17 @@ class HeadBackend:
             if self._model is None:
                 await self._stop()
 
-    async def _until_cancelled(self, server: ServerProcess) -> bool:
-        """Wait until the server listens; False when it ended, or the user stopped the load."""
-        listening = asyncio.ensure_future(server.listening())
-        stop = asyncio.ensure_future(self._cancelled.wait())
+    async def _until_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return the result of `work`; None when the user stopped the load before."""
+        working, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
         try:
-            await asyncio.wait({listening, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return listening.done() and listening.result() and not self._cancelled.is_set()
+            await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() and not self._cancelled.is_set() else None
         finally:
-            listening.cancel()
+            working.cancel()
             stop.cancel()
 
-    async def _connect(self, server: ServerProcess, plan: _Plan) -> AsyncGenerator[AnyEvent, None]:
+    async def _connect(self, server: ServerProcess, plan: ServerPlan) -> AsyncGenerator[AnyEvent, None]:
         """Wait until the server has loaded its model, and describe that."""
         from cpuchat.backend.heads.key import OwnKey  # httpx takes its time
         from cpuchat.backend.remote.backend import RemoteBackend
@@ -204,15 +195,16 @@ class HeadBackend:
                 async for event in events:
                     if not isinstance(event, LoadCancelled):
                         yield event
-            if self._cancelled.is_set():
-                yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
-                return
+        if self._cancelled.is_set():
+            yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
+            return
         server, remote = self._server, self._remote
         if server is None or remote is None or self._model is None:
             return  # the failure was reported
         async with (
             self._watched(server, remote),
-            contextlib.aclosing(remote.generate(request)) as events,
+            # Its own defaults are not those of this app.
+            contextlib.aclosing(remote.generate(msgspec.structs.replace(request, unset=()))) as events,
         ):
             async for event in events:
                 match event:
@@ -275,129 +267,3 @@ class HeadBackend:
             await remote.close()
         if server is not None:
             await server.close()
-
-
-async def _require_reachable(workers: tuple[str, ...]) -> None:
-    """Raise ServerUnreachable for the first RPC worker that cannot be reached: llama-server would abort."""
-    for worker in workers:
-        host, _, port = worker.rpartition(":")
-        try:
-            async with asyncio.timeout(_REACH_SECONDS):
-                _, writer = await asyncio.open_connection(host, int(port))
-        except OSError as error:  # TimeoutError is one
-            why = os.strerror(error.errno) if error.errno else "no answer"
-            hint = f"Start it there: cpuchat serve --rpc-worker --host ADDRESS --port {port}."
-            raise ServerUnreachable(f"Cannot reach the RPC worker {worker}: {why}.", hint) from None
-        writer.close()
-
-
-def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions) -> tuple[int, int, int]:
-    """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
-
-    Raises:
-        DoesNotFit: all of it, or what stays here, does not fit.
-    """
-    available = available_bytes()
-    n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
-    beside = draft_memory(head, options, n_ctx) if head is not None else None
-    if beside is not None and not options.rpc:
-        n_ctx = choose_context(header, options, available - beside.least)
-    need = required_memory(header, options, n_ctx)
-    taken = need.least + (beside.least if beside is not None else 0)
-    if not options.rpc:
-        check_fit(need, available, header, options, beside)
-        return n_ctx, 0, available - taken
-    layers, elsewhere = layers_elsewhere(header, options, n_ctx, taken - available)
-    if taken - elsewhere > available:
-        raise DoesNotFit(
-            f"Not enough memory: {gigabytes(taken - elsewhere)} GB stay here with {layers} layers on the RPC workers, "
-            f"and {gigabytes(available)} GB are available.",
-            "Give the workers more layers (--rpc-layers), or use a smaller --ctx.",
-        )
-    return n_ctx, layers, available - taken + elsewhere
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    """What a load needs to know of the files and of the machine. `head` is None for one that the model contains."""
-
-    path: Path
-    options: LoadOptions
-    placement: Placement
-    kind: HeadKind | None
-    header: GGUFHeader
-    head: GGUFHeader | None
-    server: ServerOptions
-    fingerprint: str
-
-    @classmethod
-    def of(cls, path: Path, options: LoadOptions, spec: PlacementSpec) -> _Plan:
-        """Read the files and choose the cores. Blocks.
-
-        Raises:
-            EngineMissing: there is no llama-server, or none for RPC workers.
-            DraftMismatch: the head does not fit the model.
-            DoesNotFit: both do not fit into memory.
-            ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
-            UsageError: a placement that this machine does not allow.
-        """
-        draft = Path(options.draft_path) if options.draft_path else None
-        kind = require_head(path, draft) if draft is not None else None
-        program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
-        if options.rpc and not program:
-            raise EngineMissing(
-                "RPC workers need a llama-server on PATH; the one in the wheel has no RPC.",
-                "Build llama.cpp with `cmake -DGGML_RPC=ON`, and put its bin folder on PATH.",
-            )
-        head = read_model(draft) if draft is not None and kind is not None and draft != path else None
-        n_ctx, layers, spare = _fit(header, head, options)
-        server = ServerOptions(
-            program=program,
-            model=str(header.path.absolute()),
-            head=str(head.path.absolute()) if head is not None else "",
-            kind=kind,
-            drafting=Drafting.of(options.speculation, kind),
-            port=free_port(),
-            n_ctx=n_ctx,
-            rpc_layers=layers,
-            cache_mib=min(spare // 4 >> 20, _MOST_CACHE_MIB),
-            cpus=placement.cpus,
-            options=options,
-        )
-        return cls(path, options, placement, kind, header, head, server, file_fingerprint(path))
-
-    def described(self, model: ModelInfo) -> ModelInfo:
-        """Return the model that the server describes as one of this machine."""
-        placement, head = self.placement, self.head
-        named = title(self.kind) if self.kind is not None else ""
-        return msgspec.structs.replace(
-            model,
-            path=str(self.path),
-            name=self.header.name,
-            architecture=self.header.architecture,
-            quantization=self.header.quantization,
-            size=self.header.file_size,
-            n_layer=self.header.n_layer,
-            has_template=bool(self.header.chat_template),
-            n_threads=len(placement.cpus),
-            cpus=placement.cpus,
-            cores_reason=placement.reason,
-            fingerprint=self.fingerprint,
-            draft=head.path.stem if head is not None else named,
-            draft_quantization=head.quantization if head is not None else "",
-            notes=(*placement.notes, *self._notes(named), *model.notes),
-            server="",
-            engine=ENGINE,
-            no_speculation="",
-            unreported=(),
-        )
-
-    def _notes(self, head: str) -> list[str]:
-        """Return who answers, and what of the options has no effect."""
-        options, layers = self.options, self.server.rpc_layers
-        drafts = f", which drafts with its {head}" if head else ""
-        notes = [f"Answered by {ENGINE}{drafts}."]
-        if options.draft_path and not head:
-            notes.append(f"{Path(options.draft_path).name} is not used: with RPC workers, only draft heads are.")
-        if layers:
-            notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {', '.join(options.rpc)}.")
-        return notes

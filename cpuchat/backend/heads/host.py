@@ -2,18 +2,21 @@
 
 A server that outlives the app would keep its memory and its cores. So this process stands between: it starts the
 llama-server of the PATH, or that of the `xllamacpp` wheel inside itself, and ends it when the pipe from the app closes,
-however the app ended. The only line on standard output is the PID of the process that computes.
+however the app ended; on Linux the server also ends with this process. The only line on standard output is the PID of
+the process that computes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +26,7 @@ from cpuchat.models.heads import WHEEL
 from cpuchat.protocol import LoadOptions
 
 _ENDING_SECONDS = 3.0
+_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +47,9 @@ def pin(cpus: tuple[int, ...]) -> None:
 
 
 def _run_program(server: ServerOptions) -> int:
-    process = subprocess.Popen(command(server), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+    process = subprocess.Popen(
+        command(server), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), preexec_fn=_ending_with_this_process()
+    )
     print(process.pid, flush=True)
     threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
     status = process.wait()
@@ -53,6 +59,14 @@ def _run_program(server: ServerOptions) -> int:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
+
+
+def _ending_with_this_process() -> Callable[[], None] | None:
+    """Return what a child calls before it becomes the server; None where a system cannot do that."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with_input(process: subprocess.Popen[bytes]) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import secrets
-import signal
 import socket
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import msgspec
 
 from cpuchat.backend.heads.options import HOST, KEY_VARIABLE, ServerOptions
 from cpuchat.backend.process import Spawned, Spawner
-from cpuchat.children import exit_reason, last_output
+from cpuchat.children import exit_reason, kill_group, last_output
 from cpuchat.protocol import Failed
 
 MODULE = "cpuchat.backend.heads.host"
@@ -69,7 +66,7 @@ class ServerProcess:
         with contextlib.suppress(ValueError):
             self.pid = int(line)
         status = self._process.wait()
-        self._kill_group()
+        kill_group(self._process.pid)
         output.close()
         with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
             self._loop.call_soon_threadsafe(self._ended, status)
@@ -107,12 +104,7 @@ class ServerProcess:
         """Kill the server and its host."""
         if self._process.poll() is None:
             self._process.kill()
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        if sys.platform != "win32":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
 
     async def close(self) -> None:
         """Let the server exit; kill it if it takes longer than a few seconds."""

@@ -6,15 +6,18 @@ They report the model's name and, at the end of an answer, the tokens (`usage`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from cpuchat.backend.remote.calls import with_calls
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.stream import valid_text
 from cpuchat.errors import ServerError
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.file_names import quantization_of
-from cpuchat.protocol import Generate, Message, ModelInfo, Sampling, ServerLoad
+from cpuchat.protocol import Generate, Message, Sampling, ServerLoad
 from cpuchat.servers import ServerModel, host
 from cpuchat.text import clean_line
 from cpuchat.timings import SpeculationFigures
@@ -45,13 +48,17 @@ class Adapter:
     """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
     `counts_beside`: its speculation figures are read beside the answer, and once more at its end;
     `takes_grammars`: its answers match the grammar of a request, others get its JSON schema; `takes`: the options of a
-    request that it gets."""
+    request that it gets; `names`: what it calls those whose name is another one; `arguments_as_text`: arguments of
+    calls of tools are JSON in a string.
+    """
 
     kind = "OpenAI-compatible server"
     by_line = False
     counts_beside = False
     takes_grammars = False
+    arguments_as_text = True
     takes = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
+    names: ClassVar[Mapping[str, str]] = {}
     unreported: tuple[tuple[str, str], ...] = (
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
@@ -150,7 +157,11 @@ class Adapter:
         if request.json_schema and not self.takes_grammars:
             form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
             content["response_format"] = {"type": "json_schema", "json_schema": form}
+        if request.tools:
+            content["tools"] = [tool.declaration() for tool in request.tools]
         self.extend(content, request)
+        for name in request.unset:
+            content.pop(self.names.get(name, name), None)
         for name in self._rejected & set(content):
             value = content.pop(name)
             if name == "max_tokens":
@@ -172,7 +183,7 @@ class Adapter:
         return [name for name in self.ignored if _option(request, name) != _option(_DEFAULT, name)]
 
     def message(self, message: Message) -> dict[str, Any]:
-        return {"role": message.role, "content": message.content}
+        return with_calls({"role": message.role, "content": message.content}, message, as_text=self.arguments_as_text)
 
     def without_rejected(self, status: Status) -> bool:
         """Leave out from now on the option that the server rejected; False when it names none that can be left out."""
@@ -210,6 +221,7 @@ class Adapter:
             if isinstance(delta, dict):
                 chunk.content = valid_text(delta.get("content"))
                 chunk.reasoning = valid_text(delta.get("reasoning_content")) or valid_text(delta.get("reasoning"))
+                chunk.calls = delta.get("tool_calls")
             chunk.finish = valid_text(choice.get("finish_reason"))
         usage = Numbers(data.get("usage"))
         if usage:

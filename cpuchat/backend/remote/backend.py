@@ -22,6 +22,7 @@ from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.tally import Tally
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     AnyEvent,
     Failed,
@@ -30,7 +31,6 @@ from cpuchat.protocol import (
     LoadCancelled,
     LoadOptions,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     ServerLoad,
     StopReason,
@@ -260,6 +260,7 @@ class RemoteBackend:
                 tally.attempted(item)
                 return []
             case ServerLoad():
+                tally.seen(item)
                 tally.speculate(adapter.speculation(tally.predicted_n))
                 return [item]
             case None:
@@ -298,6 +299,7 @@ class RemoteBackend:
             timings=timings,
             note=" · ".join(notes),
             matches_grammar=True if not request.grammar else None if reason == "end" else False,
+            calls=tally.calls.calls(),
         )
 
     async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:

@@ -72,9 +72,11 @@ class Exchange:
             await self.items.put(None)
         except Exception as error:  # whatever a stranger's server brings about becomes a message
             found = self._adapter.connection.translate(error)
+            alone = isinstance(found, ContextFull) and found.alone
             await self.items.put(
                 Failed(
-                    code=found.code, message=found.message, hint=found.hint, request_id=self._request.request_id
+                    code=found.code, message=found.message, hint=found.hint, request_id=self._request.request_id,
+                    alone=alone,
                 )
             )  # fmt: skip
 
@@ -132,14 +134,17 @@ class Exchange:
         return True
 
     async def _trim(self, needed: int, n_ctx: int) -> None:
-        """Leave out the oldest messages. Raises ContextFull when there is none to leave out."""
+        """Leave out the oldest messages. Raises ContextFull when there is none to leave out, or none may be."""
         messages = self._request.messages
-        found = without_oldest(messages, needed, n_ctx) if self._request.trim else None
-        if found is None:
-            what = "last message" if self._request.trim else "chat"
+        found = without_oldest(messages, needed, n_ctx, in_steps=not self._request.reserve)
+        if found is None or not self._request.trim:
+            least = needed - (found[1] if found is not None else 0)
+            alone = found is None or least >= n_ctx
+            what, tokens = ("last message", least) if alone else ("chat", needed)
             raise ContextFull(
-                f"The {what} needs {_at_least(needed, n_ctx)} tokens, but the server's context has {n_ctx:,}.",
+                f"The {what} needs {_at_least(tokens, n_ctx)} tokens, but the server's context has {n_ctx:,}.",
                 "Shorten it, or start the server with a larger context.",
+                alone=alone,
             )
         kept, saved = found
         self._request = msgspec.structs.replace(self._request, messages=kept, max_tokens=self._max_tokens)

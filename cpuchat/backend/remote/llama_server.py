@@ -17,7 +17,8 @@ from cpuchat.backend.remote.connection import Connection, Status
 from cpuchat.backend.remote.metrics import parse
 from cpuchat.backend.remote.stream import decoded, valid_text
 from cpuchat.errors import CpuchatError
-from cpuchat.protocol import Generate, Message, ModelInfo, ServerLoad
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import Generate, Message, ServerLoad
 
 _NO_METRICS = "start llama-server with --metrics"
 _TOO_LONG = "exceed_context_size_error"
@@ -171,6 +172,7 @@ class CpuchatServe(LlamaServer):
             raise Status(400, error, None)
         chunk, queue = super().chunk(data), Numbers(data.get("queue"))
         chunk.ahead = queue.count("ahead")
+        chunk.reported.queue_ms = queue.ms("ms")
         chunk.lies += queue.lies
         return chunk
 

@@ -17,7 +17,8 @@ from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import SILENCE, Connection, Status
 from cpuchat.backend.remote.stream import valid_text
 from cpuchat.errors import CpuchatError
-from cpuchat.protocol import Generate, Message, ModelInfo
+from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import Generate, Message
 
 _NS = 1e-6  # in ms
 _MOST_MODELS = 2_000
@@ -29,6 +30,7 @@ class Ollama(Adapter):
 
     kind = "Ollama"
     by_line = True
+    arguments_as_text = False
     takes = frozenset(OPTIONS) - {"reasoning_budget"}
     unreported = (
         ("tokens", "reported at the end of the answer"),
@@ -65,6 +67,7 @@ class Ollama(Adapter):
             "seed": seed,
             "num_predict": request.max_tokens or -1,
         }
+        options = {name: value for name, value in options.items() if name not in request.unset}
         if request.stop:
             options["stop"] = list(request.stop)
         # Otherwise it leaves out the oldest messages without a word.
@@ -79,6 +82,8 @@ class Ollama(Adapter):
             content["format"] = json.loads(request.json_schema)
         if request.reasoning is not None:
             content["think"] = request.reasoning
+        if request.tools:
+            content["tools"] = [tool.declaration() for tool in request.tools]
         if request.prompt is not None:
             return "/api/generate", {**content, "prompt": request.prompt, "raw": True}
         return "/api/chat", {**content, "messages": [self.message(one) for one in request.messages]}
@@ -101,6 +106,7 @@ class Ollama(Adapter):
         if isinstance(message, dict):
             chunk.content = valid_text(message.get("content"))
             chunk.reasoning = valid_text(message.get("thinking"))
+            chunk.calls = message.get("tool_calls")
         if data.get("done") is True:
             chunk.finish = valid_text(data.get("done_reason")) or "stop"
             numbers = Numbers(data)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
+from cpuchat.backend.remote.calls import CallParts
 from cpuchat.backend.remote.chunk import Attempt, Chunk, Reported
-from cpuchat.protocol import AnyEvent, Channel, PrefillProgress, Queued, SpeculationUpdate, TextDelta
+from cpuchat.protocol import AnyEvent, Channel, PrefillProgress, Queued, ServerLoad, SpeculationUpdate, TextDelta
 from cpuchat.timings import SpeculationFigures, Timings
 
 _UPDATE_SECONDS = 0.25
 _RECENT_PASSES = 32
 _MOST_TOKENS = 1 << 31
+_LEAST_QUEUE_MS = 100.0
+"""A shorter wait that nothing explains is no queue unless one was seen: tokenizing, or this process was busy."""
 
 
 class Tally:
@@ -31,6 +34,7 @@ class Tally:
         self.id = ""
         """The server's name for the answer."""
         self.finish = ""
+        self.calls = CallParts()
         self._request_id, self._started, self._n_ctx, self._round_trip = request_id, started, n_ctx, round_trip
         self._attempt = Attempt(started)
         self._reported = Reported()
@@ -44,6 +48,7 @@ class Tally:
         self._at_ms = 0.0
         self._pending: dict[Channel, str] = {}
         self._prefilled = False
+        self._waited = False  # for other requests, as far as the server tells
         self._updated = float("-inf")
         self._recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_PASSES)
 
@@ -67,10 +72,12 @@ class Tally:
         self.lies += chunk.lies
         self.id = self.id or chunk.id
         self.finish = chunk.finish or self.finish
+        self.calls.add(chunk.calls)
         found: list[AnyEvent] = []
         self._check(chunk.reported)
         self._reported.update(chunk.reported)
         if chunk.ahead is not None:
+            self._waited = True
             found.append(Queued(request_id=self._request_id, ahead=chunk.ahead))
         if chunk.progress is not None and self._first_at is None:
             processed, total, cached = chunk.progress
@@ -150,6 +157,10 @@ class Tally:
             at_ms = 1e3 * (self._first_at - self._started) + self._reported.predicted_ms - self._first_ms
         self._at_ms = max(self._at_ms, at_ms)
 
+    def seen(self, load: ServerLoad) -> None:
+        """Take in how busy the server is."""
+        self._waited = self._waited or (self._first_at is None and bool(load.waiting))
+
     def speculate(self, figures: SpeculationFigures | None) -> None:
         """Take over figures that the server reports beside the answer."""
         self._server_figures = figures
@@ -212,7 +223,8 @@ class Tally:
         """Return what of the time to the first token went into (network, queue), in ms; None for what is not known.
 
         Connecting and one round trip are the network's. What neither it nor prefill nor loading the model explains is
-        the queue, unless the server reports that. Earlier attempts are in neither.
+        the queue, unless the server reports that, or it is short and no request was seen waiting. Earlier attempts are
+        in neither.
         """
         reported = self._reported
         if self._first_at is None:
@@ -224,4 +236,7 @@ class Tally:
             return None, reported.queue_ms
         rest = max(0.0, waited_ms - reported.prompt_ms - (self._first_ms or 0.0) - (reported.load_ms or 0.0))
         network = min(rest, 1e3 * (self._attempt.connect_s + self._round_trip))
-        return network, rest - network if reported.queue_ms is None else reported.queue_ms
+        if reported.queue_ms is not None:
+            return network, reported.queue_ms
+        unexplained = rest - network
+        return network, unexplained if self._waited or unexplained >= _LEAST_QUEUE_MS else 0.0

@@ -7,7 +7,7 @@ differences of its counters, which hold what it drafts for others, too.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from cpuchat.backend.remote.adapter import Adapter, ListedModel, extend_template, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers
@@ -38,6 +38,7 @@ class VLLM(Adapter):
     kind = "vLLM"
     takes_grammars = True
     takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty", "reasoning"}
+    names: ClassVar = {"repeat_penalty": "repetition_penalty"}
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], metrics: Metrics | None) -> None:
         super().__init__(connection, models)
@@ -63,8 +64,7 @@ class VLLM(Adapter):
         content["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         content["top_k"] = sampling.top_k or -1
         content["min_p"] = sampling.min_p
-        if sampling.repeat_penalty != 1.0:
-            content["repetition_penalty"] = sampling.repeat_penalty
+        content["repetition_penalty"] = sampling.repeat_penalty
         if request.ignore_eos:
             content["ignore_eos"] = True
         if request.grammar:

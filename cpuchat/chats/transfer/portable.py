@@ -16,9 +16,10 @@ import msgspec
 
 from cpuchat.chats.records import AnswerSettings, Attachment, Chat, StoredMessage
 from cpuchat.chats.tree import Tree
-from cpuchat.presets import Preset
+from cpuchat.presets import StoredPreset
 from cpuchat.protocol import Role
 from cpuchat.timings import Timings
+from cpuchat.tool_calls import ToolStep
 
 VERSION = 1
 
@@ -36,6 +37,7 @@ class PortableMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     timings: Timings | None = None
     settings: AnswerSettings | None = None
     attachments: tuple[Attachment, ...] = ()
+    steps: tuple[ToolStep, ...] = ()
     created: float = 0.0
 
 
@@ -51,7 +53,10 @@ class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sides: str = ""
     leaf: int | None = None
     when_full: str = ""
-    preset: Preset | None = None
+    preset: StoredPreset | None = None
+    reasoning: str = ""
+    reasoning_budget: int | None = None
+    pinned: bool = False
     messages: list[PortableMessage] = []
 
     @property

@@ -104,6 +104,7 @@ def _json(chat: Chat) -> dict[str, Any]:
         "updated": chat.updated,
         "model": chat.model,
         "comparison": bool(chat.sides),
+        "pinned": chat.pinned,
     }
 
 

@@ -93,7 +93,7 @@ def _parameters(model: LocalModel) -> str:
 
 
 def _speed(model: LocalModel, tuned: TunedMachine) -> str:
-    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)` or `too large`."""
+    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `with RPC` or `too large`."""
     from cpuchat.models.prediction import estimate_local
     from cpuchat.present.prediction import verdict
     from cpuchat.telemetry.units import about, rate
@@ -103,7 +103,7 @@ def _speed(model: LocalModel, tuned: TunedMachine) -> str:
     expected = estimate_local(model, tuned.of(model.path))
     if expected.tok_s is not None:
         return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
-    return expected.verdict if expected.verdict == "too large" else ""
+    return expected.verdict if expected.verdict in ("with RPC", "too large") else ""
 
 
 def _day(seconds: float) -> str:

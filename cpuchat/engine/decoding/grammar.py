@@ -26,12 +26,13 @@ class Grammar:
 
     Args:
         text: GBNF with a rule `root`.
+        markers: tokens whose text is part of the grammar though the user does not see it.
 
     Raises:
         UsageError: llama.cpp rejects the grammar, or the model has no tokenizer.
     """
 
-    def __init__(self, vocab: Vocab, text: str) -> None:
+    def __init__(self, vocab: Vocab, text: str, markers: frozenset[int] = frozenset()) -> None:
         if not vocab.has_tokenizer:
             raise UsageError(
                 "A grammar needs the text of tokens; this model has no tokenizer.", "Choose another model."
@@ -42,7 +43,7 @@ class Grammar:
             reason = " ".join(log.lines(errors_only=True)[-1:]) or "see the worker's log"
             raise UsageError(f"llama.cpp rejected the grammar: {reason}.", "Check the file.")
         weakref.finalize(self, llama.llama_sampler_free, self._sampler)
-        self._silent = vocab.silent_tokens
+        self._silent = vocab.silent_tokens - markers
         self._has_text = np.ones(vocab.n_tokens, np.bool_)
         self._has_text[list(self._silent)] = False
         self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens()), -1)

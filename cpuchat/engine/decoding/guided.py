@@ -1,4 +1,5 @@
-"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar.
+"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar, all of it or the
+calls of tools in it.
 
 The sampled token is checked first, and only if the grammar rejects it is another one sampled from those allowed, as in
 llama.cpp (common/sampling.cpp). Reasoning, and the markers around it, come before the grammar; at the end of its budget
@@ -14,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from cpuchat.engine.decoding.call_guide import CallGuide
 from cpuchat.engine.decoding.grammar import Grammar
 from cpuchat.engine.decoding.sampling import Candidates, Row, Sampler, largest
 from cpuchat.engine.llama.vocab import Vocab
@@ -30,16 +32,21 @@ class GuidedSampler(Sampler):
 
     Args:
         grammar: GBNF; "": none.
+        calls: has the grammar of the calls in an answer without a grammar; None: there are none.
         budget: most tokens of reasoning; None: no limit.
 
     Raises:
         UsageError: as `Sampler` and `Grammar`.
     """
 
-    def __init__(self, sampling: Sampling, vocab: Vocab, grammar: str = "", budget: int | None = None) -> None:
+    def __init__(
+        self, sampling: Sampling, vocab: Vocab, grammar: str = "", budget: int | None = None,
+        calls: CallGuide | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(sampling, vocab.n_tokens)
         self._vocab = vocab
         self._grammar = Grammar(vocab, grammar) if grammar else None
+        self._calls = calls if self._grammar is None else None
         self._budget = budget
         self._prelude: ReasoningSplitter | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -60,8 +67,8 @@ class GuidedSampler(Sampler):
 
     @property
     def matches_grammar(self) -> bool:
-        """Whether the text is complete under the grammar, or there is none."""
-        if self._grammar is None:
+        """Whether the text is complete under the grammar of the answer, or there is none."""
+        if self._grammar is None or self._calls is not None:
             return True
         reasons = self._prelude is not None and self._prelude.in_reasoning
         return not reasons and self._grammar.is_complete()
@@ -104,6 +111,8 @@ class GuidedSampler(Sampler):
         self._prelude = None
         if self._grammar is not None:
             self._grammar.accept(token)
+        elif self._calls is not None:
+            self._grammar = self._calls.follow(token)
 
     def _is_prelude(self, token: int) -> bool:
         """Return whether `token` belongs to the reasoning, or to what marks it."""
@@ -123,9 +132,11 @@ class GuidedSampler(Sampler):
             return
         # The token that ends the reasoning holds the beginning of the answer, too.
         self._prelude = None
-        if self._grammar is None:
-            return
         rest = "".join(text for channel, text in [*pieces, *prelude.flush()] if channel == "answer")
+        if self._grammar is None:
+            if self._calls is not None:
+                self._grammar = self._calls.follow_text(rest)
+            return
         for part in self._vocab.tokenize(rest.encode(), add_special=False):
             if not self._grammar.allows(part):
                 raise GrammarUnmet("The text after the model's reasoning does not match the grammar.", "Ask again.")

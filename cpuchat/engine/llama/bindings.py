@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cpuchat.errors import EngineMismatch
-from cpuchat.protocol import EngineInfo
+from cpuchat.model_info import EngineInfo
 
 PINNED_VERSION: Final = "0.3.36"
 ABORT_PREFIX: Final = "CPUCHAT-ABORT: "

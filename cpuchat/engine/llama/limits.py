@@ -12,8 +12,8 @@ from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, should_measure
 from cpuchat.hardware.memory import available_bytes, available_on
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
 from cpuchat.hardware.topology import read_topology
+from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.models.traffic import traffic_of
-from cpuchat.protocol import ModelInfo, Traffic
 
 
 def available_for_model() -> int:

@@ -24,10 +24,11 @@ from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelUnsupported
 from cpuchat.hardware.memory import available_bytes
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.gguf.checks import check_header
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.protocol import LoadOptions, ModelInfo
+from cpuchat.protocol import LoadOptions
 
 _UNSUPPORTED: Final = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer", "unsupported")
 _NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory")

@@ -15,6 +15,7 @@ from cpuchat.engine.llama.control_text import CONTROL_NAMES, MARK_BYTES, Control
 from cpuchat.engine.llama.spm_coverage import SpmCoverage
 from cpuchat.errors import GenerationFailed
 from cpuchat.protocol import Message
+from cpuchat.tool_calls import Tool
 
 _VOCAB_TYPE_NONE = 0
 
@@ -98,7 +99,27 @@ class Vocab:
     def mark_content(self, message: Message) -> Message:
         """Return the message for a chat template, marked so that nothing in it becomes a control token."""
         content, reasoning = map(self._control_text.mark, (message.content, message.reasoning))
-        return msgspec.structs.replace(message, content=content, reasoning=reasoning)
+        calls = tuple(
+            msgspec.structs.replace(call, arguments=self._marked(call.arguments)) if call.arguments else call
+            for call in message.calls
+        )
+        return msgspec.structs.replace(message, content=content, reasoning=reasoning, calls=calls)
+
+    def mark_tool(self, tool: Tool) -> Tool:
+        """Return a tool for a chat template, marked as `mark_content` does: a server wrote its texts."""
+        description, parameters = self._marked(tool.description), self._marked(tool.parameters)
+        return msgspec.structs.replace(tool, description=description, parameters=parameters)
+
+    def _marked(self, value: Any) -> Any:
+        """Return a value of JSON with its texts marked."""
+        match value:
+            case str():
+                return self._control_text.mark(value)
+            case dict():
+                return {self._control_text.mark(key): self._marked(one) for key, one in value.items()}
+            case list():
+                return [self._marked(one) for one in value]
+        return value
 
     def tokenize(self, text: bytes, *, add_special: bool) -> list[int]:
         """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.

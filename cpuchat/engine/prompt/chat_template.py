@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cpuchat.engine.prompt.template_helper import TemplateHelper, TemplateRejection
 from cpuchat.protocol import Message
+from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.call_format import CallFormat
+from cpuchat.tools.generic import GENERIC, as_text
+from cpuchat.tools.learning import learn_format
 
 PLAIN_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:")
 """Stop strings for `plain_completion`."""
@@ -48,46 +54,79 @@ class ChatTemplate:
         self._helper = helper
         self._style: _Style | None = None
         self._renders_system: bool | None = None
+        self._call_format: CallFormat | None = None
 
-    def render(self, messages: Sequence[Message], reasoning: bool | None = None) -> str:
+    def render(self, messages: Sequence[Message], reasoning: bool | None = None, tools: Sequence[Tool] = ()) -> str:
         """Return the prompt for `messages`, ending where the model continues.
 
         Args:
             reasoning: whether the model shall reason first, for templates that offer the choice; None: their default.
+            tools: what the model may call. For a template that knows no calls they are described in the system prompt.
 
         Raises:
             TemplateError: the template is invalid, rejected the messages, or exceeded a limit (time, memory, output of
                 8 MB, recursion, access to internals). The next call is safe.
         """
-        if self._style is None:
-            self._style = next((style for style in _STYLES if self._renders("user", style)), _STYLES[0])
+        style = self._chosen_style()
         plain = list(messages)
+        if (tools or any(message.calls for message in plain)) and self.call_format is GENERIC:
+            plain, tools = as_text(plain, tools), ()
         if any(m.role == "system" for m in plain):
             if self._renders_system is None:
-                self._renders_system = self._renders("system", self._style)
+                self._renders_system = self._renders("system", style)
             if not self._renders_system:
                 plain = _system_into_user(plain)
         try:
-            return self._render(plain, self._style, reasoning)
+            return self._render(plain, style, reasoning, tools)
         except TemplateRejection:
             merged = _merge_neighbors(plain)
             if len(merged) == len(plain):
                 raise
-        return self._render(merged, self._style, reasoning)
+        return self._render(merged, style, reasoning, tools)
 
-    def _render(self, messages: Sequence[Message], style: _Style, reasoning: bool | None = None) -> str:
+    @property
+    def call_format(self) -> CallFormat:
+        """Return how the model writes calls of tools. Raises TemplateError if the template is invalid."""
+        if self._call_format is None:
+            style = self._chosen_style()
+            learned = learn_format(lambda messages, more: self._render_dicts(messages, style, more))
+            self._call_format = learned or GENERIC
+        return self._call_format
+
+    def _chosen_style(self) -> _Style:
+        if self._style is None:
+            self._style = next((style for style in _STYLES if self._renders("user", style)), _STYLES[0])
+        return self._style
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        style: _Style,
+        reasoning: bool | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> str:
         # One thing, two names: Qwen, GLM, Hunyuan, ... / DeepSeek, Granite.
         choice = {} if reasoning is None else dict.fromkeys(("enable_thinking", "thinking"), reasoning)
-        return self._helper.render(
-            {
-                "messages": [_as_dict(m, style.content_in_parts) for m in messages],
-                "tools": [] if style.tool_list else None,
-                "documents": None,
-                "add_generation_prompt": True,
-                **choice,
-                **self._tokens,
-            }
-        )
+        in_text = self._call_format is not None and self._call_format.arguments_as_text
+        dicts = [_as_dict(m, in_text) for m in messages]
+        return self._render_dicts(dicts, style, True, {**choice, "tools": [tool.declaration() for tool in tools]})
+
+    def _render_dicts(
+        self,
+        messages: list[dict[str, Any]],
+        style: _Style,
+        add_generation_prompt: bool,
+        more: dict[str, Any] | None = None,
+    ) -> str:
+        variables: dict[str, Any] = {"documents": None, "tools": [], **(more or {}), **self._tokens}
+        # Firefunction wants its tools as text, and the day.
+        functions = json.dumps(variables["tools"], ensure_ascii=False) if variables["tools"] else "[]"
+        variables |= {"functions": functions, "datetime": f"{datetime.date.today():%b %d %Y}"}
+        if not variables["tools"] and not style.tool_list:
+            variables["tools"] = None
+        if style.content_in_parts:
+            messages = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
+        return self._helper.render({"messages": messages, "add_generation_prompt": add_generation_prompt, **variables})
 
     def _renders(self, role: str, style: _Style) -> bool:
         """Return whether the text of a message of this role gets into the prompt."""
@@ -100,13 +139,21 @@ class ChatTemplate:
             return False
 
 
-def _as_dict(message: Message, in_parts: bool) -> dict[str, Any]:
-    content = [{"type": "text", "text": message.content}] if in_parts else message.content
-    fields: dict[str, Any] = {"role": message.role, "content": content}
+def _as_dict(message: Message, arguments_as_text: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        fields |= {"tool_call_id": message.call_id, "name": message.tool}
+    if message.calls:
+        fields["tool_calls"] = [_call(call, arguments_as_text) for call in message.calls]
     if message.role == "assistant" and message.reasoning:
         # One thing, three names: Qwen, GLM, Kimi, ... / gpt-oss, LFM, Command / Solar, Bielik.
         fields |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message.reasoning)
     return fields
+
+
+def _call(call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False) if arguments_as_text else call.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _system_into_user(messages: Sequence[Message]) -> list[Message]:
@@ -122,7 +169,7 @@ def _system_into_user(messages: Sequence[Message]) -> list[Message]:
 def _merge_neighbors(messages: Sequence[Message]) -> list[Message]:
     merged: list[Message] = []
     for message in messages:
-        if merged and merged[-1].role == message.role:
+        if merged and merged[-1].role == message.role != "tool" and not (merged[-1].calls or message.calls):
             last = merged.pop()
             message = Message(
                 role=message.role,

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable
 
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.token_history import TokenHistory
-from cpuchat.engine.prompt.trim import TrimResult, trim_messages
+from cpuchat.engine.prompt.trim import TrimResult, require_room_for_last, trim_messages
 from cpuchat.errors import ContextFull, UsageError
 from cpuchat.protocol import Message
+
+# Of the context, one part in so many is kept for the answer at most.
+_TRIMMED_SHARE = 4  # of a chat whose oldest turns are left out
+_WHOLE_SHARE = 8  # of one that is kept whole: the user is warned that it is almost full before this is reached
 
 
 class PromptBuilder:
@@ -40,22 +44,27 @@ class PromptBuilder:
         return self._checked(prompt.encode("utf-8", "replace"))
 
     def from_messages(
-        self, messages: Iterable[Message], max_tokens: int, on_trimmed: Callable[[TrimResult], None]
+        self,
+        messages: Iterable[Message],
+        max_tokens: int,
+        on_trimmed: Callable[[TrimResult], None],
+        *,
+        in_steps: bool = True,
     ) -> tuple[bytes, list[int]]:
         """Return the rendered prompt and its tokens; oldest messages are left out where the context is too small.
 
         Args:
             max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it.
             on_trimmed: called with what was dropped.
+            in_steps: as of `trim_messages`.
 
         Raises:
             ContextFull: the last message alone is too long.
             TemplateError: the model's template failed.
         """
         marked = [self._vocab.mark_content(message) for message in messages]
-        trimmed = trim_messages(
-            lambda m: len(self._encode(self._render(m))), marked, self._n_ctx - self._reserve(max_tokens)
-        )
+        budget = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
+        trimmed = trim_messages(self._count, marked, budget, in_steps)
         if trimmed.dropped_messages:
             on_trimmed(trimmed)
         return self._checked(self._render(trimmed.messages))
@@ -64,27 +73,32 @@ class PromptBuilder:
         """Return the rendered prompt and its tokens; nothing is left out.
 
         Args:
-            max_tokens: of the answer, as of `from_messages`, if it must leave room for that.
+            max_tokens: of the answer, 0 = no limit; up to an eighth of the context is reserved for it. None: no room
+                is left for an answer.
 
         Raises:
             ContextFull: it is too long.
             TemplateError: the model's template failed.
         """
-        text, tokens = self._checked(self._render([self._vocab.mark_content(message) for message in messages]))
-        reserve = 0 if max_tokens is None else self._reserve(max_tokens)
-        if len(tokens) > self._n_ctx - reserve:
+        marked = [self._vocab.mark_content(message) for message in messages]
+        reserve = 0 if max_tokens is None else self._reserve(max_tokens, _WHOLE_SHARE)
+        if reserve and (n_tokens := self._count(marked)) > self._n_ctx - reserve:
+            require_room_for_last(self._count, marked, self._n_ctx - reserve)
             raise ContextFull(
-                f"The chat has {len(tokens):,} tokens; with {reserve:,} for the answer it exceeds the context "
+                f"The chat has {n_tokens:,} tokens; with {reserve:,} for the answer it exceeds the context "
                 f"of {self._n_ctx:,}.",
                 "Summarize it with /compact, start a new chat, or raise --ctx.",
-                len(tokens),
+                n_tokens,
             )
-        return text, tokens
+        return self._checked(self._render(marked))
 
-    def _reserve(self, max_tokens: int) -> int:
-        """Return the tokens that are kept for the answer."""
-        quarter = self._n_ctx // 4
-        return max(min(max_tokens or quarter, quarter), 1)
+    def _reserve(self, max_tokens: int, share: int) -> int:
+        """Return the tokens that are kept for the answer: one in `share` of the context at most."""
+        most = self._n_ctx // share
+        return max(min(max_tokens or most, most), 1)
+
+    def _count(self, messages: list[Message]) -> int:
+        return len(self._encode(self._render(messages)))
 
     def _checked(self, text: bytes) -> tuple[bytes, list[int]]:
         tokens = self._encode(text)

@@ -14,6 +14,7 @@ import datetime
 import json
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import jinja2
@@ -47,6 +48,26 @@ class Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Lets a template change lists that it made itself (Kimi K2 keeps a queue of ids), never those it was given."""
+
+    given: frozenset[int] = frozenset()
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is list and attr in ("append", "pop") and id(obj) not in self.given:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _lists(value: Any) -> Iterator[int]:
+    """Give the identities of all lists in a value from JSON."""
+    if isinstance(value, list):
+        yield id(value)
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _lists(one)
+
+
 def _raise(message: object = "") -> None:
     raise Raised(str(message))
 
@@ -69,9 +90,7 @@ def _tojson(
 
 def compile_template(source: str) -> jinja2.Template:
     """Compile in the environment that chat templates are written for (transformers' apply_chat_template)."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals.pop("lipsum")
     environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
@@ -80,6 +99,8 @@ def compile_template(source: str) -> jinja2.Template:
 
 def render(template: jinja2.Template, variables: dict[str, Any], limit: int) -> str:
     """Render. Raises OverflowError past `limit` characters."""
+    assert isinstance(template.environment, Sandbox)
+    template.environment.given = frozenset(_lists(variables))
     parts: list[str] = []
     size = 0
     for part in template.generate(variables):

@@ -19,14 +19,17 @@ class TrimResult(msgspec.Struct, frozen=True):
     dropped_tokens: int
 
 
-def trim_messages(count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int) -> TrimResult:
+def trim_messages(
+    count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int, in_steps: bool = True
+) -> TrimResult:
     """Drop the oldest turns until the prompt fits.
 
     System messages stay; the first other message that stays is the user's. At least the last user message and what
     follows it stay.
 
     Turns are dropped in steps of a quarter of the budget: if only the overflow was dropped, the beginning of the prompt
-    of a full chat would change with every turn, and nothing of the KV cache could be reused.
+    of a full chat would change with every turn, and nothing of the KV cache could be reused. Without `in_steps` only
+    the overflow is, for a prompt that none continues.
 
     Args:
         count: returns the tokens of a prompt with these messages; called about log2(turns) + 2 times.
@@ -40,19 +43,30 @@ def trim_messages(count: Callable[[list[Message]], int], messages: Sequence[Mess
     if total <= budget:
         return TrimResult(everything, 0, 0)
     starts = [i for i, m in enumerate(everything) if m.role == "user"]
-
-    def kept_from(start: int) -> list[Message]:
-        return [m for i, m in enumerate(everything) if i >= start or m.role == "system"]
-
-    step = max(1, budget // 4)
+    step = max(1, budget // 4) if in_steps else 1
     goal = total - -(-(total - budget) // step) * step
     # The oldest start that reaches the goal; a long last turn misses it but may still fit.
-    oldest = bisect_left(starts, True, 1, max(len(starts) - 1, 1), key=lambda start: count(kept_from(start)) <= goal)
-    kept = kept_from(starts[min(oldest, len(starts) - 1)]) if starts else everything
+    oldest = bisect_left(
+        starts, True, 1, max(len(starts) - 1, 1), key=lambda start: count(_kept_from(everything, start)) <= goal
+    )
+    kept = _kept_from(everything, starts[min(oldest, len(starts) - 1)]) if starts else everything
     size = count(kept)
     if size > budget:
         raise _too_long(count, everything, size, budget)
     return TrimResult(kept, len(everything) - len(kept), total - size)
+
+
+def require_room_for_last(count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int) -> None:
+    """Raise ContextFull if what `trim_messages` leaves at least is longer than `budget`."""
+    last = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+    kept = _kept_from(messages, last)
+    if (size := count(kept)) > budget:
+        raise _too_long(count, kept, size, budget)
+
+
+def _kept_from(messages: Sequence[Message], start: int) -> list[Message]:
+    """Return the system messages, and all from `start` on."""
+    return [m for i, m in enumerate(messages) if i >= start or m.role == "system"]
 
 
 def _too_long(count: Callable[[list[Message]], int], messages: list[Message], needed: int, budget: int) -> ContextFull:
@@ -63,4 +77,5 @@ def _too_long(count: Callable[[list[Message]], int], messages: list[Message], ne
     return ContextFull(
         f"The last message needs {needed:,} tokens{share}, but the context has room for {max(0, budget):,}.",
         "Shorten it, or raise the context size (--ctx).",
+        alone=True,
     )

@@ -78,7 +78,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         ("<|open|>think<|sep|>",),
-        ("<|close|>think<|sep|>",),
+        ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
         ("<|open|>response<|sep|>",),
         ("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable
 
+from cpuchat.engine.text.call_splitter import CallSplitter
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
 from cpuchat.engine.text.stops import StopMatcher
 from cpuchat.protocol import FRAME_SECONDS, Channel, Event, TextDelta
@@ -27,7 +28,7 @@ class TextStream:
         request_id: int,
         emit: Callable[[Event], None],
         piece_of: Callable[[int], bytes],
-        splitter: ReasoningSplitter | Unsplit,
+        splitter: ReasoningSplitter | Unsplit | CallSplitter,
         stops: tuple[str, ...],
         arrived: float,
         frame_seconds: float = FRAME_SECONDS,

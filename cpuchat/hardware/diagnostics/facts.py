@@ -27,7 +27,7 @@ from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.changes import value_of
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container
 from cpuchat.hardware.tuning.state import prefetchers
-from cpuchat.protocol import EngineInfo
+from cpuchat.model_info import EngineInfo
 from cpuchat.telemetry.machine import Peak
 
 _PATIENCE_SECONDS = 10.0

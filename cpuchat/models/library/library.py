@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from cpuchat import paths
-from cpuchat.errors import ModelDamaged
+from cpuchat.errors import ModelDamaged, ModelNotFound
 from cpuchat.models.library.deleting import Deletion, plan_deletion
 from cpuchat.models.library.model import LocalModel
-from cpuchat.models.library.places import Place, all_places, hub_cache, is_inside, model_files, repo_folder
+from cpuchat.models.library.places import (
+    DEMO_FILES,
+    Place,
+    all_places,
+    hub_cache,
+    is_inside,
+    model_files,
+    repo_folder,
+)
 from cpuchat.models.library.recent import RecentModels
 from cpuchat.models.library.resolving import resolve
 from cpuchat.models.library.summaries import SummaryCache
@@ -58,6 +67,22 @@ class Library:
             ModelNotFound: nothing matches; the hint names what is close and what to do.
         """
         return resolve(spec, self.cache, self.places, self._summaries)
+
+    def spec(self, path: Path) -> str:
+        """Return a name by which `resolve` finds the model at `path`, also after an update of its repository:
+        "owner/name:QUANT" in the Hugging Face cache, the name of a demo model, else the path.
+        """
+        for name, file in DEMO_FILES.items():
+            if path == paths.demo_dir() / file:
+                return name
+        place = next((one for one in self.places() if one.repo and one.path == path), None)
+        model = self._summaries.model(place) if place is not None else None
+        if model is not None:
+            name = f"{model.repo}:{model.quantization}"
+            with contextlib.suppress(ModelNotFound):  # two files that their headers call alike
+                if self.resolve(name) == path:
+                    return name
+        return str(path)
 
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
         """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.

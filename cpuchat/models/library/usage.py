@@ -13,10 +13,10 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.files import JsonCache
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.costs import CostLog
 from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.library.places import model_files
-from cpuchat.protocol import ModelInfo
 from cpuchat.timings import LEAST_TOKENS, Timings
 
 
@@ -46,13 +46,14 @@ class UsageLog:
             self._change(path, lambda usage: msgspec.structs.replace(usage, used=now))
 
     def answered(self, model: ModelInfo, timings: Timings, memory: str = "") -> None:
-        """Record the speed of an answer of `model`, and what its passes cost. Answers of a few tokens say nothing.
+        """Record the speed of an answer of `model`, and what its passes cost. Answers of a few tokens say nothing, and
+        those of servers and of llama-server nothing about this engine on this machine.
 
         Args:
             memory: the worker's memory policy, in the words of `mempolicy`.
         """
         rate = timings.predicted_per_second
-        if rate is None or timings.predicted_n < LEAST_TOKENS:
+        if rate is None or timings.predicted_n < LEAST_TOKENS or model.server or model.engine:
             return
         figures = timings.speculation
         plain = rate

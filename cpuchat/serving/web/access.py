@@ -45,5 +45,6 @@ class WebAccess:
         digests = (hashlib.sha256(one.encode("utf-8", "replace")).digest() for one in (given, self._token))
         if not hmac.compare_digest(*digests):
             return False
-        response.set_cookie(_COOKIE, self._value, httponly=True, samesite="strict", secure=secure)
+        # Not `strict`: the browser would not send it after a click on a link with the token in a mail or a chat.
+        response.set_cookie(_COOKIE, self._value, httponly=True, samesite="lax", secure=secure)
         return True

@@ -34,15 +34,15 @@ html, body {{ margin: 0; height: 100%; overflow: hidden; background: #0d1117; co
   font: 16px/1.5 system-ui, sans-serif; }}
 .textual-terminal {{ position: absolute; inset: 0; }}
 main {{ display: flex; height: 100%; align-items: center; justify-content: center; text-align: center; }}
-.ended {{ display: none; position: absolute; inset: 0; z-index: 10; background: #0d1117cc; }}
-.-closed .ended {{ display: flex; }}
+.closed {{ display: none; position: absolute; inset: 0; z-index: 10; background: #0d1117cc; }}
+.-closed .closed {{ display: flex; }}
 a {{ color: #58a6ff; }}
 </style>
 </head>
 <body>{body}</body>
 </html>
 """
-_TERMINAL = """<main class="ended"><p>{ended}</p></main>
+_TERMINAL = """<main class="closed"><p>{closed}</p></main>
 <div id="terminal" class="textual-terminal" data-session-websocket-url="{socket}" data-font-size="16"></div>"""
 _CLIENT = '<link rel="stylesheet" href="/static/css/xterm.css"><script src="/static/js/textual.js"></script>'
 _FOCUS_SCRIPT = """<script nonce="{nonce}">
@@ -86,10 +86,14 @@ class WebPages:
     async def index(self, request: Request) -> Response:
         if not self._access.is_known(request.headers):
             return self._log_in(request)
+        if request.method == "HEAD":  # asks whether the server is up
+            return _page("cpuchat", "")
+        if request.headers.get("sec-fetch-dest", "document") != "document":
+            return _page("cpuchat", "<main><p>Open this page in a tab.</p></main>", status=403)  # another site's image
         session = self._sessions.new()
         if session is not None:
             return RedirectResponse(f"/chat/{session.id}", 303, _HEADERS)
-        body = f"<main><p>All sessions are in use. This page tries again every {_RETRY_SECONDS} s.</p></main>"
+        body = f"<main><p>All sessions are in use. Retrying every {_RETRY_SECONDS} s.</p></main>"
         retry = f'<meta http-equiv="refresh" content="{_RETRY_SECONDS}">'
         return _page("cpuchat", body, retry, status=503, more={"retry-after": str(_RETRY_SECONDS)})
 
@@ -105,15 +109,15 @@ class WebPages:
         session = self._sessions.owned(request.path_params["id"])
         if session is None:
             return RedirectResponse("/", 303, _HEADERS)
-        ended = 'The session has ended. <a href="/">Start another one</a>'
-        body = _TERMINAL.format(ended=ended, socket=f"/chat/{escape(session.id)}/ws")
+        closed = 'Disconnected. <a href="">Reload</a> to continue, or <a href="/">start another session</a>.'
+        body = _TERMINAL.format(closed=closed, socket=f"/chat/{escape(session.id)}/ws")
         return _page("cpuchat", body, _CLIENT, script=_FOCUS_SCRIPT)
 
     async def watch(self, request: Request) -> Response:
         session = self._sessions.watched(request.path_params["id"])
         if session is None:
             return _page("cpuchat", "<main><p>This session has ended.</p></main>", status=404)
-        body = _TERMINAL.format(ended="Connecting again …", socket=f"/watch/{escape(session.watch_id)}/ws")
+        body = _TERMINAL.format(closed="Reconnecting…", socket=f"/watch/{escape(session.watch_id)}/ws")
         width, height = session.size
         return _page("cpuchat (watching)", body, _CLIENT, script=_WATCH_SCRIPT, width=width, height=height)
 
@@ -136,7 +140,7 @@ class WebPages:
         await socket.accept()
         scheme = "https" if socket.url.scheme == "wss" else "http"
         async with session.shown(_Browser(socket), size, f"{scheme}://{socket.headers.get('host', '')}"):
-            with contextlib.suppress(WebSocketDisconnect, ValueError, KeyError, TypeError, RuntimeError):
+            with contextlib.suppress(WebSocketDisconnect, ValueError, KeyError, RuntimeError):
                 while True:
                     message = await socket.receive_text()
                     if size is not None:  # a spectator's is ignored

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
+import site
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
-from cpuchat.children import child_environment, last_output, python_command
+from cpuchat.children import child_environment, exit_reason, kill_group, last_output, python_command
 from cpuchat.text import clean_line
 
 _MOST_PACKET = 4 << 20
@@ -37,6 +36,7 @@ class TabProcess:
         folder = str(self._folder)
         environment = child_environment(
             HOME=folder,
+            PYTHONUSERBASE=site.getuserbase(),  # where `pip install --user` puts packages: below the real HOME
             CPUCHAT_CONFIG_DIR=f"{folder}/config",
             CPUCHAT_DATA_DIR=f"{folder}/data",
             CPUCHAT_CACHE_DIR=f"{folder}/cache",
@@ -46,7 +46,7 @@ class TabProcess:
             TEXTUAL_COLOR_SYSTEM="truecolor",
             TERM="xterm-256color",
         )
-        command = python_command("-m", "cpuchat.tui.tab", self._server)
+        command = python_command("-m", "cpuchat.tui.tab", self._server, folder)
         with (self._folder / _ERRORS).open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=errors, env=environment, cwd=folder, start_new_session=True
@@ -75,11 +75,20 @@ class TabProcess:
     async def send_meta(self, **fields: Any) -> None:
         await self.send(b"M", json.dumps(fields).encode())
 
-    def last_words(self) -> str:
-        """Return the last line that the app wrote to standard error."""
+    async def failure(self) -> str:
+        """Wait until the app has ended; return why it failed, "" if it did not."""
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._process.wait()
+        status = self._process.returncode
+        return exit_reason(status, "", self._last_words()) if status else ""
+
+    def _last_words(self) -> str:
+        """Return the last line that the app wrote to standard error, "" without one."""
         with contextlib.suppress(OSError), (self._folder / _ERRORS).open("rb") as errors:
             return clean_line(last_output(errors).rpartition("\n")[2])
-        return "it said nothing"
+        return ""
 
     async def end(self) -> None:
         """Let the app leave, then kill what is left of its group."""
@@ -92,6 +101,5 @@ class TabProcess:
                 while await self.read() is not None:  # a full pipe would hold it
                     pass
                 await process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         await process.wait()

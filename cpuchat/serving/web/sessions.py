@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from cpuchat.backend.remote.keys import KeyRing
+from cpuchat.files import file_lock, is_locked
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.serving.web.process import TabProcess
 
@@ -25,8 +27,10 @@ IDLE_SECONDS = 30 * 60.0
 SESSION_BYTES = 120 << 20
 """Memory of one more app."""
 _MOST_QUEUED = 1 << 20
-_MOST_INPUT = 64 << 10
+_FOLDER, _LOCK = "cpuchat-tab-", "server.lock"
+"""The folder of a session in the temporary folder; its file that the server holds locked."""
 _LEAST, _MOST_WIDTH, _MOST_HEIGHT = 10, 500, 200
+_CLIPBOARD = b"\x1b]52;"
 _TERMINAL = b"\x1b[?1049h\x1b[?25l"
 _INPUT = b"\x1b[?1000h\x1b[?1003h\x1b[?1015h\x1b[?1006h\x1b[?2004h"
 """Modes that the app sets once, at its start: alternate screen, no cursor; mouse, bracketed paste."""
@@ -42,7 +46,7 @@ class Screen(Protocol):
 
 
 class Viewer:
-    """One browser of a session; what it is too slow for closes it, and it may come again."""
+    """One browser of a session. One that falls behind is disconnected; its page can reconnect."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -87,6 +91,7 @@ class Session:
         self._owner: Viewer | None = None
         self._viewers: set[Viewer] = set()
         self._folder: Path | None = None
+        self._held = contextlib.ExitStack()
         self._process: TabProcess | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -108,6 +113,7 @@ class Session:
         and rows, and who has the page from `origin`; an owner who was there before is sent away.
         """
         viewer = Viewer(screen)
+        size = None if size is None else _clamped(*size)
         if size is not None:
             before, self._owner = self._owner, viewer
             if before is not None:
@@ -132,13 +138,14 @@ class Session:
     async def take(self, message: str) -> None:
         """Take a message of the owner's page. Raises ValueError for one that is not the client's."""
         kind, value = _parsed(message)
+        size = _size(value) if kind == "resize" else None
         if self._process is None or self.ended:
             return
-        if kind == "stdin":
+        if kind == "stdin":  # whole: a part of a paste has no end, and the app would wait for it
             self._input_at = self._clock()
-            await self._process.send(b"D", str(value)[:_MOST_INPUT].encode("utf-8", "replace"))
-        elif kind == "resize" and isinstance(value, dict):
-            await self._resize((int(value["width"]), int(value["height"])))
+            await self._process.send(b"D", str(value).encode("utf-8", "replace"))
+        elif size is not None:
+            await self._resize(size)
         elif kind in ("focus", "blur"):
             await self._process.send_meta(type=kind)
         elif kind == "ping" and self._owner is not None:
@@ -147,35 +154,42 @@ class Session:
     async def end(self) -> None:
         """End the app and remove everything that it wrote."""
         self.ended = True
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
-        if self._process is not None:
-            await self._process.end()
-        for viewer in self._viewers:
-            viewer.end()
-        if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        async with self._starting:  # an app that starts right now is ended, too
+            if self._reading is not None:
+                self._reading.cancel()
+                await asyncio.wait({self._reading})
+            if self._process is not None:
+                await self._process.end()
+            self._end_viewers()
+            self._held.close()
+            if self._folder is not None:
+                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _start(self, size: tuple[int, int], watch_url: str) -> None:
-        """Start the app if it does not run. Raises OSError."""
+        """Start the app if it does not run."""
         async with self._starting:
             if self._process is not None or self.ended:
                 return
-            self._folder = folder = Path(tempfile.mkdtemp(prefix="cpuchat-tab-"))
-            if self._token:
-                KeyRing(file=folder / "data" / "keys.toml").store(self._server, self._token)
-            process = TabProcess(folder, self._server)
             self.size = size
-            await process.start(size, watch_url)
+            try:
+                self._folder = folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+                (folder / _LOCK).touch()
+                self._held.enter_context(file_lock(folder / _LOCK))
+                if self._token:
+                    KeyRing(file=folder / "data" / "keys.toml").store(self._server, self._token)
+                process = TabProcess(folder, self._server)
+                await process.start(size, watch_url)
+            except OSError as error:
+                self.ended = True
+                self._tell(f"cpuchat: a browser session did not start: {error.strerror or error}")
+                self._end_viewers()
+                return
             self._process = process
             self._reading = asyncio.create_task(self._read(process))
 
     async def _resize(self, size: tuple[int, int]) -> None:
         """Tell the app the size; it draws everything anew. Spectators of another size have to come again."""
-        width, height = size
-        before = self.size
-        self.size = min(max(width, _LEAST), _MOST_WIDTH), min(max(height, _LEAST), _MOST_HEIGHT)
+        before, self.size = self.size, size
         if self.size != before:
             for viewer in self._viewers:
                 if viewer is not self._owner:
@@ -190,13 +204,21 @@ class Session:
             kind, payload = packet
             n_packets += 1
             if kind == b"D":
-                for viewer in self._viewers:
-                    viewer.put(payload)
+                self._draw(payload)
             elif kind == b"M" and self._owner is not None and (link := _link(payload)):
                 self._owner.put(json.dumps(["open_url", {"url": link, "new_tab": True}]))
         self.ended = True
-        if not n_packets:
-            self._tell(f"cpuchat: a browser session did not start: {process.last_words()}")
+        self._end_viewers()
+        if failure := await process.failure():
+            self._tell(f"cpuchat: a browser session {'failed' if n_packets else 'did not start'}: {failure}")
+
+    def _draw(self, payload: bytes) -> None:
+        """Send what the app draws to all viewers, what it copies to the owner's clipboard alone."""
+        for viewer in self._viewers:
+            if viewer is self._owner or not payload.startswith(_CLIPBOARD):
+                viewer.put(payload)
+
+    def _end_viewers(self) -> None:
         for viewer in self._viewers:
             viewer.end()
 
@@ -219,13 +241,14 @@ class Sessions:
         self._limit = limit
         self._tell = tell
         self._by_id: dict[str, Session] = {}
+        self._ending = False
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def new(self) -> Session | None:
-        """Return a new session, None while there is no room."""
-        if len(self._by_id) >= self._limit or available_bytes() < 2 * SESSION_BYTES:
+        """Return a new session, None while there is no room, and once the server ends."""
+        if self._ending or len(self._by_id) >= self._limit or available_bytes() < 2 * SESSION_BYTES:
             return None
         session = Session(self._server, self.token, self._tell)
         self._by_id[session.id] = session
@@ -241,18 +264,45 @@ class Sessions:
         return next((one for one in self._by_id.values() if one.watch_id == watch_id and not one.ended), None)
 
     async def watch_over(self, seconds: float = 5.0) -> None:
-        """End sessions that nobody uses, until cancelled; then all."""
+        """End sessions that nobody uses, until cancelled; then all. Removes what killed servers left."""
         try:
+            await asyncio.to_thread(remove_abandoned)
             while True:
                 await asyncio.sleep(seconds)
                 await self._end([one for one in self._by_id.values() if one.ended or one.overdue])
         finally:
+            self._ending = True
             await self._end(list(self._by_id.values()))
 
     async def _end(self, sessions: list[Session]) -> None:
+        """End them. Those of a call that was cancelled are still known."""
+        await asyncio.gather(*(one.end() for one in sessions))
         for one in sessions:
             self._by_id.pop(one.id, None)
-        await asyncio.gather(*(one.end() for one in sessions))
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of sessions whose server and app were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            lock = folder / _LOCK
+            if folder.lstat().st_uid == os.getuid() and lock.is_file() and not is_locked(lock):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clamped(width: int, height: int) -> tuple[int, int]:
+    """Return the size that the app gets for one that a page asks for."""
+    return min(max(width, _LEAST), _MOST_WIDTH), min(max(height, _LEAST), _MOST_HEIGHT)
+
+
+def _size(value: object) -> tuple[int, int]:
+    """Return the size in a message. Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError("not a size")
+    try:
+        return _clamped(int(value["width"]), int(value["height"]))
+    except (KeyError, TypeError, OverflowError):
+        raise ValueError("not a size") from None
 
 
 def _parsed(message: str) -> tuple[str, object]:

@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Callable
 
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsError, CpuchatError
+from cpuchat.model_info import ModelInfo
 from cpuchat.present import answers
 from cpuchat.protocol import (
     AnyEvent,
+    CallDone,
+    CallsMade,
     ContextTrimmed,
     Failed,
     GenerationFinished,
     LoadCancelled,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     PrefillProgress,
     Queued,
@@ -22,7 +24,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.servers import Source
-from cpuchat.tui.chat.messages import last_turn
+from cpuchat.tui.chat.messages import last_turn, shown_steps
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
@@ -35,6 +37,7 @@ _TITLES = {
     "server_unreachable": "Connection lost",
     "context_full": "Context full",
 }
+_WAITING = "Waiting for the first token…"
 WARNING, ERROR, PLAIN = "warning", "error", "information"
 
 
@@ -100,7 +103,7 @@ class Answering:
             self._status.show_state("")
             self._status.show_model(self._conversation.model)
         if isinstance(last, LoadCancelled):
-            self._tell("Load stopped. Your next message restarts it; Ctrl+O opens the models.", PLAIN)
+            self._tell("Load stopped. Your next message restarts it.", PLAIN)
         if isinstance(last, ModelLoaded) and (problem := self._conversation.draft_problem):
             self._tell(problem, ERROR)
         return last
@@ -119,8 +122,10 @@ class Answering:
         What it `replaces` is shown again when it ends before its first token.
         """
         drafted = bool(self._conversation.speculation.drafters)
-        self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted)
-        self._transcript.set_pending("Waiting for the first token…")
+        model = self._conversation.model
+        hint = "F10 answers now" if model is not None and not model.server else ""
+        self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted, hint)
+        self._transcript.set_pending(_WAITING)
         self._open, self._written, self._outdated, self._replaces = True, False, False, replaces
         self._left_out = ""
         self._to_read = []
@@ -162,7 +167,8 @@ class Answering:
                     self._reader.feed(event.text)
             case PrefillProgress():
                 if not self._written:
-                    self._transcript.set_pending(answers.prefill_progress(event))
+                    left = self._conversation.meter.prefill_left_s
+                    self._transcript.set_pending(answers.prefill_progress(event, left))
             case LoadProgress():
                 remote = event.phase in answers.SERVER_PHASES
                 name = self.loading or ("the server" if remote else "the model")
@@ -182,6 +188,14 @@ class Answering:
             case ContextTrimmed():
                 self._left_out = answers.left_out(event)
                 self._tell(answers.context_trimmed(event), WARNING)
+            case GenerationFinished() if event.calls and event.stop_reason != "cancelled":
+                pass  # it goes on after them
+            case CallsMade() | CallDone():
+                steps = self._conversation.history.answer.steps
+                is_done = len(steps[-1].results) == len(steps[-1].calls)
+                self._transcript.show_steps(shown_steps(steps, running=True))
+                self._written = False
+                self._transcript.set_pending(_WAITING if is_done else "")
             case GenerationFinished():
                 answer = self._conversation.history.answer
                 note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
@@ -221,11 +235,13 @@ class Answering:
                 self._tell(note, WARNING)
 
     def show_context(self) -> None:
-        """Show how full the context is; warn once in a chat that it is almost full."""
+        """Show how full the context is; warn once that it is almost full."""
         used, model, chat = self._conversation.figures().n_past or 0, self._conversation.model, self._conversation.chat
         self._status.show_context(used)
-        if model is None or chat is None or not 0 < WARNING_SHARE * model.n_ctx <= used:
+        if model is None or chat is None or not (used and model.n_ctx):
             return
-        if chat.id not in self._warned:
+        if used < WARNING_SHARE * model.n_ctx:
+            self._warned.discard(chat.id)  # it may have been summarized
+        elif chat.id not in self._warned:
             self._warned.add(chat.id)
             self._tell(f"The context is {100 * used / model.n_ctx:.0f} % full. /compact summarizes the chat.", WARNING)

@@ -1,9 +1,11 @@
-"""Files in the prompt: paths are completed after @, and what a message would send is shown before it is sent."""
+"""Files in the prompt: paths are completed after @, and what a message would send is shown before it is sent. Commands
+are completed after /.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from textual.content import Content
@@ -11,12 +13,13 @@ from textual.widgets import OptionList
 
 from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
 from cpuchat.chats.records import Attachment, storable
-from cpuchat.chats.request import Attach, sent_text
+from cpuchat.chats.request import sent_text
 from cpuchat.errors import UsageError
-from cpuchat.protocol import ModelInfo
+from cpuchat.model_info import ModelInfo
 from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
-from cpuchat.tui.chat.composer import Composer
+from cpuchat.tui.chat.composer import Composer, Outgoing
+from cpuchat.tui.chat.slash import is_command, matching, with_argument
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.prompt import Prompt
 
@@ -26,19 +29,23 @@ _LONGEST_TOKENS = 8  # characters per token; a text with more than the context h
 
 
 class Paths(OptionList, can_focus=False):
-    """The paths that continue what is typed after @; the prompt keeps the focus and its keys choose."""
+    """The paths or commands that continue what is typed; the prompt keeps the focus and its keys choose."""
 
     def __init__(self) -> None:
         super().__init__(id="paths", compact=True)
         self.marks: list[str] = []
         self.on_chosen: Callable[[], object] = lambda: None
 
-    def offer(self, marks: list[str]) -> None:
-        """Show these with the first one highlighted, or nothing when there are none."""
+    def offer(self, marks: list[str], titles: Sequence[str] = (), highlights: bool = True) -> None:
+        """Show these, beside their `titles` if given, or nothing when there are none. `highlights`: the first one."""
         self.marks = marks
         self.clear_options()
-        self.add_options([Content(mark) for mark in marks])
-        self.highlighted = 0 if marks else None
+        if titles:
+            rows = zip(marks, titles, strict=True)
+            self.add_options([Content.assemble(f"{mark:<18}", (title, "dim")) for mark, title in rows])
+        else:
+            self.add_options([Content(mark) for mark in marks])
+        self.highlighted = 0 if marks and highlights else None
         self.set_class(bool(marks), "-open")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -48,8 +55,9 @@ class Paths(OptionList, can_focus=False):
 
 class Attaching:
     """Reads nothing but what the prompt names. `model` returns the loaded model, `count` the tokens that a text has for
-    it, None when it cannot. `show` is called when `Composer.attached` changes. Paths begin at `folder`; None: no file
-    is read.
+    it, None when it cannot, `used` the tokens of the chat. `show` is called when `Composer.attached` changes. Paths
+    begin at `folder`; None: no file is read. `commands` returns the titles of the commands that can be used now, by
+    name.
     """
 
     def __init__(
@@ -59,21 +67,25 @@ class Attaching:
         composer: Composer,
         model: Callable[[], ModelInfo | None],
         count: Callable[[str], Awaitable[int | None]],
+        used: Callable[[], int],
         show: Callable[[], None],
         folder: Path | None,
+        commands: Callable[[], dict[str, str]],
     ) -> None:
         self._prompt = prompt
         self._paths = paths
         self._composer = composer
         self._model = model
         self._count_tokens = count
+        self._used = used
         self._known_counts: tuple[ModelInfo | None, dict[str, int]] = (None, {})
         self._show = show
-        self._typed = ""  # the mark that is completed
+        self._typed = ""  # the mark or command that is completed
         self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
         self._folder = folder
-        paths.on_chosen = self.accept
+        self._commands = commands
+        paths.on_chosen = self._clicked
         prompt.completer = self
 
     def changed(self) -> None:
@@ -81,7 +93,13 @@ class Attaching:
         text = self._prompt.text if self._composer.attaches else ""
         typed = text and text != self._prompt.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
-        if mark is None:
+        runs = self._composer.editing is None and (is_command(text) or with_argument(text) is not None)
+        if runs != self._composer.is_command:
+            self._composer.is_command = runs
+            self._show()
+        if typed and runs and is_command(text):
+            self._offer_commands(text)
+        elif mark is None:
             self.close()
         else:
             self._prompt.run_worker(self._complete(mark), exclusive=True, group="paths")
@@ -91,14 +109,18 @@ class Attaching:
             self._seen = seen
             self._prompt.run_worker(self._count(*seen), exclusive=True, group="attachments")
 
-    def take(self, text: str) -> tuple[int | None, Attach | None]:
-        """Return the id of the message that is edited, if any, and what reads the attachments of `text`, if it may name
-        any.
-        """
-        editing, held = self._composer.take()
-        known, self._known = frozenset(self._known), set()
+    def take(self, text: str) -> Outgoing:
+        """Return the message that is in the prompt, with what reads the files that it names when it is sent."""
+        held, known = self._composer.held, frozenset(self._known)
+        self._known = set()
         self.close()
-        return editing, (lambda: attach(text, self._folder, held, known)) if named(text) else None
+        read = (lambda: attach(text, self._folder, held, known)) if named(text) else None
+        return self._composer.take(text, read)
+
+    async def read(self, text: str) -> str:
+        """Return `text`, which is in the prompt, with what it names, as the model gets it. Raises CpuchatError."""
+        held, known = self._composer.held, frozenset(self._known)
+        return sent_text(text, await run_in_daemon_thread(lambda: attach(text, self._folder, held, known)))
 
     # Completion
 
@@ -107,12 +129,18 @@ class Attaching:
         """Return whether paths are shown to choose from."""
         return bool(self._paths.marks)
 
-    def accept(self) -> bool:
-        """Complete with the highlighted path; a space follows a file."""
-        mark, index = self._unfinished(), self._paths.highlighted
-        if not self.offers or mark != self._typed or index is None:
+    def accept(self, sends: bool = False) -> bool:
+        """Complete with what is highlighted; a space follows a file. False if nothing was completed, or, if the prompt
+        is to be sent then (`sends`), a command, which is whole.
+        """
+        index = self._paths.highlighted
+        if not self.offers or index is None:
             return False
         chosen = self._paths.marks[index]
+        if is_command(self._typed):
+            return self._accept_command(chosen) and not sends
+        if (mark := self._unfinished()) != self._typed:
+            return False
         self.close()
         row, column = self._prompt.cursor_location
         rest = self._prompt.document.get_line(row)[column:]
@@ -121,6 +149,26 @@ class Attaching:
         self._prompt.replace(insert, (row, start), (row, column))
         self._prompt.move_cursor((row, start + len(insert)))
         return True
+
+    def _accept_command(self, name: str) -> bool:
+        typed = self._typed
+        self.close()
+        if self._prompt.text != typed:
+            return False
+        self._prompt.put(name)
+        return True
+
+    def _clicked(self) -> None:
+        if is_command(self._typed) and self.accept():
+            self._prompt.action_submit()
+        else:
+            self.accept()
+
+    def _offer_commands(self, typed: str) -> None:
+        titles = self._commands()
+        names = [name for name in matching(typed, titles) if name != typed]
+        self._typed = typed
+        self._paths.offer(names, [titles[name] for name in names], highlights=typed not in ("/", *titles))
 
     def move(self, step: int) -> bool:
         """Highlight the next path, or the one before."""
@@ -169,7 +217,7 @@ class Attaching:
             self._show()
 
     async def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
-        """Format `2 attachments, 3,400 tokens`, with a warning when that is longer than the context."""
+        """Format `2 attachments, 3,400 tokens`, with a warning when that does not fit, alone or with the chat."""
         if not found and len(text) < _COUNTED:
             return ""
         parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
@@ -177,8 +225,11 @@ class Attaching:
         exact = await self._counted(parts, model) if model is not None else None
         n_tokens = sum(map(estimated_tokens, parts)) if exact is None else exact
         tokens = f"{'≈' if exact is None else ''}{plural(n_tokens, 'token')}"
-        if model is not None and 0 < model.n_ctx < n_tokens:
-            tokens = f"{tokens}: longer than the context of {model.n_ctx:,}"
+        room = model.n_ctx - model.n_ctx // 8 if model is not None else 0  # the rest is kept for the answer
+        if model is not None and 0 < room < n_tokens:
+            tokens = f"{tokens}: too long for the context of {model.n_ctx:,}"
+        elif model is not None and 0 < room < n_tokens + self._used():
+            tokens = f"{tokens}: with this chat {n_tokens + self._used():,} of {model.n_ctx:,}"
         if not found:
             return tokens
         return f"{clean_line(found[0].title) if len(found) == 1 else plural(len(found), 'attachment')}, {tokens}"

@@ -1,4 +1,4 @@
-"""The chats, newest first, with a search box."""
+"""The chats, pinned ones first, then the newest, with a search box."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ class Chats(OptionList):
         if chat_id := self.marked:
             self.post_message(ChatList.RenameAsked(chat_id))
 
+    def action_pin(self) -> None:
+        if chat_id := self.marked:
+            self.post_message(ChatList.PinAsked(chat_id))
+
     def action_delete(self) -> None:
         if chat_id := self.marked:
             self.post_message(ChatList.DeleteAsked(chat_id))
@@ -92,6 +96,9 @@ class ChatList(Vertical):
     class RenameAsked(_About):
         """The user wants to rename the chat."""
 
+    class PinAsked(_About):
+        """The user wants to pin the chat, or to unpin it."""
+
     class DeleteAsked(_About):
         """The user wants to delete the chat."""
 
@@ -108,7 +115,7 @@ class ChatList(Vertical):
         yield Chats(id="chat-options", compact=True)
 
     def show(self, chats: Sequence[Chat], current: str | None, today: datetime.date | None = None) -> None:
-        """List `chats` (newest first) under their days and mark the open one."""
+        """List `chats` (newest first) under their days, pinned ones before them, and mark the open one."""
         today = today or datetime.date.today()
         options = self.query_one(Chats)
         # The user's own mark stays while the list is used; another open chat takes it along.
@@ -116,8 +123,8 @@ class ChatList(Vertical):
         self._current = current
         rows: list[Option] = []
         heading = ""
-        for chat in chats:
-            if (day := day_of(chat.updated, today)) != heading:
+        for chat in sorted(chats, key=lambda chat: not chat.pinned):
+            if (day := "Pinned" if chat.pinned else day_of(chat.updated, today)) != heading:
                 heading = day
                 rows.append(Option(Text(day), disabled=True))
             here = chat.id == current

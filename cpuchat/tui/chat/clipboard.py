@@ -25,8 +25,15 @@ class Clipboard:
         self._next_block = 0
 
     def copy_answer(self) -> None:
-        """Copy the selected message, or the last answer."""
-        if text := self._transcript.current_message_text():
+        """Copy the selected message, or the last answer, as Markdown."""
+        self._copy_message(self._transcript.current_message_text())
+
+    def copy_plain(self) -> None:
+        """Copy the same as it is shown."""
+        self._copy_message(self._transcript.current_message_text(plain=True))
+
+    def _copy_message(self, text: str) -> None:
+        if text:
             self._copy(text, "")
         else:
             self._tell("No answer to copy yet.")
@@ -44,4 +51,5 @@ class Clipboard:
 
     def _copy(self, text: str, what: str) -> None:
         self._app.copy_to_clipboard(text)
-        self._tell(f"Copied {plural(len(text), 'character')}{what}.")
+        problem = getattr(self._app, "clipboard_problem", "")
+        self._tell(problem or f"Copied {plural(len(text), 'character')}{what}.")

@@ -11,18 +11,15 @@ from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.compacting import compact
 from cpuchat.errors import CpuchatError
 from cpuchat.present import answers
-from cpuchat.protocol import ContextTrimmed, Failed, PrefillProgress, TextDelta
+from cpuchat.protocol import ContextTrimmed, Failed, GenerationFinished, PrefillProgress, TextDelta
+from cpuchat.telemetry.prefill import PrefillClock
 from cpuchat.tui.chat.composer import Composer
+from cpuchat.tui.chat.messages import SUMMARY
 from cpuchat.tui.chat.speaking import SpeakingScreen
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
 
-COMMAND = "/compact"
-_CHOICES = (
-    Choice("compact", "Summarize"),
-    Choice("drop", "Leave out the oldest"),
-    Choice("stop", "Stop"),
-)
+_CHOICES = tuple(Choice(choice, label) for choice, label in answers.WHEN_FULL.items())
 
 
 class CompactingScreen(SpeakingScreen):
@@ -35,12 +32,16 @@ class CompactingScreen(SpeakingScreen):
         """Answer the last question again."""
         raise NotImplementedError
 
+    def submit(self, text: str) -> None:
+        """Send a message."""
+        raise NotImplementedError
+
     def action_compact(self) -> None:
         """Summarize the chat now."""
         if self.refuse_while_busy("summarize the chat"):
             return
         if not self._stream.loaded:
-            self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
+            self.tell(self.services.no_model, "warning")
         elif not self.conversation.messages:
             self.tell("There is nothing to summarize yet.")
         else:
@@ -50,9 +51,10 @@ class CompactingScreen(SpeakingScreen):
     async def context_full(self, failed: Failed) -> None:
         """Do what the chat does when it is full; ask if that is not known, and remember it."""
         chat = self.conversation.chat
-        if chat is None or len(self.conversation.messages) < 2:
+        if chat is None or len(self.conversation.messages) < 2 or failed.alone:
             return
-        choice = chat.when_full or await self._ask(chat, failed.message)
+        question = f"{failed.message} What should this chat do when the context is full?"
+        choice = chat.when_full or await self._ask(chat, question)
         if self._stream.busy or choice == "stop":
             return
         if choice == "compact":
@@ -66,13 +68,12 @@ class CompactingScreen(SpeakingScreen):
         if (chat := self.conversation.chat) is None:
             self.tell("Send a message first.")
             return
-        now = next((one.label.lower() for one in _CHOICES if one.id == chat.when_full), "ask")
-        if choice := await self._ask(chat, f"Now: {now}."):
-            self.tell(f"When the context is full: {next(one.label.lower() for one in _CHOICES if one.id == choice)}.")
+        now = answers.WHEN_FULL.get(chat.when_full, "Ask").lower()
+        if choice := await self._ask(chat, f"When the context is full (now: {now})"):
+            self.tell(f"When the context is full: {answers.WHEN_FULL[choice].lower()}.")
 
-    async def _ask(self, chat: Chat, why: str) -> WhenFull:
+    async def _ask(self, chat: Chat, question: str) -> WhenFull:
         """Ask what a chat should do when it is full, and remember it; "" if it was not answered, or is not open."""
-        question = f"{why} What should this chat do when the context is full?"
         choice = cast(WhenFull, await self.app.push_screen_wait(ChoiceScreen("Context full", question, _CHOICES)) or "")
         if not choice or self.conversation.chat is None or self.conversation.chat.id != chat.id:
             return ""
@@ -86,9 +87,12 @@ class CompactingScreen(SpeakingScreen):
     async def _compact(self, again: bool = False) -> None:
         """Show the summary while it is written; `again`: then answer the last question."""
         before = len(self.conversation.messages)
-        self._transcript.begin_answer("Summary of what comes before")
+        self._transcript.begin_answer(SUMMARY)
         self._transcript.set_pending("Summarizing the chat…")
         problem: Failed | None = None
+        finished: GenerationFinished | None = None
+        trimmed: ContextTrimmed | None = None
+        clock = PrefillClock()  # it is not metered
         try:
             async with contextlib.aclosing(compact(self.conversation)) as events:
                 async for event in events:
@@ -97,9 +101,12 @@ class CompactingScreen(SpeakingScreen):
                             self._transcript.set_pending("")
                             self._transcript.append(event.text, event.channel)
                         case PrefillProgress():
-                            self._transcript.set_pending(f"prefill {event.processed:,}/{event.total:,}")
+                            left = clock.seconds_left(event)
+                            self._transcript.set_pending(answers.prefill_progress(event, left))
                         case ContextTrimmed():
-                            self.tell(f"The summary is {answers.left_out(event)}.", "warning")
+                            trimmed = event
+                        case GenerationFinished():
+                            finished = event
                         case Failed():
                             problem = event
                         case _:
@@ -110,12 +117,14 @@ class CompactingScreen(SpeakingScreen):
         self.show_branch(0)
         if problem is not None:
             self.tell(answers.failure(problem), "error")
-        elif len(self.conversation.messages) > before:
-            self.tell("The model now reads this summary in place of what comes before. F4 on it edits it.")
+        elif finished is not None and len(self.conversation.messages) > before:
+            lost = trimmed is not None or finished.stop_reason != "end"
+            told = f"{answers.summarized(finished, trimmed)} F4 on it edits it."
+            self.tell(told, "warning" if lost else "information")
             if again:
                 await self.answer_last()
         else:
-            self.tell("No summary was made; the chat is as it was.", "warning")
+            self.tell("Stopped. The chat is unchanged.", "warning")
 
     @property
     def selected_summary(self) -> StoredMessage | None:
@@ -128,6 +137,15 @@ class CompactingScreen(SpeakingScreen):
     def _summary(self, message_id: int) -> StoredMessage | None:
         messages = self.conversation.messages
         return next((one for one in messages if one.is_summary and message_id and one.id == message_id), None)
+
+    def submit_or_save(self, text: str) -> None:
+        """Save an edited summary, which needs no model; submit anything else."""
+        editing = self._composer.editing
+        if editing is None or not self.is_summary(editing):
+            self.submit(text)
+        elif not self.refuse_while_writing("save the summary"):
+            self._composer.cancel_editing()
+            self.save_summary(editing, text)
 
     @work(exclusive=True, group="context")
     async def save_summary(self, message_id: int, text: str) -> None:

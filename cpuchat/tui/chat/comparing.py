@@ -9,7 +9,9 @@ from textual import work
 
 from cpuchat import paths
 from cpuchat.chats.records import Chat
+from cpuchat.chats.request import sent_text
 from cpuchat.servers import ServerModel, Source
+from cpuchat.tui.chat.attaching import Attaching
 from cpuchat.tui.chat.history import HistoryScreen
 from cpuchat.tui.chat.welcome import COMPARE
 from cpuchat.tui.services import Services
@@ -27,6 +29,7 @@ class ComparingScreen(HistoryScreen):
     """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     services: Services
+    _attaching: Attaching
 
     def refuse_while_busy(self, action: str) -> bool:
         """Notify that `action` must wait, and return True, while an answer or a load is running."""
@@ -55,7 +58,7 @@ class ComparingScreen(HistoryScreen):
         if not self.refuse_while_busy("compare"):
             with self._telling():
                 sides = await run_in_daemon_thread(self._demo_pair)
-                self.compare(sides, self._question() or FIRST_PROMPT)
+                self.compare(sides, await self._question() or FIRST_PROMPT)
 
     def _is_served(self) -> bool:
         """Say that models on servers are not compared, and return True, while one is loaded."""
@@ -63,13 +66,6 @@ class ComparingScreen(HistoryScreen):
         if served:
             self.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
         return served
-
-    async def action_answer_now(self) -> None:
-        """End the reasoning of the running answer, so that the model answers now."""
-        newest = self.conversation.messages[-1:]
-        is_answering = any(message.role == "assistant" and message.content for message in newest)
-        if is_answering or not await self.conversation.end_reasoning():
-            self.tell("The model is not reasoning, or cannot be interrupted. Esc stops the answer.")
 
     def _demo_pair(self) -> Sides:
         from cpuchat.compare.side import Side
@@ -88,14 +84,20 @@ class ComparingScreen(HistoryScreen):
             return
         other = await self.services.navigation.compare_with(path)
         if other is not None:
-            self.compare((await run_in_daemon_thread(lambda: Side.of(path)), other), self._question())
+            with self._telling():
+                self.compare((await run_in_daemon_thread(lambda: Side.of(path)), other), await self._question())
 
-    def _question(self) -> str:
-        """Return what to ask both: the text in the prompt, else the last question of the chat."""
+    async def _question(self) -> str:
+        """Return what to ask both, with its attachments: the text in the prompt, else the last question of the chat.
+        Raises CpuchatError if a file cannot be read.
+        """
         prompt = self.query_one(Prompt)
         if prompt.text.strip() == COMPARE:
             prompt.clear()
-        return prompt.text.strip() or self.last_sent() or ""
+        if text := prompt.text.strip():
+            return await self._attaching.read(text)
+        asked = next((one for one in reversed(self.conversation.messages) if one.role == "user"), None)
+        return sent_text(asked.content, asked.attachments) if asked is not None else ""
 
     def last_sent(self) -> str | None:
         """Return the last question of the chat."""

@@ -1,23 +1,39 @@
-"""The user's input: a new message, an edit of the last one, a message queued until the model is ready."""
+"""The user's input: a new message, an edit of a sent one, messages queued until what runs has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from textual.content import Content
 
 from cpuchat.attachments import PASTED_LINES, is_pasted, pasted
 from cpuchat.chats.records import Attachment, StoredMessage
+from cpuchat.chats.request import Attach
 from cpuchat.text import clean_line
 from cpuchat.tui.widgets.prompt import Prompt
 
 
+@dataclass(frozen=True, eq=False)  # two with the same text are two
+class Outgoing:
+    """A message that has left the prompt. `attach` reads what it names; `editing` is the id of the message that it
+    replaces, whose attachments are `resent`, by mark.
+    """
+
+    text: str
+    attach: Attach | None = None
+    editing: int | None = None
+    resent: Mapping[str, Attachment] = field(default_factory=dict)
+
+
 class Composer:
-    """Keeps the state of `prompt`: the queued message, whether a message is being edited, and each chat's draft."""
+    """Keeps the state of `prompt`: the queued messages, whether a message is being edited, and each chat's draft."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
-        self.queued = ""
+        self.queue: list[Outgoing] = []
+        """Messages to send, the next one first."""
+        self._behind = 0  # messages in the queue that come after the one in the prompt
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self._edits_last = True
@@ -26,7 +42,8 @@ class Composer:
         self._drafts: dict[str | None, tuple[str, dict[str, Attachment]]] = {}  # by chat id
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
         self._resent: dict[str, Attachment] = {}  # of the message that is being edited, by mark
-        self._taken: tuple[int | None, dict[str, Attachment]] = (None, {})
+        self.is_command = False
+        """What is typed is a command."""
         self.attached = ""
         """What would be sent with the message, or why it cannot be."""
         prompt.fold = self.fold
@@ -35,7 +52,7 @@ class Composer:
 
     @property
     def unsent(self) -> str:
-        """Return text that was not sent, the queued message first, with pasted texts in full."""
+        """Return text that was not sent, the queued messages first, with pasted texts in full."""
         text = self._unsent
         for mark, attachment in self._pasted.items():
             text = text.replace(mark, attachment.text)
@@ -43,42 +60,76 @@ class Composer:
 
     @property
     def _unsent(self) -> str:
-        return "\n".join(filter(None, (self.queued, self._prompt.text)))
+        return "\n".join(filter(None, (*(message.text for message in self.queue), self._prompt.text)))
 
-    def show_titles(self, busy: bool, loading: bool, preset: str) -> None:
-        """Show in the prompt's border what Enter and Esc do, and the preset of the chat ("" = none)."""
-        title: Content | str = Content(f"Message · {clean_line(preset)}") if preset else "Message"
-        if self.queued:
-            title, keys = Content(f"Queued: {clean_line(self.queued)}"), "Esc cancels"
-        elif self.editing is not None:
+    def show_titles(self, busy: bool, loading: bool, options: str) -> None:
+        """Show in the prompt's border what Enter and Esc do, and what the chat is answered with beside the settings."""
+        title: Content | str = Content(f"Message · {clean_line(options)}") if options else "Message"
+        recalls = ["↑ edits the last one"] if self.queue else []
+        if self.editing is not None:
             kind = "summary" if self._edits_summary else "last message" if self._edits_last else "message"
             title = f"Edit {kind}"
             keys = "Enter saves · Esc cancels" if self._edits_summary else "Enter regenerates from here · Esc cancels"
+        elif self.is_command:
+            keys = "Enter runs · Tab completes"
+        elif busy and not loading:
+            keys = " · ".join(("Enter queues", *recalls, "Esc stops the answer"))
+        elif self.queue:
+            keys = " · ".join((*recalls, "Esc unqueues all"))
         elif busy:
-            keys = "Enter queues it until the model is ready" if loading else "Esc stops the answer"
+            keys = "Enter queues it until the model is ready"
         else:
             keys = "Enter sends · Ctrl+J new line"
-        if self.attached and not self.queued:
+        if self.attached:
             title = Content(f"{title} · {self.attached}")
         self._prompt.border_title, self._prompt.border_subtitle = title, keys
         self._prompt.set_class(self.editing is not None, "-editing")
-        self._prompt.set_class(bool(self.queued), "-queued")
         self._prompt.hold_cursor(busy)
 
-    def queue(self, text: str) -> None:
-        self._prompt.accept()
-        self.queued = text
+    # The queue
 
-    def take_queued(self) -> str:
-        """Return the queued message and clear it."""
-        text, self.queued = self.queued, ""
-        return text
+    def enqueue(self, message: Outgoing) -> None:
+        """Add a message: to the end, or where it was before it was edited."""
+        self.queue.insert(max(0, len(self.queue) - self._behind), message)
+        self._behind = 0
+
+    def edit_queued(self, message: Outgoing) -> None:
+        """Put a queued message back into the prompt, before what is there."""
+        if message not in self.queue:  # sent meanwhile
+            return
+        self._behind = len(self.queue) - 1 - self.queue.index(message)
+        self.queue.remove(message)
+        self._prompt.put("\n".join(filter(None, (message.text, self._prompt.text))))
+        self._edit_again(message)
+        self._prompt.focus()
+
+    def delete_queued(self, message: Outgoing) -> None:
+        if message in self.queue:
+            self.queue.remove(message)
 
     def unqueue(self) -> None:
-        """Put the queued message back into the prompt, before what was typed since."""
-        if self.queued:
+        """Put the queued messages back into the prompt, before what was typed since."""
+        if self.queue:
             self._prompt.put(self._unsent)
-            self.queued = ""
+            self._edit_again(self.queue[0])
+            self.queue.clear()
+            self._behind = 0
+
+    def put_back(self, message: Outgoing) -> None:
+        """Put a message that was not sent back into the prompt; with another text in there, to the head of the
+        queue.
+        """
+        if self._prompt.text:
+            self.queue.insert(0, message)
+        else:
+            self._prompt.put(message.text)
+            self._edit_again(message)
+
+    def _edit_again(self, message: Outgoing) -> None:
+        if message.editing is not None:
+            self.editing, self._resent = message.editing, dict(message.resent)
+
+    # Editing, and each chat's own
 
     def edit(self, message: StoredMessage, last: bool) -> None:
         """Edit a sent message, with the attachments that it has, or a summary."""
@@ -123,8 +174,8 @@ class Composer:
         return self._pasted | self._resent
 
     def fold(self, text: str) -> str:
-        """Return what is inserted for a pasted text: for a long one its mark."""
-        if len(text.splitlines()) <= PASTED_LINES:
+        """Return what is inserted for a pasted text: for a long one its mark, except in a summary."""
+        if not self.attaches or len(text.splitlines()) <= PASTED_LINES:
             return text
         number = 1
         while any(mark.startswith(f"[Pasted text {number}:") for mark in self.held):
@@ -133,13 +184,8 @@ class Composer:
         self._pasted[attachment.mark] = attachment
         return attachment.mark
 
-    def take(self) -> tuple[int | None, dict[str, Attachment]]:
-        """Return the id of the message that is being edited, if any, and what is `held`; the edit ends."""
-        held, self._taken = self.held, (self.editing, self._resent)
+    def take(self, text: str, attach: Attach | None) -> Outgoing:
+        """Return the message that is in the prompt; an edit ends."""
+        message = Outgoing(text, attach, self.editing, self._resent)
         self.editing, self._resent = None, {}
-        return self._taken[0], held
-
-    def put_back(self, text: str) -> None:
-        """Put a message that was not sent back into the prompt, as it was taken."""
-        self._prompt.put(text)
-        self.editing, self._resent = self._taken
+        return message

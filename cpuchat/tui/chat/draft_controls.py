@@ -1,9 +1,10 @@
-"""Drafting controls of the chat screen: on, off, and coloring drafted tokens."""
+"""Drafting controls of the chat screen: auto, always, off, and coloring drafted tokens."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuchat.drafting_mode import DraftingMode
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.servers import ServerModel
 from cpuchat.settings import Settings
@@ -13,26 +14,36 @@ if TYPE_CHECKING:
     from cpuchat.tui.markdown.transcript import Transcript
 
 
-def switch(services: Services) -> str:
-    """Toggle drafting for the next answers of this run; returns the message to show.
+_NEXT: dict[DraftingMode, DraftingMode] = {"auto": "always", "always": "off", "off": "auto"}
 
-    If the settings have no drafters, turning it on sets them to auto.
+
+def cycle(services: Services) -> str:
+    """Cycle drafting of the next answers of this run: auto, always, off; returns the message to show.
+
+    If the settings have no drafters, the first press sets them to auto.
     """
     conversation = services.conversation
     if isinstance(services.loaded, ServerModel):
         return "The server drafts as it was started; its options switch it on or off."
-    if conversation.settings.speculation.drafters == "off":
-        conversation.drafting = True
+    loaded = conversation.model
+    if loaded is not None and loaded.engine and loaded.no_speculation:
+        return f"Drafting is {loaded.no_speculation}."
+    if conversation.settings.speculation.drafters == "off" and conversation.drafting != "always":
+        conversation.drafting = "auto"
         services.save_settings({"speculation": {"drafters": "auto"}})
         return "Drafting on from the next answer. The draft model and calibration come with the next load (Ctrl+O)."
+    conversation.drafting = _NEXT[conversation.drafting]
+    restarts = f", which restarts {loaded.engine}" if loaded is not None and loaded.engine else ""
+    when = f"from the next answer{restarts}"
+    if conversation.drafting == "off":
+        return f"Drafting off {when}. F9: auto; F2 turns it off for good."
+    if conversation.drafting == "always":
+        depth = conversation.speculation.depth
+        limits = "" if loaded is None or loaded.draft else " No draft model is loaded: only repeated text is drafted."
+        return f"Drafting always, {depth} tokens per pass, {when}, even where that is slower.{limits} F9: off."
     if conversation.in_effect.speculation.drafters == "off":
-        return "Drafting stays off: tuning found it slower with this model (F2, then F8, undoes the tuning)."
-    conversation.drafting = not conversation.drafting
-    loaded = conversation.model
-    how = f", which restarts {loaded.engine}" if loaded is not None and loaded.engine else ""
-    if conversation.drafting:
-        return f"Drafting on from the next answer{how}."
-    return f"Drafting off from the next answer{how}. F9 turns it on again; F2 turns it off for good."
+        return "Drafting auto: off, because tuning found it slower with this model (F2, then F8, undoes the tuning)."
+    return f"Drafting auto {when}: as deep as it pays."
 
 
 def color(services: Services, transcript: Transcript) -> str:

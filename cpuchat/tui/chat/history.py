@@ -111,8 +111,11 @@ class HistoryScreen(Screen[None]):
         if message_id and matcher is not None:
             self.query_one(ChatTranscript).focus()  # n goes to the next match
 
-    def action_rename_chat(self) -> None:
-        self._with_open_chat(self._rename)
+    def action_rename_chat(self, title: str = "") -> None:
+        self._with_open_chat(lambda chat_id: self._rename(chat_id, title))
+
+    def action_pin_chat(self) -> None:
+        self._with_open_chat(self._pin)
 
     def action_export_chat(self) -> None:
         self._with_open_chat(self._export)
@@ -157,6 +160,10 @@ class HistoryScreen(Screen[None]):
     @on(ChatList.RenameAsked)
     def _rename_asked(self, event: ChatList.RenameAsked) -> None:
         self._rename(event.chat_id)
+
+    @on(ChatList.PinAsked)
+    def _pin_asked(self, event: ChatList.PinAsked) -> None:
+        self._pin(event.chat_id)
 
     @on(ChatList.DeleteAsked)
     def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
@@ -207,6 +214,15 @@ class HistoryScreen(Screen[None]):
             await self.conversation.open_chat(self.chat_id, siblings[at])
             self.show_branch(siblings[at])
 
+    def tell_if_greedy(self, answer: int) -> None:
+        """Say that regenerating the answer with this index gives the same text, if it was and will be greedy."""
+        messages = self.conversation.messages[answer : answer + 1]
+        used = [one.sampling for one in messages if one.stop_reason == "end"]
+        next_used = self.conversation.in_effect.sampling.sampling()
+        if used and all(one is not None and not one.temperature for one in (*used, next_used)):
+            how = " F2, Temperature changes that." if self.check_action("settings", ()) else ""
+            self.tell(f"Greedy sampling: expect the same answer again.{how}")
+
     @work
     async def action_fork(self) -> None:
         """Copy the chat up to the selected message, or all of it, into a new chat."""
@@ -227,7 +243,9 @@ class HistoryScreen(Screen[None]):
         elif not self.refuse_while_writing("delete messages"):
             following = len(self.conversation.history.tree.subtree(message_id)) - 1
             rest = f" and {plural(following, 'message')} after it, on all branches" if following else ""
-            question = f"Delete this message{rest}? {_UNDO}"
+            is_summary = any(one.id == message_id and one.is_summary for one in self.conversation.messages)
+            what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
+            question = f"Delete {what} {_UNDO}"
             if await self.app.push_screen_wait(ConfirmScreen("Delete message", question, "Delete", "Cancel")):
                 if self.refuse_while_writing("delete messages"):
                     return
@@ -263,13 +281,22 @@ class HistoryScreen(Screen[None]):
             self.tell(str(error), "error")
 
     @work
-    async def _rename(self, chat_id: str) -> None:
+    async def _rename(self, chat_id: str, title: str = "") -> None:
+        """Rename a chat; without a title, ask for one."""
         with self._telling():
             chat = await self.conversation.history.stored_chat(chat_id)
-            title = await self.app.push_screen_wait(AskTextScreen("Rename chat", chat.title))
-            if title:
+            if title := title or await self.app.push_screen_wait(AskTextScreen("Rename chat", chat.title)) or "":
                 await self.conversation.history.rename(chat_id, title)
                 self.show_chat_title()
+        self.list_chats()
+
+    @work
+    async def _pin(self, chat_id: str) -> None:
+        """Pin a chat, or unpin it."""
+        with self._telling():
+            chat = await self.conversation.history.stored_chat(chat_id)
+            await self.conversation.history.pin(chat_id, not chat.pinned)
+            self.tell("Unpinned." if chat.pinned else "Pinned: it is listed first.")
         self.list_chats()
 
     @work

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.tree import Tree
 from cpuchat.present.answers import summary
+from cpuchat.present.tools import returned, title
+from cpuchat.presets import Preset
+from cpuchat.tool_calls import ToolStep
 from cpuchat.tui.markdown.drafted import Spans
-from cpuchat.tui.markdown.message_view import TranscriptMessage
+from cpuchat.tui.markdown.message_view import Step, TranscriptMessage
+
+SUMMARY = "Summary of earlier messages"
 
 
 def sent_message(text: str) -> TranscriptMessage:
@@ -19,6 +26,37 @@ def sent_message(text: str) -> TranscriptMessage:
 def attached(message: StoredMessage) -> tuple[tuple[str, str], ...]:
     """Return the titles and texts of what was sent with a message."""
     return tuple((attachment.title, attachment.text) for attachment in message.attachments)
+
+
+def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
+    """Return the folded row of a system prompt, which may be that of a preset; nothing for none."""
+    if not text.strip():
+        return []
+    of_preset = preset is not None and preset.system_prompt
+    title = f"System prompt of preset {preset.name}" if preset is not None and of_preset else "System prompt"
+    return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
+
+
+def shown_steps(steps: Sequence[ToolStep], *, running: bool = False) -> tuple[Step, ...]:
+    """Convert what came before an answer. `running`: the first call without a result is being made."""
+    found = list[Step]()
+    for step in steps:
+        calls = list[tuple[str, str | None]]()
+        for call, result in zip_longest(step.calls, step.results[: len(step.calls)]):
+            if result is not None:
+                calls.append((title(call, result), returned(call, result)))
+            else:
+                calls.append((f"{title(call)} · {'running…' if running else 'not run'}", None))
+                running = False
+        found.append(Step(step.said, step.reasoning, tuple(calls)))
+    return tuple(found)
+
+
+def _reasoning_s(message: StoredMessage) -> float:
+    """Return how long the reasoning that is shown took; 0 when it is only a part of all."""
+    if message.timings is None or any(step.reasoning for step in message.steps):
+        return 0.0
+    return message.timings.reasoning_ms / 1e3
 
 
 def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessage]:
@@ -36,11 +74,13 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
         return replace(sent, id=message.id, place=place, attachments=attached(message))
     return TranscriptMessage(
         role=message.role,
-        title="Summary of what comes before" if message.is_summary else message.model or "Answer",
+        title=SUMMARY if message.is_summary else message.model or "Answer",
         content=message.content,
         reasoning=message.reasoning,
+        reasoning_s=_reasoning_s(message),
         note=summary(message.timings, message.stop_reason or "", message.sampling, message.default_sampling),
         spans=spans,
         id=message.id,
         place=place,
+        steps=shown_steps(message.steps),
     )

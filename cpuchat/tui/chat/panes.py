@@ -7,16 +7,20 @@ from textual import work
 from cpuchat.servers import ServerModel
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.chat_list import ChatList, Chats
-from cpuchat.tui.chat.presets import PresetsScreen
+from cpuchat.tui.chat.tool_servers import ToolServersScreen
+from cpuchat.tui.keys import renamed
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import Prompt
 
 
-class PanesScreen(PresetsScreen):
+class PanesScreen(ToolServersScreen):
     """Base of the chat screen."""
 
     _chats: ChatList
     _prompt: Prompt
+
+    def tell(self, text: str, severity: str = "information") -> None:
+        super().tell(renamed(text, self.services.keymap), severity)
 
     def _apply_ui_settings(self) -> None:
         ui = self.services.settings.ui
@@ -42,7 +46,7 @@ class PanesScreen(PresetsScreen):
         self._figures.show()
 
     def action_drafting(self) -> None:
-        self.tell(draft_controls.switch(self.services))
+        self.tell(draft_controls.cycle(self.services))
         self._figures.show()
 
     def action_color_drafts(self) -> None:
@@ -54,8 +58,8 @@ class PanesScreen(PresetsScreen):
         if (result := await self.services.navigation.settings()) is None:
             return
         before, self.conversation.settings = self.services.settings, result
-        if result.ui.theme != before.ui.theme and result.ui.theme in self.app.available_themes:
-            self.app.theme = result.ui.theme
+        if result.ui.theme != before.ui.theme:
+            self.services.show_theme(result.ui.theme)
         self._apply_ui_settings()
         self._show_prompt_title()
         await self._reader.settings_changed(before.speech)

@@ -35,7 +35,7 @@ _DISTURBED = "Pass costs not measured: other programs are running; trying again 
 async def show_ceiling(conversation: Conversation) -> None:
     """Show the ceilings of the loaded model by the passes that were measured on its cores, too."""
     model, engine = conversation.model, conversation.backend.engine
-    if model is None or model.server:
+    if model is None or model.server or model.engine:
         return
     from cpuchat.models.machine import reach_of
 

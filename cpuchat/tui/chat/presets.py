@@ -1,38 +1,72 @@
-"""Presets on the chat screen: choose, save and delete, from the command palette."""
+"""Presets and the reasoning of a chat on the chat screen: from the command palette."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
 from textual import work
-from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
-from textual.content import Content
+from textual.command import CommandPalette
 
+from cpuchat.chat_preset import reasoning_of
+from cpuchat.errors import CpuchatError
+from cpuchat.present.answers import reasoning
 from cpuchat.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
 from cpuchat.servers import Source, is_url, source
 from cpuchat.settings import with_changes
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.compacting import CompactingScreen
-from cpuchat.tui.commands import highlighted, line
+from cpuchat.tui.commands import Row, listing
 from cpuchat.tui.threads import run_in_daemon_thread
-from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
+from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
 
 _NONE = "No preset"
+_REASONING = (Choice("on", "On"), Choice("off", "Off"), Choice("limit", "Limit…"), Choice("default", "Default"))
 _WIDEST = 36  # of what a preset sets, in cells
 
 
 class PresetsScreen(CompactingScreen):
     """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._models: dict[str, Source | None] = {}  # that presets name; None: not here
+
     def _show_prompt_title(self) -> None:
         raise NotImplementedError
 
+    def chat_options(self) -> str:
+        """Return what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""
+        preset, loaded = self.conversation.preset, self.services.loaded
+        name = preset.name
+        if preset.current is not None and (model := preset.current.model) and loaded is not None:
+            if model not in self._models:
+                self._find_model(model)
+            elif self._models[model] not in (loaded, self._stream.path):
+                name = f"{name} (its model is not loaded)"
+        return " · ".join(filter(None, (name, reasoning(*preset.reasoning))))
+
+    @work(exclusive=True, group="preset-model")
+    async def _find_model(self, name: str) -> None:
+        """Find the model that a preset names, to compare it with the loaded one."""
+        found: Source | None = None
+        with contextlib.suppress(CpuchatError):
+            found = await run_in_daemon_thread(partial(self._model, name))
+        self._models[name] = found
+        self._show_prompt_title()
+
     @work(exclusive=True, group="preset")
-    async def action_preset(self) -> None:
-        """Choose the preset of the open chat, or of the next one."""
+    async def action_preset(self, name: str = "") -> None:
+        """Use a preset in the open chat, or in the next one: the named one, "none" for none; "" asks which."""
         if self.refuse_while_writing("choose a preset") or (presets := await self._presets()) is None:
+            return
+        if name in presets or name == "none":
+            self._choose(presets.get(name))
+            return
+        if name:
+            self.tell(f"No preset named {clean_line(name)}. /preset lists them.", "warning")
             return
         found: list[Preset | None] = [*presets.values()]
         if self.conversation.preset.name:
@@ -40,7 +74,7 @@ class PresetsScreen(CompactingScreen):
         if found:
             self._pick(found, "Preset …", self._choose)
         else:
-            self.tell("There are no presets yet. Ctrl+P, Save as a preset makes one of the current settings.")
+            self.tell("There are no presets yet. Save the current settings as one: Ctrl+P, Save as a preset.")
 
     @work(exclusive=True, group="preset")
     async def action_save_preset(self) -> None:
@@ -56,15 +90,15 @@ class PresetsScreen(CompactingScreen):
             ConfirmScreen("Preset", question, "Replace", "Keep")
         ):
             return
-        model = conversation.model.path if conversation.model is not None else ""
         with self._telling():
             await conversation.preset.find()
             chosen = conversation.chosen
             if (chat := conversation.chat) is not None:
-                chosen = with_changes(chosen, {"chat": {"system_prompt": chat.system_prompt}})
-            preset = Preset.of(name, chosen, model)
+                chosen = with_changes(chosen, {"chat": {"system_prompt": chat.effective_system_prompt}})
+            preset = Preset.of(name, chosen, await run_in_daemon_thread(self._model_name))
+            self._models[preset.model] = self.services.loaded
             await asyncio.to_thread(save_preset, preset)
-            await conversation.preset.choose(preset, conversation.settings)
+            await conversation.preset.choose(preset)
             self.tell(f"Preset {clean_line(name)} saved.")
         self._show_prompt_title()
 
@@ -75,6 +109,38 @@ class PresetsScreen(CompactingScreen):
         elif presets is not None:
             self.tell("There are no presets.")
 
+    @work(exclusive=True, group="preset")
+    async def action_chat_reasoning(self, choice: str = "") -> None:
+        """Set whether the model reasons in the open chat, or in the next one, and for how many tokens; "" asks."""
+        if self.refuse_while_writing("choose the reasoning"):
+            return
+        preset = self.conversation.preset
+        chosen = choice or await self._ask_reasoning()
+        if chosen is not None:
+            with self._telling():
+                await preset.set_reasoning(*reasoning_of(chosen))
+            self._show_prompt_title()
+
+    async def _ask_reasoning(self) -> str | None:
+        """Return what `reasoning_of` reads; None: it was not answered."""
+        used = self.conversation.chosen.chat
+        now = reasoning(used.reasoning, used.reasoning_budget or None).removeprefix("reasoning ")
+        question = f"Reasoning in this chat (now: {now})"
+        choice = await self.app.push_screen_wait(ChoiceScreen("Reasoning", question, _REASONING))
+        if choice == "limit":
+            budget = str(self.conversation.preset.reasoning[1] or "")
+            choice = await self.app.push_screen_wait(AskTextScreen("Most tokens of reasoning (0: no limit)", budget, 8))
+        return choice
+
+    async def action_answer_now(self) -> None:
+        """End the reasoning of the running answer, so that the model answers now."""
+        newest = self.conversation.messages[-1:]
+        is_answering = any(message.role == "assistant" and message.content for message in newest)
+        if is_answering or not self._stream.writing:
+            self.tell("The model is not reasoning.")
+        elif not await self.conversation.end_reasoning():
+            self.tell("The model is not reasoning yet, or its server cannot interrupt it. Esc stops the answer.")
+
     async def _presets(self) -> dict[str, Preset] | None:
         """Return the presets; None, and the reason is shown, if they cannot be read."""
         with self._telling():
@@ -82,20 +148,36 @@ class PresetsScreen(CompactingScreen):
         return None
 
     def _pick(self, presets: list[Preset | None], placeholder: str, use: Callable[[Preset | None], object]) -> None:
-        self.app.push_screen(CommandPalette(providers=[_provider(presets, use)], placeholder=placeholder))
+        rows = listing([_row(preset, use) for preset in presets])
+        self.app.push_screen(CommandPalette(providers=[rows], placeholder=placeholder))
 
     @work(exclusive=True, group="preset")
     async def _choose(self, preset: Preset | None) -> None:
         """Use a preset from the next answer on; its model is loaded."""
+        before = self._system_prompt
         with self._telling():
-            await self.conversation.preset.choose(preset, self.services.settings)
-            name = clean_line(preset.name) if preset is not None else "none"
-            self.tell(f"Preset from the next answer: {name}.")
+            await self.conversation.preset.choose(preset)
+            if self._system_prompt != before:
+                self.show_branch(0)  # with the other one
+            name = clean_line(preset.name) if preset is not None else ""
+            self.tell(f"Preset from the next answer on: {name}." if name else "No preset from the next answer on.")
             if preset is not None and preset.model:
                 model = await run_in_daemon_thread(partial(self._model, preset.model))
+                self._models[preset.model] = model
                 if model != self.services.loaded:
                     self.load_model(model)
         self._show_prompt_title()
+
+    @property
+    def _system_prompt(self) -> str:
+        chat = self.conversation.chat
+        return chat.effective_system_prompt if chat is not None else ""
+
+    def _model_name(self) -> str:
+        """Return the loaded model as a preset names it."""
+        path = self.services.loaded_path
+        model = self.conversation.model
+        return self.services.library.spec(path) if path is not None else model.path if model is not None else ""
 
     def _model(self, name: str) -> Source:
         return source(name) if is_url(name) else self.services.library.resolve(name)
@@ -104,10 +186,14 @@ class PresetsScreen(CompactingScreen):
     async def _delete_preset(self, preset: Preset | None) -> None:
         assert preset is not None
         name = clean_line(preset.name)
+        of_new_chats = self.services.settings.chat.preset == preset.name
         question = f"Delete the preset {name}? Chats that have it keep it."
+        question += " New chats begin without a preset then." if of_new_chats else ""
         if await self.app.push_screen_wait(ConfirmScreen("Preset", question, "Delete", "Keep")):
             with self._telling():
                 await asyncio.to_thread(delete_preset, preset.name)
+                if of_new_chats:
+                    self.services.save_settings({"chat": {"preset": ""}})
                 self.tell(f"Preset {name} deleted.")
 
 
@@ -119,26 +205,7 @@ def gist(preset: Preset) -> str:
     return clean_line(" · ".join((*options, *reasoning, *model)))
 
 
-def _provider(presets: list[Preset | None], use: Callable[[Preset | None], object]) -> type[Provider]:
-    class PresetProvider(Provider):
-        async def discover(self) -> Hits:
-            for preset in presets:
-                title = _title(preset)
-                yield DiscoveryHit(self._line(preset, Content(title)), partial(use, preset), text=title)
-
-        async def search(self, query: str) -> Hits:
-            matcher = self.matcher(query)
-            for preset in presets:
-                title = _title(preset)
-                if (score := matcher.match(title)) > 0:
-                    yield Hit(score, self._line(preset, highlighted(matcher, title)), partial(use, preset), text=title)
-
-        def _line(self, preset: Preset | None, title: Content) -> Content:
-            about = gist(preset) if preset is not None else ""
-            return line(self.app, "", title, about if len(about) <= _WIDEST else f"{about[: _WIDEST - 1]}…")
-
-    return PresetProvider
-
-
-def _title(preset: Preset | None) -> str:
-    return clean_line(preset.name) if preset is not None else _NONE
+def _row(preset: Preset | None, use: Callable[[Preset | None], object]) -> Row:
+    about = gist(preset) if preset is not None else ""
+    title = clean_line(preset.name) if preset is not None else _NONE
+    return Row(title, partial(use, preset), about=about if len(about) <= _WIDEST else f"{about[: _WIDEST - 1]}…")

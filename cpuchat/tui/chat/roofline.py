@@ -33,6 +33,8 @@ def roofline(frame: Frame) -> list[Line]:
     if frame.figures.server is not None:  # its memory is not this machine's
         return []
     now = frame.figures.roofline
+    if now.has_model and not now.has_traffic and now.bandwidth is None:  # of a llama-server on this machine
+        return [_power(frame, now)] if now.watts is not None else []
     rows: list[Line] = [_figure(frame, now), _bar(frame, now), *_remarks(frame, now)]
     if now.l3_groups:
         rows.append(_per_l3(frame, now))

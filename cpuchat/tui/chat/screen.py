@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -12,9 +13,8 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer, TextArea
 
 from cpuchat.attachments import start_folder
-from cpuchat.chats.records import storable
 from cpuchat.chats.search import Matcher
-from cpuchat.protocol import AnyEvent, Failed
+from cpuchat.models.library.places import is_demo
 from cpuchat.servers import Source
 from cpuchat.tui import keys
 from cpuchat.tui.chat.answering import Answering
@@ -22,16 +22,17 @@ from cpuchat.tui.chat.attaching import Attaching, Paths
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.commands import chat_provider, model_provider
-from cpuchat.tui.chat.compacting import COMMAND
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.live_figures import LiveFigures
-from cpuchat.tui.chat.messages import attached, sent_message, stored_message
-from cpuchat.tui.chat.panes import PanesScreen
+from cpuchat.tui.chat.messages import attached, stored_message, system_prompt
+from cpuchat.tui.chat.queued import QueuedMessages
+from cpuchat.tui.chat.sending import SendingScreen
+from cpuchat.tui.chat.slash import commands
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import COMPARE, WelcomePane, questions
+from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter
@@ -41,7 +42,7 @@ from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 
-class ChatScreen(PanesScreen):
+class ChatScreen(SendingScreen):
     """Owns every change of state of the chat; widgets only say what the user did."""
 
     AUTO_FOCUS = "#prompt"
@@ -59,7 +60,6 @@ class ChatScreen(PanesScreen):
         self.conversation = services.conversation
         self.conversation.asks_when_full = True
         self.conversation.preset.of_new_chats = lambda: self.conversation.settings.chat.preset
-        self._full: Failed | None = None  # the last message had no room
         self._initial_model, self._initial_text = initial_model, text
         self.set_class(not self.conversation.messages, "-empty", update=False)
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
@@ -75,7 +75,8 @@ class ChatScreen(PanesScreen):
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
                 yield Paths()
-                yield Prompt(self.submit, id="prompt")
+                yield QueuedMessages()
+                yield Prompt(self.submit_or_save, id="prompt")
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
         yield Footer(show_command_palette=False)
@@ -83,6 +84,8 @@ class ChatScreen(PanesScreen):
     def on_mount(self) -> None:
         self._transcript = self.query_one(ChatTranscript)
         self._prompt = self.query_one(Prompt)
+        self._queued = self.query_one(QueuedMessages)
+        self._prompt.recall = self._recall_queued
         self._chats = self.query_one(ChatList)
         self._composer = Composer(self._prompt)
         self._figures = LiveFigures(self, self.services)
@@ -92,13 +95,15 @@ class ChatScreen(PanesScreen):
         )  # fmt: skip
         self._stream = ChatStream(
             self, self.services, self._answering, self._initial_model,
-            on_start=self._started, on_idle=self._show_idle, on_model=self._model_ready,
+            on_start=self._started, on_idle=self._show_idle, on_model=self._model_ready, on_title=self._title_written,
         )  # fmt: skip
         self._clipboard = Clipboard(self.app, self._transcript, self.tell)
         self._attaching = Attaching(
             self._prompt, self.query_one(Paths), self._composer,
             lambda: self.conversation.model, lambda text: self.conversation.backend.count_tokens(text),
+            lambda: self.conversation.history.n_past,
             self._show_prompt_title, start_folder() if self.READS_FILES else None,
+            lambda: {name: title for name, (title, _) in commands(self).items()},
         )  # fmt: skip
         self.conversation.on_save_problem = self.show_save_problem
         self._apply_ui_settings()
@@ -107,12 +112,16 @@ class ChatScreen(PanesScreen):
         self.show_chat()
         if self._initial_text:
             self._prompt.put(self._initial_text)
+        if self.services.tools_folder is not None:
+            self.offer_folder(self.services.tools_folder)
         self.call_after_refresh(self._start)  # after the first paint, which waits for nothing
 
     def _start(self) -> None:
         collect_garbage()
         if self._initial_model is not None:
             self.load_model(self._initial_model)
+        for name, server in self.services.tool_servers.items():
+            self.start_server(name, server)
         self.list_chats()
         self._figures.show()
         warm_up()
@@ -151,7 +160,7 @@ class ChatScreen(PanesScreen):
         await self._stream.finish()
 
     async def interrupt(self) -> bool:
-        """Stop the answer or the load; False when there is none."""
+        """Stop the answer or the load, and send nothing after it; False when there is none."""
         if not self._stream.busy or self._stream.detached:
             return False
         self._unqueue()
@@ -170,6 +179,7 @@ class ChatScreen(PanesScreen):
         return self.busy
 
     def _started(self) -> None:
+        self._held = False
         self.show_chat_title()
         self._show_prompt_title()
         self._figures.start()
@@ -181,84 +191,12 @@ class ChatScreen(PanesScreen):
         self._show_prompt_title()
         self.show_chat_title()
         self.refresh_bindings()
-        if (failed := self._full) is not None:
-            self._full = None
-            self.context_full(failed)
-        else:
-            self.call_next(self._send_queued)
-
-    # Sending
-
-    def submit(self, text: str) -> None:
-        """Send `text`, queue it while a model loads, or leave it in the prompt and say why."""
-        if self.busy and not self._answering.loading:
-            self.tell("An answer is being written. Esc stops it; your text stays in the prompt.", "warning")
-        elif self._composer.queued:
-            self.tell("One message is already queued (Esc cancels it); your text stays in the prompt.", "warning")
-        elif text.strip() == COMMAND:
-            self._prompt.accept()
-            self.action_compact()
-        elif text == COMPARE and not self._transcript.has_messages:
-            self.action_compare()
-        elif self._stream.loaded and not self.busy:
-            self._prompt.accept()
-            self._send(text)
-        elif self._stream.path is not None:
-            if not self.busy:
-                self.load_model(self._stream.path)
-            self._composer.queue(text)
-            self._show_prompt_title()
-        else:
-            self.tell("Choose a model first; your text stays in the prompt.")
-            self.action_models()
-
-    def _send(self, text: str) -> None:
-        self._clipboard.start_over()
-        editing, attach = self._attaching.take(text)
-        if editing is not None and self.is_summary(editing):
-            self.save_summary(editing, text)
-            return
-        if editing is not None:
-            self._show_messages(self.question_index(editing))
-            stream = lambda: self.conversation.edit(text, editing, attach)  # noqa: E731
-        else:
-            stream = lambda: self.conversation.send(text, attach=attach)  # noqa: E731
-        self._transcript.add_message(sent_message(text))
-        self._show_welcome()
-        self._stream.run(self._answer(stream, text, editing))
-
-    def _send_queued(self) -> None:
-        if self._composer.queued and self._stream.loaded and not self.busy:
-            self._send(self._composer.take_queued())
-
-    async def _answer(
-        self, stream: Callable[[], AsyncIterator[AnyEvent]], text: str = "", editing: int | None = None
-    ) -> None:
-        """Show an answer. `text` is the new message; it goes back into the prompt if it was not stored."""
-        self.refresh_bindings()
-        before = self.conversation.history.question
-        last = await self._answering.answer(stream, replaces=editing is not None or not text)
-        not_begun = editing is None and self.conversation.history.question is before
-        if text and (not_begun or storable(text) != self.last_sent()) and not self._prompt.text:
-            self._composer.put_back(text)
-        if isinstance(last, Failed) and last.code == "context_full" and self.conversation.kept_all:
-            self._full = last
-        elif isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
-            self._stream.loaded = False
-        self.list_chats()
-
-    async def answer_last(self) -> None:
-        self._show_messages()
-        await self._answer(self.conversation.regenerate)
+        self._go_on()
 
     @on(TextArea.Changed, "#prompt")
     def _prompt_changed(self) -> None:
         if hasattr(self, "_attaching"):
             self._attaching.changed()
-
-    def _unqueue(self) -> None:
-        self._composer.unqueue()
-        self._show_prompt_title()
 
     def _begun(self) -> None:
         """Update title and list: with the first event, a new chat has its id and title."""
@@ -268,12 +206,16 @@ class ChatScreen(PanesScreen):
         self.show_chat_title()
         self.list_chats()
 
+    def _title_written(self) -> None:
+        self.show_chat_title()
+        self.list_chats()
+
     # Showing
 
     def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
-        if self._composer.queued and self.chat_id != self._composer.chat_id:
-            self._composer.unqueue()  # it belongs to the chat that was open
-            self.tell("Message not sent; it is in the prompt of its chat.")
+        if self._composer.queue and self.chat_id != self._composer.chat_id:
+            self._composer.unqueue()  # they belong to the chat that was open
+            self.tell("Queued messages were not sent; they are back in the prompt of their chat.")
         sent_with = [attachment for message in self.conversation.messages for attachment in message.attachments]
         self._composer.switch_chat(self.chat_id, self.questions(), sent_with)
         self.remove_class("-chats-over")
@@ -299,30 +241,34 @@ class ChatScreen(PanesScreen):
         """Show the messages before the one with the index `end`, from the one with the id `top` on."""
         tree, spans, messages = self.conversation.history.tree, self._answering.spans, self.conversation.messages[:end]
         at = next((at for at, message in enumerate(messages) if message.id == top), None)
-        self._transcript.set_messages([stored_message(m, tree, spans.get(m.id, ())) for m in messages], at, matcher)
+        chat = self.conversation.chat
+        rows = system_prompt(chat.effective_system_prompt, chat.preset) if chat is not None else []
+        shown = [*rows, *(stored_message(m, tree, spans.get(m.id, ())) for m in messages)]
+        self._transcript.set_messages(shown, None if at is None else at + len(rows), matcher)
 
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
-        empty, chosen = not self._transcript.has_messages, self._stream.path is not None
+        empty, path = not self._transcript.has_messages, self._stream.path
         self.set_class(empty, "-empty")
-        self._prompt.suggestions = questions(self.check_action("compare", ())) if empty and chosen else ()
+        offered: tuple[str, ...] = ()
+        if empty and path is not None:
+            known = isinstance(path, Path) and is_demo(path)
+            offered = questions(known, self.check_action("compare", ()), self.services.first_run)
+        self._prompt.suggestions = tuple(map(start_of, offered))
         if empty:
-            idle = (self._stream.loaded or not chosen) and not self.busy
-            self.query_one(WelcomePane).show(self._prompt.suggestions, idle=idle)
+            idle = (self._stream.loaded or path is None) and not self.busy
+            self.query_one(WelcomePane).show(offered, idle=idle)
 
     def action_suggest(self, number: int) -> None:
         self._prompt.put(self._prompt.suggestions[number - 1])
         self._prompt.focus()
-
-    def _show_prompt_title(self) -> None:
-        self._composer.show_titles(self.busy, bool(self._answering.loading), self.conversation.preset.name)
 
     # Actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and hasattr(self, "_stream"):
             away = self.focused is not self._prompt
-            active = self.busy or self._reader.busy or self._composer.editing is not None or bool(self._composer.queued)
+            active = self.busy or self._reader.busy or self._composer.editing is not None or bool(self._composer.queue)
             over = self._attaching.offers or self.has_class("-chats-over")
             return True if active or away or over else None
         return True
@@ -332,7 +278,9 @@ class ChatScreen(PanesScreen):
             await super().action_stop()
 
     async def stop_working(self) -> None:
-        if self._composer.queued:
+        if self._stream.writing:
+            await self._stream.stop()  # what is queued is sent then
+        elif self._composer.queue:
             self._unqueue()
         elif not await self.interrupt():
             self._composer.cancel_editing()
@@ -348,9 +296,10 @@ class ChatScreen(PanesScreen):
         if (question := self.question_index(selected)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._stream.loaded:
-            self.tell("No model is loaded. Ctrl+O chooses one.", "warning")
+            self.tell(self.services.no_model, "warning")
         else:
             self._clipboard.start_over()
+            self.tell_if_greedy(question + 1)
             self._show_messages(question + 1)
             self._stream.run(self._answer(lambda: self.conversation.regenerate(selected)))
 
@@ -372,6 +321,9 @@ class ChatScreen(PanesScreen):
 
     def action_copy_answer(self) -> None:
         self._clipboard.copy_answer()
+
+    def action_copy_plain(self) -> None:
+        self._clipboard.copy_plain()
 
     def action_copy_code(self) -> None:
         self._clipboard.copy_code()

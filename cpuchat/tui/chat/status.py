@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
-from cpuchat.protocol import EngineInfo, ModelInfo
+from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.text import clean
@@ -37,6 +37,7 @@ class StatusLine(Widget):
         self._used = 0
         self._drafting = Drafting()
         self._memory = ""
+        self._n_tools = 0
 
     def show_model(self, model: ModelInfo | None) -> None:
         self._model = model
@@ -70,6 +71,11 @@ class StatusLine(Widget):
             self._memory = words
             self.refresh()
 
+    def show_tools(self, n_tools: int) -> None:
+        """Show how many tools the model may call."""
+        self._n_tools = n_tools
+        self.refresh()
+
     def show_drafting(self, drafting: Drafting) -> None:
         """Show the draft depth."""
         shown = self._draft_words()
@@ -102,7 +108,12 @@ class StatusLine(Widget):
             engine = [("", model.engine)] if model.engine else []
             where = [("", model.server)] if model.server else [*engine, ("", threads), *memory]
             context = self._context_words()
-            parts = [*where, *([("full", f"! {context}") if self._almost_full else ("", context)] if context else [])]
+            tools = [("", units.plural(self._n_tools, "tool"))] if self._n_tools else []
+            parts = [
+                *where,
+                *tools,
+                *([("full", f"! {context}") if self._almost_full else ("", context)] if context else []),
+            ]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
         for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
             right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)

@@ -15,6 +15,7 @@ from cpuchat.servers import Source
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.build_probe import BuildProbe
 from cpuchat.tui.chat.pass_probe import PassProbe, show_ceiling
+from cpuchat.tui.chat.titling import ChatTitler
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import yield_to_inference
 
@@ -24,7 +25,7 @@ class ChatStream:
 
     `path` is the model that was chosen; `loaded` that it was loaded once (the backend starts it again by itself).
     `on_start` is called when something begins to run, `on_idle` when it has ended and the screen still exists,
-    `on_model` when a model was loaded.
+    `on_model` when a model was loaded, `on_title` when the open chat has a new title.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ChatStream:
         on_start: Callable[[], None],
         on_idle: Callable[[], None],
         on_model: Callable[[], None],
+        on_title: Callable[[], None],
     ) -> None:
         self._screen = screen
         self._services = services
@@ -44,6 +46,7 @@ class ChatStream:
         self._on_start, self._on_idle, self._on_model = on_start, on_idle, on_model
         self.probe = BuildProbe(screen, services, lambda: self.loaded and self._is_idle())
         self.passes = PassProbe(screen, services, self._is_idle)
+        self.titles = ChatTitler(screen, services, lambda: self.loaded and self._is_idle(), on_title)
         self.path = path
         self.loaded = False
         self._worker: Worker[None] | None = None
@@ -55,7 +58,8 @@ class ChatStream:
 
     def _is_idle(self) -> bool:
         services = self._services
-        busy = self.busy or self.probe.running or self.passes.running or services.quantizing.job is not None
+        probing = self.probe.running or self.passes.running or self.titles.running
+        busy = self.busy or probing or services.quantizing.job is not None
         return not busy and not self._answering.reading and not services.leaving
 
     @property
@@ -128,6 +132,7 @@ class ChatStream:
 
     async def stop_probes(self) -> None:
         """Stop what is measured while the app is idle; it starts again when it is."""
+        await self.titles.stop()
         await self.probe.stop()
         await self.passes.stop()
 

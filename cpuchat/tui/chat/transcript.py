@@ -1,4 +1,4 @@
-"""The transcript of a chat: its branches, and what was searched for."""
+"""The transcript of a chat: its branches, what was searched for, and a mark for text below what is shown."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rich.cells import cell_len
+from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
+from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
 from cpuchat.chats.search import Matcher
 from cpuchat.tui import keys
+from cpuchat.tui.markdown.message_view import Step
 from cpuchat.tui.markdown.rows import selected
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
 _ABOVE = 2  # lines above a hit that is jumped to
+NEW_TEXT = " ↓ new text "
+"""At the bottom while there is text below that nobody has seen."""
 
 
 class ChatTranscript(Transcript):
@@ -36,6 +41,7 @@ class ChatTranscript(Transcript):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._matcher: Matcher | None = None
+        self._unseen = False  # text came in below what is shown
 
     @property
     def selected_id(self) -> int:
@@ -56,6 +62,7 @@ class ChatTranscript(Transcript):
         every place where it stands is marked.
         """
         self._matcher = matcher
+        self._unseen = False
         super().set_messages(messages, top)
 
     def _first_line(self, index: int) -> int:
@@ -78,9 +85,40 @@ class ChatTranscript(Transcript):
         if shown and self._chunk_timer is not None and self.app.screen is self.screen:
             spare_from_collections()
 
-    def begin_answer(self, title: str, drafted: bool = False) -> None:
+    def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         self._matcher = self._current = None
-        super().begin_answer(title, drafted)
+        super().begin_answer(title, drafted, hint)
+
+    def flush(self) -> None:
+        super().flush()
+        self._note_new_text()
+
+    def finish_answer(self, note: str = "") -> TranscriptMessage | None:
+        finished = super().finish_answer(note)
+        if finished is not None:
+            self._note_new_text()
+        return finished
+
+    def _note_new_text(self) -> None:
+        bottom = self.size.height - 1
+        below = self._entries.height > self.scroll_offset.y + self.size.height
+        if below and not self.following and not self._unseen:
+            self._unseen = True
+            self.refresh(Region(0, bottom, self.scrollable_content_region.width, 1))
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._unseen = self._unseen and not self.following
+
+    def _is_mark(self, y: int) -> bool:
+        """Return whether the mark for new text is at the end of this row."""
+        return self._unseen and not self.following and y == self.size.height - 1
+
+    def show_steps(self, steps: tuple[Step, ...]) -> None:
+        """Show what came before the open answer; its text up to here is part of it."""
+        if (answer := self._entries.open_answer()) is not None:
+            answer.show_steps(steps)
+            self._flush_soon()
 
     def identify(self, message: TranscriptMessage) -> None:
         """Give the last message of this role its id, its place among its siblings and its attachments, unless an answer
@@ -108,6 +146,10 @@ class ChatTranscript(Transcript):
         at = y + self.scroll_offset.y
         for start, end in self._hits(at) if at < self._entries.height else ():
             strip = selected(strip, start, end, _FOUND)
+        if self._is_mark(y) and self._view is not None:
+            style = self._view.palette.base + self._view.palette.marker + _FOUND
+            mark = Strip([Segment(NEW_TEXT, style)], cell_len(NEW_TEXT))
+            strip = Strip.join([strip.crop(0, max(0, strip.cell_length - mark.cell_length)), mark])
         return strip
 
     def action_hit(self, step: int) -> None:
@@ -120,6 +162,10 @@ class ChatTranscript(Transcript):
 
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self)
+        if place is not None and self._is_mark(place.y) and place.x >= self.size.width - cell_len(NEW_TEXT):
+            event.prevent_default()
+            self.action_scroll_end()
+            return
         at = -1 if place is None else place.y + self.scroll_offset.y
         if place is None or event.chain != 1 or at not in self._entries.starts[:-1]:
             return

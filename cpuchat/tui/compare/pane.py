@@ -13,6 +13,7 @@ from textual.message import Message
 from cpuchat.compare.rounds import SideAnswer, Turn
 from cpuchat.present import answers
 from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, LoadProgress, ModelLoaded, PrefillProgress, TextDelta
+from cpuchat.telemetry.prefill import PrefillClock
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
@@ -41,6 +42,7 @@ class SidePane(Transcript):
         self._label = clean_line(name)
         self._open = False
         self._written = False
+        self._clock = PrefillClock()
 
     def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
         """Show complete turns from the end, or from the one with the index `first`; the last answers are marked where
@@ -81,7 +83,7 @@ class SidePane(Transcript):
         self.add_message(TranscriptMessage("user", "You", prompt))
         self.begin_answer(self._label)
         self.set_pending("Waiting…")
-        self._open, self._written = True, False
+        self._open, self._written, self._clock = True, False, PrefillClock()
 
     def show_event(self, event: AnyEvent) -> None:
         """Show what the side does."""
@@ -94,7 +96,7 @@ class SidePane(Transcript):
             case LoadProgress():
                 self.set_pending(answers.load_progress(self._label, event))
             case PrefillProgress() if not self._written:
-                self.set_pending(answers.prefill_progress(event))
+                self.set_pending(answers.prefill_progress(event, self._clock.seconds_left(event)))
             case ModelLoaded():
                 self.set_pending("Loaded. Waiting…")
             case GenerationFinished():

@@ -12,6 +12,7 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import ScrollableContainer
+from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 from textual.worker import Worker
@@ -42,7 +43,7 @@ class QualityTab(ScrollableContainer, can_focus=True):
 
     def __init__(self, comparison: Comparison, settings: Settings) -> None:
         super().__init__(id="quality")
-        self.border_title = f"Quality of {comparison.names[1]} against {comparison.names[0]}"
+        self.border_title = Content(clean_line(f"Quality of {comparison.names[1]} against {comparison.names[0]}"))
         self._comparison = comparison
         self._settings = settings
         self._text = Static()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
     from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-    from cpuchat.protocol import ModelInfo
+    from cpuchat.model_info import ModelInfo
     from cpuchat.tui.services import Services
     from cpuchat.tune.placements import LoadedCosts
 

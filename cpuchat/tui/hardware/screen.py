@@ -34,7 +34,7 @@ from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
-    from cpuchat.protocol import ModelInfo
+    from cpuchat.model_info import ModelInfo
     from cpuchat.tune.placements import LoadedCosts, PlacementOptions
 
 SAMPLE_SECONDS = 1.0

@@ -16,9 +16,9 @@ from cpuchat.telemetry import units
 from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
+    from cpuchat.model_info import ModelInfo
     from cpuchat.models.prediction import Prediction
     from cpuchat.present.typical import TypicalModel
-    from cpuchat.protocol import ModelInfo
     from cpuchat.settings import Settings
 
 _RUNS = ("fits", "tight")

@@ -9,7 +9,8 @@ Against stock CommonMark:
 - Cells beyond a table's last column are kept (`token.meta["extra"]` of the row).
 - A paragraph, heading or cell with over `MOST_MARKS` characters that may be markup is text: the inline rules look for
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
-- `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup.
+- `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup
+  (`latex` shows them).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from markdown_it.token import Token
 
 from cpuchat.text import is_safe
 
-# A dollar formula touches its dollars, and no digit follows it ("$5 and $10" are amounts of money).
+# A dollar formula touches its dollars, no digit follows it ("$5 and $10" are amounts of money), and it has no code.
 _INLINE_MATH = re.compile(
-    r"\$\$(?!\$).{1,999}?\$\$|\$(?![\s$])(?:[^$\n\\]|\\.){1,999}?(?<![\s\\])\$(?![\d$])"
+    r"\$\$(?!\$).{1,999}?\$\$|\$(?![\s$])(?:[^$\n\\`]|\\.){1,999}?(?<![\s\\])\$(?![\d$])"
     r"|\\\(.{1,999}?\\\)|\\\[.{1,999}?\\\]",
     re.DOTALL,
 )

@@ -100,9 +100,15 @@ class Entries(list[Entry]):
         index = self.open_index()
         return None if index is None else self[index].open
 
+    def current(self, index: int | None) -> TranscriptMessage | None:
+        """Return the message at `index`; without one, the last answer."""
+        if index is not None and index < len(self):
+            return self[index].now
+        return next((entry.now for entry in reversed(self) if entry.message.role == "assistant"), None)
+
     def last_answer_text(self) -> str:
         """Return the content of the last answer, "" if there is none."""
-        return next((entry.now.content for entry in reversed(self) if entry.message.role == "assistant"), "")
+        return "" if (answer := self.current(None)) is None else answer.content
 
     def outward(self, top: int | None) -> Iterator[int]:
         """Yield all indices: from `top` down, then from there up; None: from the last one up."""

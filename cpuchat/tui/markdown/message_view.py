@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Literal
 
 from rich.cells import cell_len
@@ -14,7 +15,7 @@ from cpuchat.tui.markdown.compared import mark_differences
 from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Line, Row, plain_rows, prefix, to_line, wrap
+from cpuchat.tui.markdown.rows import Line, Row, copied_text, plain_rows, prefix, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
 
 GUTTER = 2  # cells; the marker of the selected message stands here
@@ -26,13 +27,23 @@ CURSOR = "▍"
 
 
 @dataclass(frozen=True)
+class Step:
+    """What came before an answer: text, then calls of tools, each with what it returned (None: it has not)."""
+
+    said: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True)
 class TranscriptMessage:
     """A message to show. `role` "notice" is the app's own voice. Texts need not be cleaned.
 
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
     of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
     question: words that differ from it are marked. `id` is that of the stored message, `place` the one among its
-    siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they are cleaned when shown.
+    siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they are cleaned when shown,
+    and so are `steps`. `reasoning_s` is how long it took (0: not known).
     """
 
     role: Literal["user", "assistant", "system", "notice"]
@@ -45,6 +56,8 @@ class TranscriptMessage:
     id: int = 0
     place: str = ""
     attachments: tuple[tuple[str, str], ...] = ()
+    reasoning_s: float = 0.0
+    steps: tuple[Step, ...] = ()
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -91,7 +104,8 @@ def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
 
 def message_parts(message: TranscriptMessage, view: View) -> tuple[list[Line], range]:
     """Render as `message_lines`; returns the lines, and which of them are the content."""
-    rows = title_rows(message, view) + fold_rows(message.reasoning, view)
+    rows = title_rows(message, view) + steps_rows(message.steps, view)
+    rows += fold_rows(message.reasoning, message.reasoning_s, view)
     rows += [row for attachment in message.attachments for row in attachment_rows(*attachment, view)]
     start = len(rows)
     palette = view.palette
@@ -108,9 +122,19 @@ def message_parts(message: TranscriptMessage, view: View) -> tuple[list[Line], r
         style = {"user": Style(), "system": palette.dim, "notice": palette.notice}[message.role]
         rows += plain_rows(message.content.strip("\n"), view.text_width, style)
     content = range(start, len(rows))
+    if message.role == "system" and not message.content and rows and not rows[-1].runs:
+        rows.pop()  # after what is unfolded
     if message.note:
         rows += note_rows(message.note, view)
     return view.lines([*rows, Row()]), content
+
+
+def plain_text(message: TranscriptMessage) -> str:
+    """Return the content of a message as it is shown, without Markdown's marks, unwrapped."""
+    bare = replace(message, reasoning="", note="", spans=(), other=None, attachments=()).cleaned()
+    lines, content = message_parts(bare, View(LONGEST_LINE + GUTTER + 1, Palette()))
+    shown = lines[content.start : content.stop]
+    return copied_text(shown, (0, 0), (len(shown), 0))
 
 
 def note_rows(note: str, view: View) -> list[Row]:
@@ -135,16 +159,21 @@ def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
     return wrap(Row([(message.title, styles[message.role]), *place]), view.text_width)
 
 
-def fold_rows(reasoning: str, view: View) -> list[Row]:
-    """Render the reasoning of a complete message: one line, or all of it when unfolded."""
+def fold_rows(reasoning: str, seconds: float, view: View) -> list[Row]:
+    """Render the reasoning of a message, which took `seconds` (0: not known): one line, or all of it when unfolded."""
     if not reasoning.strip():
         return []
-    words = len(reasoning.split())
     sign = "▾" if view.show_reasoning else "▸"
-    head = Row([(f"{sign} thought for {plural(words, 'word')} (F7)", view.palette.dim)])
+    head = Row([(f"{sign} {_about_reasoning(reasoning, seconds)} (F7)", view.palette.dim)])
     if not view.show_reasoning:
         return [head]
     return [head, *_reasoning_rows(reasoning, view), Row()]
+
+
+def _about_reasoning(reasoning: str, seconds: float) -> str:
+    """Format `reasoning · 14 s · 212 words`; the time from one second on."""
+    time = f"{seconds:,.0f} s" if seconds >= 1 else ""
+    return " · ".join(filter(None, ("reasoning", time, plural(len(reasoning.split()), "word"))))
 
 
 def attachment_rows(title: str, text: str, view: View) -> list[Row]:
@@ -163,6 +192,21 @@ def attachment_rows(title: str, text: str, view: View) -> list[Row]:
     return [*rows, Row()]
 
 
+def steps_rows(steps: tuple[Step, ...], view: View) -> list[Row]:
+    """Render what came before an answer: its text, and a line for each call, with the result when unfolded."""
+    rows: list[Row] = []
+    for step in steps:
+        rows += fold_rows(clean(step.reasoning), 0.0, view)
+        if said := clean(step.said).strip("\n"):
+            rows += [*render(said, view.text_width, view.palette), Row()]
+        for title, result in step.calls:
+            if result is not None:
+                rows += attachment_rows(title, result, view)
+            else:
+                rows += wrap(Row([(f"▸ {clean_line(title)}", view.palette.dim)]), view.text_width)
+    return [*rows, Row()] if rows and rows[-1].runs else rows
+
+
 def _reasoning_rows(reasoning: str, view: View) -> list[Row]:
     bar = ("│ ", view.palette.rule)
     rows = plain_rows(reasoning.strip("\n"), view.text_width - 2, view.palette.dim)
@@ -172,33 +216,52 @@ def _reasoning_rows(reasoning: str, view: View) -> list[Row]:
 class OpenMessage:
     """The answer being written. `update` brings `lines` up to date; those that did not change stay the same objects."""
 
-    def __init__(self, title: str, view: View, drafted: bool = False) -> None:
-        """`drafted`: the drafter of each part will be known."""
+    def __init__(self, title: str, view: View, drafted: bool = False, hint: str = "") -> None:
+        """`drafted`: the drafter of each part will be known. `hint` is shown while the model reasons."""
+        self._hint = hint
         self.title = title
         self.view = view
         self.drafted = drafted
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.pending = ""
+        self.steps: tuple[Step, ...] = ()
         self._cleaner = Cleaner()
         self._reasoning_cleaner = Cleaner()
+        self._reasoned_at: tuple[float, float] | None = None  # its first and its last text, or the first of the answer
         self._spans = SpanList()
         self._fresh: list[tuple[str, str]] = []  # content that the stream has not seen yet, and who proposed it
         self._stream = self._new_stream()
-        self._head: list[Line] = []  # title and reasoning
-        self._head_of: tuple[int, bool] | None = None  # parts of reasoning, and whether there is content
+        self._head: list[Line] = []  # title, steps and reasoning
+        self._head_of: tuple[int, bool, tuple[Step, ...]] | None = None  # parts of reasoning, whether there is content
         self._done: list[Line] = []
         self.lines: list[Line] = []
         self.update()
 
+    @property
+    def reasoning_s(self) -> float:
+        """Return how long the reasoning has taken."""
+        return self._reasoned_at[1] - self._reasoned_at[0] if self._reasoned_at is not None else 0.0
+
     def feed(self, text: str, reasoning: bool = False, drafter: str = "") -> None:
         """Add text that `drafter` proposed; `update` renders it."""
+        if (reasoning or self._reasoned_at is not None) and not self.content:
+            now = monotonic()
+            self._reasoned_at = (self._reasoned_at or (now, now))[0], now
         if reasoning:
             self.reasoning.append(self._reasoning_cleaner.feed(text))
         elif cleaned := self._cleaner.feed(text):
             if not self.content:
                 cleaned = cleaned.lstrip("\n")
             self._take(cleaned, drafter)
+
+    def show_steps(self, steps: tuple[Step, ...]) -> None:
+        """Show what came before; the text up to here is part of it."""
+        self.steps = steps
+        self.content, self.reasoning, self._fresh, self._done = [], [], [], []
+        self._cleaner, self._reasoning_cleaner, self._spans = Cleaner(), Cleaner(), SpanList()
+        self._stream = self._new_stream()
+        self._reasoned_at = None
 
     def _take(self, text: str, drafter: str) -> None:
         if text:
@@ -222,10 +285,11 @@ class OpenMessage:
     def update(self) -> int:
         """Render what came in; returns the first changed line."""
         view = self.view
-        begun = (len(self.reasoning), bool(self.content))
+        begun = (len(self.reasoning), bool(self.content), self.steps)
         if begun != self._head_of:
             title = title_rows(TranscriptMessage("assistant", self.title, ""), view)
-            self._head_of, self._head = begun, view.lines(title + self._live_reasoning())
+            above = title + steps_rows(self.steps, view)
+            self._head_of, self._head = begun, view.lines(above + self._live_reasoning())
         key = []
         if isinstance(self._stream, DraftedStream):
             for text, drafter in self._fresh:
@@ -246,7 +310,11 @@ class OpenMessage:
     def message(self, note: str = "") -> TranscriptMessage:
         """Return the message so far."""
         content, reasoning = "".join(self.content), "".join(self.reasoning)
-        return TranscriptMessage("assistant", self.title, content, reasoning, note, self._spans.spans()).cleaned()
+        spans, seconds, steps = self._spans.spans(), self.reasoning_s, self.steps
+        message = TranscriptMessage(
+            "assistant", self.title, content, reasoning, note, spans, reasoning_s=seconds, steps=steps
+        )
+        return message.cleaned()
 
     def finish(self, note: str) -> TranscriptMessage:
         """Return the complete message."""
@@ -259,11 +327,13 @@ class OpenMessage:
         if not text.strip():
             return []
         if self.content or self.view.show_reasoning:
-            return fold_rows(text, self.view)
+            return fold_rows(text, self.reasoning_s, self.view)
         # The last rows only, at a fixed height: what comes below does not move.
         rows = _reasoning_rows(text[-4 * LIVE_REASONING * self.view.width :], self.view)[-LIVE_REASONING:]
         rows += [Row([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
-        return [Row([(f"▾ thinking · {len(text.split())} words", self.view.palette.dim)]), *rows]
+        about = _about_reasoning(text, self.reasoning_s)
+        head = " · ".join(filter(None, (f"▾ {about}", self._hint)))
+        return [Row([(head[: self.view.text_width], self.view.palette.dim)]), *rows]
 
     def _replace(self, new: list[Line]) -> int:
         old = self.lines

@@ -26,7 +26,7 @@ from cpuchat.text import clean
 from cpuchat.tui import keys
 from cpuchat.tui.markdown import palette as palettes
 from cpuchat.tui.markdown.entries import Entries, Entry
-from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View
+from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View, plain_text
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import Line, copied_text, selected
 
@@ -108,16 +108,16 @@ class Transcript(ScrollView, can_focus=True):
         """Append a message."""
         self._append(Entry(message))
 
-    def begin_answer(self, title: str, drafted: bool = False) -> None:
+    def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         """Open an answer and follow it; an open one is finished first.
 
-        `drafted`: `append` will name the drafter of each part.
+        `drafted`: `append` will name the drafter of each part. `hint` is shown while the model reasons.
         """
         self.finish_answer()
         message = TranscriptMessage("assistant", title, "").cleaned()
         self.following = True
         view = self._view or View(80, palettes.Palette())
-        self._append(Entry(message, OpenMessage(message.title, view, drafted)))
+        self._append(Entry(message, OpenMessage(message.title, view, drafted, hint)))
 
     def set_pending(self, text: str) -> None:
         """Show one dim line in the open answer until its text comes ("prefill 512/2048")."""
@@ -126,10 +126,11 @@ class Transcript(ScrollView, can_focus=True):
             self._flush_soon()
 
     def append(self, text: str, channel: Channel = "answer", drafter: str = "") -> None:
-        """Add to the open answer; the next flush renders it."""
+        """Add to the open answer; the next flush renders it. The first text does not wait for one."""
         if (answer := self._entries.open_answer()) is not None:
+            draw = self._flush_soon if answer.content or answer.reasoning else self.flush
             answer.feed(text, channel == "reasoning", drafter)
-            self._flush_soon()
+            draw()
 
     def finish_answer(self, note: str = "") -> TranscriptMessage | None:
         """Close the open answer, render it as a whole and return it; None without one."""
@@ -161,11 +162,10 @@ class Transcript(ScrollView, can_focus=True):
 
     # Text for the clipboard
 
-    def current_message_text(self) -> str:
-        """Return the content of the selected message; without one, the last answer's."""
-        if self._current is None or self._current >= len(self._entries):
-            return self._entries.last_answer_text()
-        return self._entries[self._current].now.content
+    def current_message_text(self, plain: bool = False) -> str:
+        """Return the selected message, else the last answer; `plain`: as it is shown, without Markdown's marks."""
+        message = self._entries.current(self._current)
+        return "" if message is None else plain_text(message) if plain else message.content
 
     def code_blocks(self) -> list[str]:
         """Return the code blocks of the last answer, as written."""

@@ -24,11 +24,11 @@ from cpuchat.tui.threads import run_in_daemon_thread
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.model_info import ModelInfo
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.models.tuned_machine import TunedMachine
-    from cpuchat.protocol import ModelInfo
 
 
 @dataclass(frozen=True)

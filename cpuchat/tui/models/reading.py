@@ -23,9 +23,9 @@ from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.list_screen import ListScreen
 
 if TYPE_CHECKING:
+    from cpuchat.model_info import ModelInfo
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
-    from cpuchat.protocol import ModelInfo
 
 _LOADED_SECONDS = 0.5  # between two looks at which model is loaded
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Label
 
@@ -48,7 +49,7 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
-            dialog.border_title = clean_line(f"Tune {self._model.stem}")
+            dialog.border_title = Content(clean_line(f"Tune {self._model.stem}"))
             dialog.border_subtitle = "Esc stops (keeps what was adopted)"
             yield Label("Starting…", id="figures", markup=False)
 

@@ -34,6 +34,10 @@ WORKLOAD = {
     "users": Question("Concurrent users", 1, 1_000_000),
     "tok_s": Question("Target tok/s per user", 0.1, 1_000_000, whole=False),
 }
+NETWORK = {
+    "machines": Question("Machines of this kind, by RPC (1: no network)", 1, 64),
+    "gbit": Question("Network between them (Gbit/s)", 0.1, 10_000, whole=False),
+}
 COSTS = {
     "price_usd": Question("price (USD)", 1, 1e9, whole=False),
     "watts": Question("power at the wall, under load (W)", 1, 1e6, whole=False),

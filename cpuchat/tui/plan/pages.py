@@ -123,7 +123,7 @@ def machines_page(plans: list[Plan]) -> Page:
         return plan.machine.name, [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)]
 
     title = f"{first.model.name} {first.model.quantization}, the cheapest machine first"
-    return Page(title, words.workload_words(first.workload, ""), lists.machine_rows(plans), details)
+    return Page(title, words.workload_words(first.workload, "", first.network), lists.machine_rows(plans), details)
 
 
 def users_page(plan: Plan) -> Page:

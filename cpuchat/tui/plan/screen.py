@@ -15,13 +15,14 @@ from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.choices import MachineFor, catalog_drafts, catalog_models, catalog_plans, machine_plans
 from cpuchat.planner.machine_specs import HERE, MachineSpec, all_machines, with_costs
 from cpuchat.planner.model_specs import PlannedModel, models_here
+from cpuchat.planner.network import Network, combined
 from cpuchat.planner.plan import Plan, Prices, Workload, make_plan
 from cpuchat.planner.this_machine import ThisMachine
 from cpuchat.present import plan as words
 from cpuchat.present import plan_lists as lists
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.plan.figures import COSTS, WORKLOAD, Question
+from cpuchat.tui.plan.figures import COSTS, NETWORK, WORKLOAD, Question
 from cpuchat.tui.plan.pages import MachinesPage, Page, PlanPage, PlanPanes, claims_page, machines_page, users_page
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
@@ -33,13 +34,19 @@ _QUANTIZATIONS = ("", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The list that is asked for: number of the machine (0: this one, then the others), workload, quantization; and by
-    the id of a machine what the user says of its price and power, as of `with_costs`."""
+    """The list that is asked for: number of the machine (0: this one, then the others), over how many of its kind,
+    workload, quantization; and by the id of a machine what the user says of its price and power, as of `with_costs`."""
 
     machine: int = 0
     workload: Workload = Workload()
     quantization: str = ""
     costs: Mapping[str, Mapping[str, float]] = {}
+    spread: Network = Network(machines=1)
+
+    @property
+    def network(self) -> Network | None:
+        """Return the machines and the network between them; None for one machine."""
+        return self.spread if self.spread.workers else None
 
 
 class PlanScreen(PlanPanes[None]):
@@ -91,7 +98,9 @@ class PlanScreen(PlanPanes[None]):
             return with_costs(machine, "on this screen", **wanted.costs.get(machine.id, {}))
 
         models = catalog_models(self._catalog, wanted.quantization, self._files[wanted.quantization])
-        return machine_for, machine_for(None, None), catalog_plans(machine_for, models, wanted.workload)
+        plans = catalog_plans(machine_for, models, wanted.workload, network=wanted.network)
+        machine = machine_for(None, None)
+        return machine_for, combined(machine, wanted.network) if wanted.network is not None else machine, plans
 
     def _here(self) -> ThisMachine:
         return ThisMachine(self._services.settings, self._services.conversation.model)
@@ -101,7 +110,7 @@ class PlanScreen(PlanPanes[None]):
         wanted, name = self._wanted, machine.name if machine is not None else "This machine"
         self.show_list(
             f"{name} · {wanted.machine + 1} of {len(self._machines) + 1}",
-            words.workload_words(wanted.workload, wanted.quantization),
+            words.workload_words(wanted.workload, wanted.quantization, wanted.network),
             lists.catalog_rows(plans, wanted.workload.tok_s),
             self.query_one(ModelList).marked,
         )
@@ -124,8 +133,10 @@ class PlanScreen(PlanPanes[None]):
         if plan is None or machine_for is None:
             self.show_details("Plan", [("", self._problem)] if self._problem else [])
             return
-        model, workload, draft = plan.model, plan.workload, self._draft(plan.model)
-        plan = await run_in_daemon_thread(lambda: make_plan(machine_for(model, draft), model, workload, draft=draft))
+        model, workload, draft, network = plan.model, plan.workload, self._draft(plan.model), plan.network
+        plan = await run_in_daemon_thread(
+            lambda: make_plan(machine_for(model, draft), model, workload, draft=draft, network=network)
+        )
         if self.has_widgets:
             title = f"{model.name} {model.quantization}"
             self.show_details(title, [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)])
@@ -143,6 +154,9 @@ class PlanScreen(PlanPanes[None]):
 
     def action_draft(self) -> None:
         if (plan := self._selected) is None:
+            return
+        if plan.network is not None:
+            self.notify("RPC workers and a draft model cannot be combined.", severity="warning", markup=False)
             return
         if not catalog_drafts(plan.model, self._catalog):
             self.notify(f"The catalog has no draft model for {plan.model.name}.", severity="warning", markup=False)
@@ -170,9 +184,10 @@ class PlanScreen(PlanPanes[None]):
     @work(exclusive=True, group="ask")
     async def action_cost(self, name: str) -> None:
         """Ask for the price or the power of the machine."""
-        if (plan := self._selected) is None:
+        if (plan := self._selected) is None or self._machine_for is None:
             return
-        machine, known, costs = plan.machine, getattr(plan.machine, name), self._wanted.costs
+        machine, costs = self._machine_for(plan.model, None), self._wanted.costs
+        known = getattr(machine, name)
         question, now = COSTS[name], f"{known.value:.10g}" if known is not None else ""
         value = await self._answer(question, f"{machine.name}: {question.title}", now)
         if value is not None:
@@ -199,7 +214,10 @@ class PlanScreen(PlanPanes[None]):
             with contextlib.suppress(CpuchatError):  # this machine was not measured yet
                 machines.append(self._here().of(plan.model, draft))
             priced = [with_costs(one, "on this screen", **wanted.costs.get(one.id, {})) for one in machines]
-            return machines_page(machine_plans(priced, plan.model, wanted.workload, draft=draft, prices=Prices()))
+            plans = machine_plans(
+                priced, plan.model, wanted.workload, draft=draft, prices=Prices(), network=wanted.network
+            )
+            return machines_page(plans)
 
         chosen = await self.app.push_screen_wait(MachinesPage(f"{plan.model.name} {plan.model.quantization}", make))
         if chosen is not None:
@@ -208,11 +226,27 @@ class PlanScreen(PlanPanes[None]):
     @work(exclusive=True, group="ask")
     async def action_users(self) -> None:
         """Ask for a number of users of the selected model, and simulate them."""
+        if self._wanted.network is not None:
+            self.notify("With RPC there is one chat at a time. s: one machine.", severity="warning", markup=False)
+            return
         if (plan := self._selected) is None or not await self._ask("users"):
             return
         machine, model, workload = plan.machine, plan.model, self._wanted.workload
         page = PlanPage(machine.name, lambda: users_page(make_plan(machine, model, workload)))
         await self.app.push_screen_wait(page)
+
+    @work(exclusive=True, group="ask")
+    async def action_spread(self) -> None:
+        """Ask over how many machines of the kind to plan, and for the network between them."""
+        spread = self._wanted.spread
+        for name, question in NETWORK.items():
+            value = await self._answer(question, question.title, f"{getattr(spread, name):.10g}")
+            if value is None:
+                return
+            spread = msgspec.structs.replace(spread, **{name: value})
+            if not spread.workers:
+                break
+        self._change(spread=spread)
 
     def action_claims(self) -> None:
         self.app.push_screen(PlanPage("Published claims", claims_page))

@@ -17,8 +17,9 @@ from textual.widgets import Checkbox, Footer, Input, Select, Static, TabbedConte
 
 from cpuchat import paths
 from cpuchat import settings as settings_file
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, SettingsError
 from cpuchat.models.tuned import TunedSettings, value_of
+from cpuchat.presets import load_presets
 from cpuchat.servers import ServerModel
 from cpuchat.settings import Settings, with_changes
 from cpuchat.text import clean_line
@@ -64,7 +65,7 @@ class SettingRow(Horizontal):
         self._saved = value
         self._themes = themes
         self.note = note
-        self._unset = unset
+        self.unset = unset
         self.text_beside = self._about
 
     def compose(self) -> ComposeResult:
@@ -82,14 +83,17 @@ class SettingRow(Horizontal):
             case "switch":
                 return OnOff(bool(shown), classes="editor")
             case "choice" | "theme":
-                names = list(field.choices) or sorted({*self._themes, shown})
+                names = list(field.choices) or sorted({*self._themes, shown, field.default})
                 # Not as markup: config.toml may name a theme of any characters.
                 options = [(Content(clean_line(str(name))), name) for name in names]
+                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
+            case "preset":
+                options = [(Content(clean_line(words)), name) for name, words in _presets(shown).items()]
                 return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
             case "text" | "lines":
                 return TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
             case _:
-                return Input(str(shown), placeholder=self._unset, compact=True, classes="editor", select_on_focus=True)
+                return Input(str(shown), placeholder=self.unset, compact=True, classes="editor", select_on_focus=True)
 
     @property
     def editor(self) -> Widget:
@@ -139,6 +143,15 @@ class SettingRow(Horizontal):
         self.post_message(self.Edited(self))
 
 
+def _presets(chosen: str) -> dict[str, str]:
+    """Return the names to choose from, "" for none, with the words for each; the chosen one may be gone."""
+    try:
+        known = {"": "none"} | {name: name for name in load_presets()}
+    except SettingsError:  # a damaged file; choosing a preset says so
+        known = {"": "none"}
+    return known if chosen in known else known | {chosen: f"{chosen} (missing)"}
+
+
 _OF_THE_WORKER = ("Speculation", "Engine")
 """Tabs that have no effect on a model on a server."""
 _SERVED_TAB = "The loaded model is on a server: these settings are for models on this machine."
@@ -162,8 +175,10 @@ class SettingsScreen(Dismissable[Settings | None]):
         self._themes = sorted(themes)
         self._theme_before = ""
         self._saving = False
+        self._sources: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
+        self._sources = self._services.setting_sources.read()
         with Vertical(id="form") as form:
             form.border_title = "Settings"
             with TabbedContent():
@@ -199,17 +214,31 @@ class SettingsScreen(Dismissable[Settings | None]):
                 self._show_hint(row)
 
     def _show_hint(self, row: SettingRow) -> None:
-        """Show the help at the bottom, where it has no room beside the field."""
-        hint = self.query_one("#hint", Static)
-        hint.update(row.text_beside)
-        hint.set_class(row.has_class("-invalid"), "-invalid")
+        """Show range, default and source at the bottom; the help too where it has no room beside the field."""
+        hint, invalid = self.query_one("#hint", Static), row.has_class("-invalid")
+        hint.update(row.text_beside if invalid else " · ".join(self._facts(row)))
+        hint.set_class(invalid, "-invalid")
+
+    def _facts(self, row: SettingRow) -> list[str]:
+        field, facts = row.field, [] if self.has_class("-wide") else [row.text_beside]
+        if field.limits:
+            facts.append(field.limits)
+        facts.append(row.unset if "default" in row.unset else f"default {row.unset or field.default_shown}")
+        if source := self._sources.get(field.key):
+            facts.append(source)
+        preset = self._services.conversation.preset
+        used = current(preset.applied_to(self._settings), field)
+        if used != current(self._settings, field):
+            own = {"chat.reasoning": preset.reasoning[0] or None, "chat.reasoning_budget": preset.reasoning[1]}
+            by = " by its preset" if own.get(field.key) is None else ""
+            facts.append(f"{clean_line(str(field.shown(used)))} in this chat{by}")
+        return facts
 
     @on(SettingRow.Edited)
     def _row_edited(self, event: SettingRow.Edited) -> None:
         self._show_hint(event.row)
         if event.row.field.kind == "theme":
-            wanted = event.row.content if event.row.changed else self._theme_before  # not always that of the settings
-            self.app.theme = wanted if wanted in self.app.available_themes else self.app.theme
+            self._services.show_theme(event.row.content if event.row.changed else self._theme_before)
 
     def show_row(self, row: SettingRow) -> None:
         """Open its tab and focus it."""
@@ -222,7 +251,8 @@ class SettingsScreen(Dismissable[Settings | None]):
         tabs = self.query_one(TabbedContent)
         names = [tab.lower() for tab in TABS]
         tabs.active = names[(names.index(tabs.active) + step) % len(names)]
-        tabs.get_pane(tabs.active).query(".editor").first().focus()
+        # Not before the old tab is hidden, which takes the focus from what it holds.
+        self.call_after_refresh(tabs.get_pane(tabs.active).query(".editor").first().focus)
 
     def action_defaults(self) -> None:
         focused = self.focused
@@ -252,9 +282,11 @@ class SettingsScreen(Dismissable[Settings | None]):
         return self._tuned_note(field)
 
     def _unset(self, field: Field) -> str:
-        """Return the value of a setting that is empty."""
+        """Return what is shown in place of a setting that is empty."""
         if field.default is not None:
             return ""
+        if self._is_served:
+            return "server default"
         return f"{getattr(self._services.conversation.default_sampling, field.name):g}"
 
     def _tuned_note(self, field: Field) -> str:
@@ -314,8 +346,9 @@ class SettingsScreen(Dismissable[Settings | None]):
     async def _save(self, changes: dict[str, dict[str, Any]]) -> None:
         try:
             await asyncio.to_thread(settings_file.update, changes)
-            # Others may have changed while this form was open: only what was changed here is put into them.
+            self._services.setting_sources.saved(changes)
             self.notify("Settings saved.")
+            # Others may have changed while this form was open: only what was changed here is put into them.
             self.dismiss(with_changes(self._services.settings, changes))
         except (CpuchatError, OSError) as error:
             self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)

@@ -17,7 +17,13 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
 from textual.app import App
+from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
+
+from cpuchat.tui.terminal.background import QUERY, BackgroundParser
+
+# The driver's input thread makes its parser by this name.
+setattr(linux_driver, "XTermParser", BackgroundParser)  # noqa: B010
 
 # Undoes all that the driver may have switched on: synchronized output, bracketed paste, no line wrap, resize reports,
 # mouse, keyboard protocol, alternate screen, hidden cursor, focus reports, colors.
@@ -30,6 +36,7 @@ _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no far
 
 class Job(Protocol):
     signalled: int
+    asks_background: bool
 
     def worker_groups(self) -> list[int]: ...
 
@@ -91,6 +98,9 @@ class Terminal(LinuxDriver):
     def start_application_mode(self) -> None:
         self.active = True
         super().start_application_mode()
+        if self._job.asks_background:
+            self.write(QUERY)
+            self.flush()
 
     def stop_application_mode(self) -> None:
         if self.active:

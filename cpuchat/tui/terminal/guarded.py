@@ -17,8 +17,11 @@ R = TypeVar("R")
 class GuardedApp(App[R], Generic[R]):
     """Ends itself after an uncaught exception or a signal; `launch.run` handles what follows.
 
-    `crash` is the first such exception, `signalled` the number of the first signal (0: none).
+    `crash` is the first such exception, `signalled` the number of the first signal (0: none). `asks_background`: the
+    terminal is asked for its background, and a reply arrives as `BackgroundReported`.
     """
+
+    asks_background = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from cpuchat.tui import keys
 class Completer(Protocol):
     """Offers completions of what is being typed. Each method returns False when there are none."""
 
-    def accept(self) -> bool: ...
+    def accept(self, sends: bool = False) -> bool: ...
 
     def move(self, step: int) -> bool: ...
 
@@ -51,6 +51,8 @@ class Prompt(TextArea):
         self.completer: Completer | None = None
         self.fold: Callable[[str], str] = lambda text: text
         """Returns what is inserted for a pasted text."""
+        self.recall: Callable[[], bool] = lambda: False
+        """Asked by ↑ in an empty prompt before sent messages are: puts a text here; False if there is none."""
         self.placed = ""
         """What `put` put here last: it was not typed."""
         self._steady = False
@@ -123,7 +125,7 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def action_submit(self) -> None:
-        if self.completer is not None and self.completer.accept():
+        if self.completer is not None and self.completer.accept(sends=True):
             return
         if text := self.text.strip():
             self._submit(text)
@@ -154,6 +156,8 @@ class Prompt(TextArea):
 
     def action_older(self) -> None:
         if self.completer is not None and self.completer.move(-1):
+            return
+        if not self.text and self.recall():
             return
         if self.selection.is_empty and self.navigator.is_first_wrapped_line(self.cursor_location):
             self._go(self._position - 1)

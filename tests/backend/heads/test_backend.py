@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,10 +20,16 @@ from cpuchat import paths
 from cpuchat.backend.heads.options import Drafting, ServerOptions
 from cpuchat.backend.heads.process import MODULE, free_port
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.errors import EngineMissing
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.model_info import ModelInfo
+from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import LoadCancelled, LoadOptions, ModelInfo, ModelLoaded, Speculation, TextDelta
+from cpuchat.protocol import LoadCancelled, LoadOptions, ModelLoaded, Speculation, TextDelta
+from cpuchat.synthetic.head import write_eagle3
+from cpuchat.synthetic.pair import write_pair
+from cpuchat.synthetic.shapes import shape_of
 from cpuchat.telemetry.speculation import SpeculationMeter
 from tests.support import head_server
 from tests.support.chatting import chat, collect, load
@@ -102,11 +110,29 @@ async def test_a_model_with_a_head_is_one_of_this_machine(
     assert (await collect(backend.generate(chat("Hello")))).text
 
 
+async def test_a_real_head_drafts_for_its_target(backend: SwitchingBackend, tmp_path: Path) -> None:
+    target, head = tmp_path / "target.gguf", tmp_path / "eagle3-target.gguf"
+    shape = msgspec.structs.replace(shape_of("tiny", layers=6), architecture="llama")
+    write_pair(target, None, 1.0, target=shape)
+    write_eagle3(head, target)
+    model = await load(backend, target, n_ctx=512, draft_path=str(head), speculation=DRAFTING)
+    assert model.draft == "eagle3-target" and model.engine == "llama-server"
+    request = chat("Hello", ignore_eos=True, speculation=DRAFTING)
+    got = await collect(backend.generate(request))
+    figures = got.timings.speculation
+    assert figures is not None and figures.draft_n > 0
+    plain = msgspec.structs.replace(request, speculation=Speculation())
+    assert (await collect(backend.generate(plain))).text == got.text  # whatever a head of random weights drafts
+
+
 async def test_an_answer_is_stopped_and_a_killed_server_started_again(
     backend: SwitchingBackend, programs: Path, head: Path
 ) -> None:
     await load(backend, DEMO, n_ctx=2048, draft_path=str(head), speculation=DRAFTING)
     endless = chat("Tell me a story", max_tokens=0, ignore_eos=True, speculation=DRAFTING)
+    stream = backend.generate(endless)
+    await backend.cancel()  # before the first event
+    assert (await collect(stream)).finished.stop_reason == "cancelled"
     events = []
     async for event in backend.generate(endless):
         events.append(event)
@@ -157,13 +183,13 @@ async def test_a_server_that_does_not_start_is_reported(
     monkeypatch.setattr("cpuchat.models.heads.WHEEL", "no_such_wheel")
     monkeypatch.setattr("cpuchat.models.heads.ENGINE", "no-such-program")
     failed = (await collect(backend.load(DEMO, options))).failed
-    assert failed.code == "head_engine" and "cpuchat[heads]" in failed.hint
+    assert failed.code == EngineMissing.code and ".[heads]" in failed.hint
 
 
 async def test_a_head_that_does_not_fit_is_refused(
     backend: SwitchingBackend, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpuchat.backend.heads.backend.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("cpuchat.backend.heads.plan.available_bytes", lambda: 1_000_000)
     failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(head))))).failed
     assert failed.code == "does_not_fit" and "draft" in failed.message
 
@@ -172,24 +198,88 @@ async def test_a_head_that_does_not_fit_is_refused(
     assert failed.code == "draft_mismatch" and "96 values" in failed.message
 
 
+async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
+    backend: SwitchingBackend, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, is_short = read_header(DEMO), True
+    need = required_memory(header, LoadOptions(n_ctx=2048), 2048).least
+
+    def available(*_: object) -> int:
+        return need - 1 if is_short or backend.pid is not None else need  # what a loaded model takes is not available
+
+    for module in ("cpuchat.hardware.memory", "cpuchat.backend.heads.plan"):
+        monkeypatch.setattr(f"{module}.available_bytes", available)
+    rpc_worker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with rpc_worker:
+        address = f"127.0.0.1:{rpc_worker.sockets[0].getsockname()[1]}"
+        model = await load(backend, DEMO, n_ctx=2048, rpc=(address,))
+        assert (model.engine, model.rpc_layers) == ("llama-server", 1)
+        assert "draft heads" in model.no_speculation
+        assert any(f"1 layer of {header.n_layer} on {address}" in note for note in model.notes)
+        arguments = head_server.started(programs)["arguments"]
+        assert (arguments["--rpc"], arguments["--n-gpu-layers"], arguments["--cache-ram"]) == (address, "2", "0")
+        is_short, spread = False, backend.pid
+        for _ in range(2):  # also when it is loaded again
+            model = await load(backend, DEMO, n_ctx=2048, rpc=(address,))
+            assert (model.engine, model.rpc_layers) == ("", 0)
+        assert spread is not None and not psutil.pid_exists(spread)
+
+
+async def test_an_rpc_worker_that_is_not_reached_is_named(
+    backend: SwitchingBackend, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options = LoadOptions(n_ctx=512, rpc=(address,), rpc_layers=1)
+    failed = (await collect(backend.load(DEMO, options))).failed
+    assert failed.code == "server_unreachable" and "cpuchat serve --rpc-worker" in failed.hint
+    assert failed.message == f"Cannot reach the RPC worker {address}: {os.strerror(errno.ECONNREFUSED)}."
+
+    async def fails(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(asyncio, "open_connection", fails)
+    failed = (await collect(backend.load(DEMO, options))).failed
+    assert failed.message.endswith(": Name or service not known.")
+
+    async def hangs(*_: object) -> None:
+        await backend.cancel()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", hangs)
+    assert isinstance((await collect(backend.load(DEMO, options))).events[-1], LoadCancelled)
+
+    monkeypatch.setattr("cpuchat.models.heads.ENGINE", "no-such-program")
+    failed = (await collect(backend.load(DEMO, options))).failed
+    assert failed.code == EngineMissing.code and "the one in the wheel has no RPC" in failed.message
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def test_the_server_ends_with_the_app_however_that_ends(programs: Path, head: Path) -> None:
-    """As when the app is killed: nobody closes the pipe but the system."""
+    """As when the app is killed, so that nobody closes the pipe but the system; or when the host is."""
     server = ServerOptions(
         program=str(programs / "llama-server"), model=str(DEMO), head=str(head), kind="eagle3", port=free_port(),
         drafting=Drafting(3), n_ctx=512, cpus=(min(os.sched_getaffinity(0)),),
     )  # fmt: skip
-    host = subprocess.Popen(
-        [sys.executable, "-m", MODULE, msgspec.json.encode(server).decode()],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "LLAMA_API_KEY": "key"},
-    )  # fmt: skip
-    assert host.stdin is not None and host.stdout is not None
-    pid = int(host.stdout.readline())
-    assert psutil.pid_exists(pid)
-    host.stdin.close()
-    await asyncio.to_thread(host.wait)
-    assert not psutil.pid_exists(pid)
-    host.stdout.close()
+    for end in (lambda host: host.stdin.close(), lambda host: host.kill()):
+        host = subprocess.Popen(
+            [sys.executable, "-m", MODULE, msgspec.json.encode(server).decode()],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, "LLAMA_API_KEY": "key"},
+        )  # fmt: skip
+        assert host.stdout is not None
+        pid = int(host.stdout.readline())
+        assert psutil.pid_exists(pid)
+        end(host)
+        await asyncio.to_thread(host.wait)
+        while is_running(pid):
+            await asyncio.sleep(0.01)
+        host.stdout.close()
 
 
 def test_its_drafts_are_shown_when_they_were_asked_for() -> None:

@@ -10,24 +10,22 @@ import pytest
 from cpuchat.backend.remote.adapter import Adapter
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Connection
-from cpuchat.backend.remote.identify import identify
 from cpuchat.backend.remote.llama_server import LlamaServer
 from cpuchat.backend.remote.lm_studio import LMStudio
 from cpuchat.backend.remote.metrics import parse
 from cpuchat.backend.remote.ollama import Ollama
 from cpuchat.backend.remote.vllm import VLLM
 from cpuchat.chats.records import AnswerSettings
+from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     Generate,
     LoadOptions,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     Reconnecting,
     Sampling,
     ServerLoad,
     Speculation,
-    TextDelta,
 )
 from cpuchat.servers import ServerModel
 from tests.support.chatting import Answer, chat, collect
@@ -256,6 +254,9 @@ def test_an_adapter_takes_what_reaches_its_server(kind: type[Adapter]) -> None:
         assert (sent(request()) != sent(request(**{name: value}))) == (name in adapter.takes), name
     assert set(adapter.missed(request(**SET))) == set(SET) - adapter.takes == set(adapter.ignored)
     assert adapter.missed(chat("Hello", sampling=Sampling(repeat_last_n=9))) == []  # a window of no penalty
+    unset = tuple(name for name in Sampling.__struct_fields__ if name != "seed")
+    bare = str(sent(chat("Hello", sampling=Sampling(seed=5), unset=unset)))  # the server's own values hold
+    assert "seed" in bare and not any(f"'{word}" in bare for word in ("temp", "top_", "min_p", "rep", "pres", "freq"))
 
 
 async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorded() -> None:
@@ -338,72 +339,6 @@ async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
         got = await asyncio.wait_for(collect(backend.generate(chat("Hello"))), 60)
         await backend.close()
     assert got.text == "Hello" and got.of(ServerLoad)[0].waiting == 3
-
-
-@pytest.mark.parametrize(
-    ("offset", "pinned", "note"),
-    [(None, None, ""), (1, None, ""), (0, None, "server still generating"), (0, 5, "")],
-)
-async def test_a_stop_is_said_to_have_failed_only_with_a_proof(
-    offset: int | None, pinned: int | None, note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slot with the seed of the request proves it; but one from the settings may be that of others, too."""
-    monkeypatch.setattr("cpuchat.backend.remote.backend.STOP_SECONDS", 0.3)
-
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("partial")
-        await reply.until_left()
-
-    async def slots(reply: Reply) -> None:
-        chats = server.chats()
-        params = {} if offset is None or not chats else {"params": {"seed": chats[-1].body["seed"] + offset}}
-        await reply.json([{"is_processing": True, **params}])
-
-    pages = {"/props": {"default_generation_settings": {"n_ctx": 2048}}, "/slots": slots}
-    async with remote_server(answer=answer, owner="llamacpp", pages=pages) as server:
-        backend = RemoteBackend()
-        await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        events = []
-        async for event in backend.generate(chat("Hello", sampling=Sampling(seed=pinned))):
-            events.append(event)
-            if isinstance(event, TextDelta):
-                await backend.cancel()
-        await backend.close()
-    assert Answer(events).finished.note == note
-
-
-async def test_a_slot_without_a_seed_proves_nothing() -> None:
-    slots: list[dict[str, Any]] = [{"is_processing": True}]
-    props = {"default_generation_settings": {"n_ctx": 2048}}
-    async with remote_server(owner="llamacpp", pages={"/props": props, "/slots": slots}) as server:
-        connection = Connection(server.url)
-        adapter = await identify(connection)
-        adapter.begin(chat("Hello"))
-        assert await adapter.is_idle(5) is None
-        slots[0]["params"] = {"seed": 6}
-        assert await adapter.is_idle(5) is True
-        slots[0]["params"] = {"seed": 5}
-        assert await adapter.is_idle(5) is False
-        adapter.begin(chat("Hello", sampling=Sampling(seed=5)))
-        assert await adapter.is_idle(5) is None
-        await connection.close()
-
-
-async def test_a_request_of_somebody_else_is_not_taken_for_the_stopped_one() -> None:
-    pages: dict[str, Any] = {"/metrics": "vllm:num_requests_running 1\n"}
-    async with remote_server(owner="vllm", pages=pages) as server:
-        connection = Connection(server.url)
-        adapter = await identify(connection)
-        adapter.begin(chat("Hello"))
-        assert await adapter.is_idle(5) is None  # whose is it?
-        await adapter.load(1)
-        assert await adapter.is_idle(5) is False
-        pages["/metrics"] = "vllm:num_requests_running 2\n"
-        assert await adapter.is_idle(5) is None
-        pages["/metrics"] = "vllm:num_requests_running 0\n"
-        assert await adapter.is_idle(5) is True
-        await connection.close()
 
 
 def test_engines_of_one_server_are_put_together() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -15,7 +15,6 @@ from cpuchat.errors import CpuchatError
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
-    Failed,
     GenerationFinished,
     LoadOptions,
     ModelLoaded,
@@ -24,26 +23,12 @@ from cpuchat.protocol import (
 )
 from cpuchat.servers import ServerModel
 from tests.support.chatting import Answer, chat, collect
-from tests.support.remote_server import RemoteServer, Reply, Stream, remote_server
+from tests.support.remote_server import Reply, Stream, connected, remote_server
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BACK_OFF", (0.0, 0.0, 0.0))
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    answer: Stream | None = None, **options: object
-) -> AsyncIterator[tuple[RemoteServer, RemoteBackend]]:
-    async with remote_server(**({"answer": answer} if answer else {}), **options) as server:
-        backend = RemoteBackend()
-        loaded = await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        assert isinstance(loaded.events[-1], ModelLoaded), loaded.events
-        try:
-            yield server, backend
-        finally:
-            await backend.close()
 
 
 async def answered(answer: Stream, **options: object) -> Answer:
@@ -242,70 +227,6 @@ async def test_an_answer_that_is_not_streamed_is_taken_whole() -> None:
     got = await answered(answer)
     assert got.text == "All of it."
     assert got.timings.predicted_n == 4 and not got.timings.approximate
-
-
-async def test_stopping_closes_the_connection_and_keeps_the_text() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("partial")
-        await reply.until_left()
-        server.left.set()
-
-    async with connected(answer) as (server, backend):
-        events = []
-        async for event in backend.generate(chat("Hello")):
-            events.append(event)
-            if isinstance(event, TextDelta):
-                await backend.cancel()
-        got = Answer(events)
-        assert got.text == "partial"
-        assert got.finished.stop_reason == "cancelled"
-        await asyncio.wait_for(server.left.wait(), 5)
-
-
-async def test_leaving_early_closes_the_connection() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("partial")
-        await reply.until_left()
-        server.left.set()
-
-    async with connected(answer) as (server, backend):
-        async with contextlib.aclosing(backend.generate(chat("Hello"))) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    break
-        await asyncio.wait_for(server.left.wait(), 5)
-
-
-async def test_a_killed_backend_ends_its_stream() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("partial")
-        await reply.until_left()
-
-    async with connected(answer) as (_, backend):
-        events = []
-        async for event in backend.generate(chat("Hello")):
-            events.append(event)
-            if isinstance(event, TextDelta):
-                backend.kill()
-        assert isinstance(events[-1], Failed) and events[-1].code == "interrupted"
-
-
-async def test_a_load_that_does_not_end_can_be_cancelled() -> None:
-    async def silence(reply: Reply) -> None:
-        await reply.head(200, "application/json")
-        await reply.until_left()
-
-    async with remote_server(pages={"/v1/models": silence}) as server:
-        backend = RemoteBackend()
-        events = []
-        async for event in backend.load(ServerModel(server.url), LoadOptions()):
-            events.append(type(event).__name__)
-            await backend.cancel()
-        assert events == ["LoadProgress", "LoadCancelled"]
-        await backend.close()
 
 
 async def test_the_oldest_turns_are_left_out_when_the_server_says_so() -> None:

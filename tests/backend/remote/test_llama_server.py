@@ -177,7 +177,7 @@ async def test_a_chat_that_outgrows_the_context_is_trimmed(demo: str) -> None:
     assert got.of(ContextTrimmed)[0].n_ctx == 2048
     assert got.timings.predicted_n == 5
     too_long = await collect(backend.generate(chat("word " * 5000)))
-    assert too_long.failed.code == "context_full"
+    assert too_long.failed.code == "context_full" and too_long.failed.alone
     await backend.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cpuchat.backend.remote.chunk import Attempt, Chunk, Reported
 from cpuchat.backend.remote.tally import Tally
-from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.protocol import PrefillProgress, ServerLoad, SpeculationUpdate, TextDelta
 from cpuchat.timings import Timings
 
 
@@ -38,21 +38,41 @@ def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
 
 def test_the_first_token_is_split_into_network_queue_and_prefill() -> None:
     one = tally()
-    one.add(Chunk(content="x", reported=reported(1, 5.0)), 100.530)
+    one.add(Chunk(content="x", reported=reported(1, 5.0)), 100.630)
     timings = one.timings(7)
-    assert timings.ttft_ms == pytest.approx(530.0)
+    assert timings.ttft_ms == pytest.approx(630.0)
     assert timings.network_ms == pytest.approx(5.0)
-    assert timings.queue_ms == pytest.approx(530.0 - 400.0 - 5.0 - 5.0)
+    assert timings.queue_ms == pytest.approx(630.0 - 400.0 - 5.0 - 5.0)
 
 
 def test_only_waiting_for_other_requests_is_the_queue() -> None:
     one = tally()
     one.attempted(Attempt(started=102.0, connect_s=0.2))  # the first one was not answered
-    one.add(Chunk(content="x", reported=Reported(prompt_total=9, prompt_ms=400.0, load_ms=1500.0)), 104.135)
+    one.add(Chunk(content="x", reported=Reported(prompt_total=9, prompt_ms=400.0, load_ms=1500.0)), 104.235)
     timings = one.timings(7)
-    assert timings.ttft_ms == pytest.approx(4135.0)
+    assert timings.ttft_ms == pytest.approx(4235.0)
     assert timings.network_ms == pytest.approx(205.0)  # connecting and a round trip
-    assert timings.queue_ms == pytest.approx(2135.0 - 400.0 - 1500.0 - 205.0)
+    assert timings.queue_ms == pytest.approx(2235.0 - 400.0 - 1500.0 - 205.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "queue_ms"),
+    [
+        (None, 0.0),  # tokenizing, or this process was busy
+        (Chunk(ahead=1), 30.0),
+        (ServerLoad(request_id=1, running=1, waiting=1), 30.0),
+        (ServerLoad(request_id=1, running=1, waiting=0), 0.0),
+        (Chunk(reported=Reported(queue_ms=12.0)), 12.0),
+    ],
+)
+def test_a_short_wait_is_the_queue_only_if_there_is_one(before: Chunk | ServerLoad | None, queue_ms: float) -> None:
+    one = tally()
+    if isinstance(before, ServerLoad):
+        one.seen(before)
+    elif before is not None:
+        one.add(before, 100.01)
+    one.add(Chunk(content="x", reported=reported(1, 5.0)), 100.440)
+    assert one.timings(7).queue_ms == pytest.approx(queue_ms)
 
 
 def test_shares_that_are_not_known_are_left_out() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cpuchat import paths
+from cpuchat.engine.decoding.call_guide import CallGuide
 from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.model import Model
@@ -18,6 +19,8 @@ from cpuchat.errors import GrammarUnmet, UsageError
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, Sampling, Speculation, TextDelta
+from cpuchat.tool_calls import Tool
+from cpuchat.tools.generic import GENERIC
 from tests.support.engine_chat import Chat, user
 from tests.support.pairs import OPTIONS, Talker, Wandering
 from tests.support.tiny_gguf import CHATML, vocabulary, write_tiny_gguf
@@ -106,9 +109,14 @@ def sampler(load: Load, tiny_model: Path) -> Callable[..., GuidedSampler]:
     model = load(tiny_model, OPTIONS, visible_markers=tuple(sorted(MARKER_TOKENS)))
 
     def _sampler(
-        grammar: str = "", sampling: Sampling = GREEDY, tail: str = "", budget: int | None = None
+        grammar: str = "",
+        sampling: Sampling = GREEDY,
+        tail: str = "",
+        budget: int | None = None,
+        tools: Sequence[Tool] = (),
     ) -> GuidedSampler:
-        one = GuidedSampler(sampling, model.vocab, grammar, budget)
+        guide = CallGuide(model.vocab, GENERIC, tools) if tools else None
+        one = GuidedSampler(sampling, model.vocab, grammar, budget, guide)
         one.begin(ReasoningSplitter(tail))
         return one
 
@@ -149,6 +157,20 @@ def test_without_reasoning_the_grammar_begins_at_once(sampler: Callable[..., Gui
     assert take(one, ord("x"), ord(" "), ord("\n")) == ord("\n")
     assert take(one, END, THINK, ord("t"), ord("<")) == ord("<")
     assert take(one, ord("t")) == ord("t")
+    assert one.matches_grammar
+
+
+def test_calls_match_a_grammar_from_where_they_begin(sampler: Callable[..., GuidedSampler]) -> None:
+    schema = {"type": "object", "properties": {"at": {"enum": ["it"]}}, "required": ["at"]}
+    one = sampler(tail="<think>", tools=[Tool(name="look", parameters=schema | {"additionalProperties": False})])
+    for character in "<tool_call>@":  # reasoning about calls
+        assert take(one, ord(character)) == ord(character)
+    assert take(one, THOUGHT) == THOUGHT
+    for character in "\n\n@ <tool\n<tool_call>":
+        assert take(one, ord(character)) == ord(character)
+    for character in '\n{"name":"look", "arguments": {"at": "it"}}\n</tool_call>':
+        assert take(one, ord("@"), END, ord(character)) == ord(character)
+    assert one.sample(row(ord("@"), END)) == END
     assert one.matches_grammar
 
 

@@ -89,7 +89,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rows(), samplings, st.lists(st.integers(0, 1 << 30), max_size=80))
 def test_candidates_and_probabilities_are_those_of_the_whole_row(row, sampling, spoken):
     spoken = [token % row.size for token in spoken]
@@ -105,7 +105,7 @@ def test_candidates_and_probabilities_are_those_of_the_whole_row(row, sampling, 
     assert np.array_equal(row, before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 30), samplings)
 def test_what_one_row_has_taught_changes_no_other(seed, sampling):
     """The entries near the peak are usually enough; how near follows the rows before."""

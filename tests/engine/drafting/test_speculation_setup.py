@@ -21,6 +21,7 @@ from cpuchat.engine.llama import limits
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.drafts import calibrations
 from cpuchat.models.drafts.calibrations import target_costs
 from cpuchat.models.library.places import DEMO_FILES
@@ -32,7 +33,6 @@ from cpuchat.protocol import (
     LoadCancelled,
     LoadModel,
     LoadProgress,
-    ModelInfo,
     ModelLoaded,
     Sampling,
     Speculation,

@@ -190,7 +190,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(PARTS, max_size=12).map("".join), st.booleans())
 def test_marks_change_nothing_but_the_control_texts_that_they_stand_in(
     vocabularies: list[Vocab], text: str, add_special: bool

@@ -12,6 +12,8 @@ from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain
 from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.errors import TemplateError
 from cpuchat.protocol import Message
+from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.generic import GENERIC
 from tests.support.chatting import children
 
 CHATML = """\
@@ -133,6 +135,7 @@ HOSTILE = {
     "format string": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
     "globals of a helper": "{{ raise_exception.__globals__.keys() }}",
     "changes its input": "{{ messages.append(1) }}",
+    "changes its input by another name": "{% set n = namespace(m=messages) %}{{ n.m.pop() }}",
     "file": "{% include '/etc/passwd' %}",
     "long loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "huge range": "{% for a in range(10**9) %}{% endfor %}",
@@ -155,7 +158,22 @@ HOSTILE = {
 }
 
 
+def test_a_template_changes_the_lists_that_it_makes(template):
+    source = "{% set n = namespace(q=[]) %}{% set _ = n.q.append(messages[0].content) %}{{ n.q.pop(0) }}{{ n.q }}"
+    assert template(source).render([user("Hi")]) == "Hi[]"
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a template compute for a second, not for three."""
+    source = Path(template_helper.__file__).with_name("template_process.py").read_text()
+    assert "\nMAX_CPU_SECONDS = 2\n" in source
+    (tmp_path / "template_process.py").write_text(source.replace("\nMAX_CPU_SECONDS = 2\n", "\nMAX_CPU_SECONDS = 0\n"))
+    monkeypatch.setattr(template_helper, "__file__", str(tmp_path / "template_helper.py"))
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_templates_give_a_typed_error(template, source):
     chat = template(source)
@@ -229,3 +247,44 @@ def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
             template.render([Message(role="user", content="Hello")])
     assert "Hello" in template.render([Message(role="user", content="Hello")])
     helper.close()
+
+
+WITH_TOOLS = """\
+{%- if tools %}{{- '<tools>' + tools | tojson + '</tools>' }}{%- endif %}
+{%- for message in messages %}
+{{- '<|' + message.role + '|>' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{%- set f = call.function %}
+{{- '<tool_call>{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}</tool_call>' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+LOOK = Tool(name="look", description="Look at it.", parameters={"type": "object", "properties": {"at": {}}})
+CALLED = [
+    user("What?"),
+    Message(role="assistant", content="", calls=(ToolCall(name="look", arguments={"at": "ü"}, id="c00000001"),)),
+    Message(role="tool", content="seen", call_id="c00000001", tool="look"),
+]
+
+
+def test_tools_and_calls_are_rendered_as_the_template_does(template) -> None:
+    chat = template(WITH_TOOLS)
+    text = chat.render(CALLED, tools=[LOOK])
+    assert text.startswith('<tools>[{"type": "function", "function": {"name": "look"')
+    call = '<tool_call>{"name": "look", "arguments": {"at": "ü"}}</tool_call>'
+    assert text.endswith(f"<|user|>What?<|end|><|assistant|>{call}<|end|><|tool|>seen<|end|><|assistant|>")
+    assert chat.call_format.parse(call, [LOOK]) == ("", [ToolCall(name="look", arguments={"at": "ü"})])
+
+
+def test_a_template_without_tools_gets_them_as_text(template) -> None:
+    chat = template(CHATML)
+    assert chat.call_format is GENERIC
+    text = chat.render([system("Be brief."), *CALLED], tools=[LOOK])
+    system_turn, user_turn, assistant_turn, result, _ = text.split("<|im_end|>\n")
+    assert system_turn.startswith("<|im_start|>system\nBe brief.\n\nYou can call") and '"Look at it."' in system_turn
+    assert assistant_turn.endswith('<tool_call>\n{"name": "look", "arguments": {"at": "ü"}}\n</tool_call>')
+    assert result == "<|im_start|>user\n<tool_response>\nseen\n</tool_response>"
+    assert user_turn == "<|im_start|>user\nWhat?"
+    assert chat.render([user("Hi")]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

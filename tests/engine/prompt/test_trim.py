@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.engine.prompt.trim import trim_messages
+from cpuchat.engine.prompt.trim import require_room_for_last, trim_messages
 from cpuchat.errors import ContextFull
 from cpuchat.protocol import Message
 
@@ -68,6 +68,14 @@ def test_too_long_a_message_is_refused_with_the_arithmetic():
         trim_messages(Counter(), messages[-1:], 1024)
     with pytest.raises(ContextFull, match="room for 0"):
         trim_messages(Counter(), messages, -5)
+
+
+def test_the_last_message_is_refused_only_if_it_does_not_fit_alone():
+    messages = [Message(role="system", content="s" * 48), *turns(40), Message(role="user", content="x" * 98)]
+    require_room_for_last(Counter(), messages, 150)
+    with pytest.raises(ContextFull, match=r"150 tokens \(50 of them for the system prompt\).*room for 149") as caught:
+        require_room_for_last(Counter(), messages, 149)
+    assert caught.value.alone
 
 
 roles = st.sampled_from(["user", "assistant", "system"])

@@ -10,7 +10,7 @@ from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.diagnostics.checks import examine
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
 from cpuchat.hardware.diagnostics.findings import Finding
-from cpuchat.protocol import EngineInfo
+from cpuchat.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
 
 ENGINE = EngineInfo(

@@ -10,7 +10,7 @@ import pytest
 from cpuchat.hardware.diagnostics.checks import examine
 from cpuchat.hardware.diagnostics.facts import WantedSetup, gather_facts, refused_policy
 from cpuchat.hardware.diagnostics.findings import ORDER, Finding
-from cpuchat.protocol import EngineInfo
+from cpuchat.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
 from tests.hardware.diagnostics.servers import ENGINE, facts_of, found
 from tests.hardware.trees import NAMES, make_tree, write

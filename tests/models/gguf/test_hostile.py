@@ -24,7 +24,7 @@ from tests.models.gguf.test_header import write_reference
 
 pytestmark = pytest.mark.slow
 
-N_MUTATED = 300
+N_MUTATED = 120
 MB = 1 << 20
 
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from cpuchat import paths
+from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import Usage, UsageLog
-from cpuchat.protocol import ModelInfo, Traffic
 from cpuchat.timings import SpeculationFigures, Timings
 
 WEIGHTS = 1_000_000_000
@@ -59,6 +59,7 @@ def test_with_drafts_the_plain_speed_is_that_of_the_pass_beside_them(model: Path
 def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
     UsageLog().answered(info(model), answer(40.0, n=8))
     UsageLog().answered(info(model), Timings(predicted_n=1))
+    UsageLog().answered(info(model, engine="llama-server"), answer(40.0))
     UsageLog().loaded([model.with_name("gone.gguf")])
     assert not paths.usage_file().exists()
 

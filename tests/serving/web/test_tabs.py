@@ -8,11 +8,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pyte
 import pytest
 
 from tests.cli.program import HANG_GUARD
-from tests.support.serving import Server, server
+from tests.support.serving import Server, chat, server
 
 pytest.importorskip("textual_serve", reason="needs the extra `web`")
 pytest.importorskip("websockets", reason="needs the extra `web`")
@@ -21,6 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 WIDTH, HEIGHT = 100, 30
+QUESTION = "What is the sea?"
 
 
 class Browser:
@@ -59,13 +61,13 @@ class Browser:
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, bandwidth_file: bytes) -> Iterator[Server]:
-    """Yield a server with room for two sessions, whose files are below its folder."""
+def web(tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
+    """Yield a server of the demo model with room for two sessions, whose files are below its folder."""
     folder = tmp_path_factory.mktemp("web")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
         options = ("--web", "--sessions", "2", "--max-tokens", "30")
-        with server(tiny_model, folder, *options, bandwidth=bandwidth_file) as running:
+        with server(Path("demo"), folder, *options, bandwidth=bandwidth_file) as running:
             yield running
 
 
@@ -89,24 +91,40 @@ async def until(is_true: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_tab_chats_is_loaded_again_watched_and_ended(web: Server) -> None:
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_a_tab_waits_chats_is_loaded_again_watched_and_ended(web: Server) -> None:
+    greedy = web.post(chat(QUESTION, max_tokens=30)).json()["choices"][0]["message"]["content"]
     path = opened(web)
     page = web.http.get(path)
     assert path in page.text and "default-src 'none'" in page.headers["content-security-policy"]
     assert web.http.get("/static/js/textual.js").status_code == 200
     async with browsing(web, path) as tab:
-        await tab.until("Enter sends", "tiny")
-        await tab.send("stdin", "Hello\r")
+        await tab.until("Enter sends", "demo")
+        body = chat("Hello", max_tokens=-1, ignore_eos=True, stream=True)
+        with web.http.stream("POST", "/v1/chat/completions", json=body) as other:
+            lines = other.iter_lines()
+            next(lines)
+            await tab.send("stdin", f"{QUESTION}\r")
+            await tab.until("queued · 1 request ahead")
         await tab.until("token limit reached")
+        # Sampling is left to the server, which knows that the demo model is greedy.
+        assert " ".join(greedy.replace("**", "").split()[:4]) in tab.text
         assert "^O models" not in tab.text and "^R regenerate" in tab.text
     async with browsing(web, path) as tab:  # the page is loaded again
-        await tab.until("Hello", "token limit reached")
-        await tab.send("stdin", "\x10share\r")
+        await tab.until(QUESTION, "token limit reached")
+        await tab.send("stdin", "/share\r")
         await tab.until("/watch/")
         watched = next(word for word in tab.text.split() if "/watch/" in word).partition("/watch/")[2]
+        await tab.send("stdin", "\r")  # closes the dialog
         async with browsing(web, f"/watch/{watched}") as spectator:
             assert web.http.get(f"/watch/{watched}").status_code == 200
-            await spectator.until("Hello", "token limit reached")
+            await spectator.until(QUESTION, "token limit reached")
             await spectator.send("stdin", "Not from here")
             await spectator.send("resize", {"width": 40, "height": 10})
             await tab.send("stdin", "From here")
@@ -121,7 +139,7 @@ async def test_a_tab_chats_is_loaded_again_watched_and_ended(web: Server) -> Non
     assert web.http.get(f"/watch/{watched}").status_code == 404
 
 
-async def test_sessions_have_a_limit_and_a_foreign_page_has_none(web: Server) -> None:
+async def test_sessions_have_a_limit_and_end_with_a_server_that_is_killed(web: Server) -> None:
     path = opened(web)
     opened(web)
     full = web.http.get("/")
@@ -131,3 +149,9 @@ async def test_sessions_have_a_limit_and_a_foreign_page_has_none(web: Server) ->
             async with browsing(web, place, origin=origin):
                 pass
         assert refused.value.response.status_code == 403
+    async with browsing(web, path) as tab:
+        await tab.until("Enter sends", "demo")
+        children = psutil.Process(web.process.pid).children(recursive=True)
+        web.process.kill()
+        await until(lambda: all(has_ended(one) for one in children))
+    assert children and not list(web.folder.glob("cpuchat-tab-*"))

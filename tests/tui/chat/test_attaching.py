@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual import events
 
 from cpuchat.chats.records import Attachment
+from cpuchat.models.library.library import Library
+from cpuchat.protocol import Failed
 from cpuchat.tui.chat.attaching import Paths
 from tests.support.chat_app import RunningApp, running
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
+from tests.tui.chat.test_branches import select
 
 NOTES = "notes.md:\n```\n# Notes\n```\n\n"
 LONG = "\n".join(f"line {n}" for n in range(41))
@@ -83,7 +87,7 @@ async def test_what_would_be_sent_is_named_with_its_tokens() -> None:
         await app.until(lambda: "Message · 2 attachments, ≈" in app.screen_text)
         Path("long.txt").write_text("many words " * 10_000)
         await app.write("What is in @long.txt?")
-        await app.until(lambda: "longer than the context of 8,192" in app.screen_text)
+        await app.until(lambda: "too long for the context of 8,192" in app.screen_text)
         await app.write("What is a @property?")
         await app.until(lambda: "Message · " not in app.screen_text)
         await app.write("many words " * 20)
@@ -168,6 +172,7 @@ async def test_a_long_pasted_text_becomes_an_attachment() -> None:
         assert app.conversation.messages[0].attachments == (
             Attachment(mark="[Pasted text 1: 41 lines]", title="Pasted text 1", text=LONG),
         )
+        assert app.conversation.chat is not None and app.conversation.chat.title == LONG.splitlines()[0]
         await paste(app, LONG)
         assert app.prompt.text == "[Pasted text 2: 41 lines]"
         await app.press("ctrl+n")  # another chat
@@ -196,3 +201,60 @@ async def test_a_recalled_message_that_ends_with_a_path_offers_none() -> None:
         assert app.prompt.text == "What is in @src/" and not offered(app)
         await app.press("up")
         assert app.prompt.text == "First"
+
+
+async def test_a_long_text_pasted_into_a_summary_stays_in_it() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("First")
+        await app.write("/compact")
+        await app.press("enter")
+        await app.until(lambda: app.stored()[-1][0] == "system" and not app.chat.busy)
+        await select(app, 2)
+        await app.press("f4")
+        await paste(app, LONG)
+        assert LONG in app.prompt.text and "[Pasted text" not in app.prompt.text
+
+
+async def test_attachments_are_shown_while_a_question_is_answered_after_a_summary() -> None:
+    gate = Gate()
+    full: list[Step] = [Failed(code="context_full", message="The chat has 9,000 tokens.")]
+    script = [answer("One."), full, answer("They said one."), answer("Two, three", gate=gate)]
+    async with running(ScriptedBackend(script)) as app:
+        await app.ready()
+        await app.send("First")
+        await app.conversation.history.set_options(when_full="compact")
+        await app.send("What is in @notes.md?", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.until(lambda: "▸ notes.md · 1 line (F7)" in app.screen_text)
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert "▸ notes.md · 1 line (F7)" in app.screen_text
+        assert last_asked(app) == f"{NOTES}What is in @notes.md?"
+
+
+async def test_both_sides_of_a_comparison_get_the_attachments() -> None:
+    demo = Library([]).resolve("demo")
+    async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo))), model=demo) as app:
+        await app.ready()
+        sides: list[ScriptedBackend] = []
+
+        def new_backend() -> ScriptedBackend:
+            sides.append(ScriptedBackend())
+            return sides[-1]
+
+        app.app.services.new_backend = new_backend
+        await app.write("What is in @notes.md?")
+        await app.press("ctrl+l")
+        await app.until(lambda: len(sides) > 1 and all(side.requests for side in sides))
+        for side in sides:
+            assert side.requests[-1].messages[-1].content == f"{NOTES}What is in @notes.md?"
+
+
+async def test_a_message_that_does_not_fit_beside_the_chat_is_said() -> None:
+    async with running(ScriptedBackend([answer("One.", prompt_n=7000)])) as app:
+        await app.ready()
+        await app.send("First")
+        app.backend.counts = len
+        await app.write("many words " * 40)
+        await app.until(lambda: "440 tokens: with this chat 7,441 of 8,192" in app.screen_text)

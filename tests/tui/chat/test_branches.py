@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
+from cpuchat import settings
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.search import Matcher
 from cpuchat.chats.store import ChatStore
@@ -306,3 +307,12 @@ async def test_the_open_chat_is_exported(tmp_path: Path) -> None:
 def test_the_row_of_a_hit_marks_what_was_found(content: str) -> None:
     row = excerpt_row(Matcher("needle").excerpt(1, content * 3))
     assert {row.plain[span.start : span.end] for span in row.spans} == {"needle"}
+
+
+async def test_regenerating_a_greedy_answer_says_that_it_will_be_the_same() -> None:
+    settings.update({"sampling": {"temperature": 0.0}})
+    async with running() as app:
+        await app.ready()
+        await app.send("Say something")
+        await again(app)
+        assert any(notice.startswith("Greedy sampling: expect the same answer again. F2") for notice in app.notices)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.protocol import EngineInfo, Generate, GenerationFinished
+from cpuchat.model_info import EngineInfo
+from cpuchat.protocol import Generate, GenerationFinished
 from cpuchat.settings import EngineSection
 from cpuchat.timings import Timings
 from cpuchat.tui.chat import build_probe

@@ -64,6 +64,26 @@ async def test_chats_are_listed_searched_opened_and_left() -> None:
         assert not app.transcript.messages
 
 
+async def test_pinned_chats_are_listed_first_also_after_a_restart() -> None:
+    def titles() -> list[str]:
+        options = app.chat.query_one(Chats).options
+        return [str(option.prompt).strip(" ▌") for option in options]
+
+    async with running(prepare=three_chats) as app:
+        await app.ready()
+        assert titles() == ["Today", "What is a [roofline]?", "TOML schema", "Regex for dates"]
+        app.chat.query_one(Chats).focus()
+        await app.press("end", "p")
+        await app.until(lambda: titles()[:2] == ["Pinned", "Regex for dates"])
+        assert titles()[2:] == ["Today", "What is a [roofline]?", "TOML schema"]
+    async with running() as app:
+        await app.ready()
+        await app.until(lambda: titles()[:2] == ["Pinned", "Regex for dates"])
+        app.chat.query_one(Chats).focus()
+        await app.press("home", "p")
+        await app.until(lambda: titles()[0] == "Today")
+
+
 async def test_renaming_and_deleting_a_chat() -> None:
     async with running(prepare=three_chats) as app:
         await app.ready()

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import settings
+from cpuchat import paths, settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -25,7 +26,7 @@ from cpuchat.timings import Timings
 from cpuchat.tui import pace
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
-from cpuchat.tui.chat.welcome import QUESTIONS
+from cpuchat.tui.chat.welcome import CODE, COMPARE, QUESTIONS, STARTS, questions
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
@@ -107,7 +108,7 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before() -> No
         assert app.transcript.messages[-1].content == "Hello there."
 
 
-async def test_page_keys_scroll_the_chat_from_the_prompt() -> None:
+async def test_page_keys_scroll_the_chat_from_the_prompt_and_a_long_message_before_it() -> None:
     async with running(ScriptedBackend([answer("\n\n".join(f"line {n}" for n in range(200)))])) as app:
         await app.ready()
         await app.send("Count")
@@ -124,12 +125,6 @@ async def test_page_keys_scroll_the_chat_from_the_prompt() -> None:
         assert app.transcript.scroll_offset.y == end and app.transcript.following
         assert app.app.focused is app.prompt
 
-
-async def test_page_keys_go_through_a_long_message_first() -> None:
-    async with running(ScriptedBackend([answer("\n\n".join(f"line {n}" for n in range(200)))])) as app:
-        await app.ready()
-        await app.send("Count")
-        end = app.transcript.scroll_offset.y
         await app.write("\n".join(f"row {n}" for n in range(30)))
         await app.press("pageup")
         row = app.prompt.cursor_location[0]
@@ -153,6 +148,25 @@ async def test_prefill_is_shown_where_the_answer_will_be() -> None:
         gate.open()
         await app.until(lambda: not app.chat.busy)
         assert "processing the prompt" not in app.screen_text
+
+
+async def test_text_that_comes_in_below_what_is_shown_is_marked() -> None:
+    gate = Gate()
+    lines = " ".join(f"line{number}\n\n" for number in range(60))
+    async with running(ScriptedBackend([answer(f"{lines} end", gate=gate)])) as app:
+        await app.count_up_to(gate)
+        app.transcript.flush()
+        await app.press("pageup")
+        await app.until(lambda: not app.transcript.following)
+        assert "new text" not in app.screen_text
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert "↓ new text" in app.screen_text
+        await app.press("ctrl+end")
+        await app.until(lambda: "new text" not in app.screen_text)
+        assert app.transcript.following
+        await app.press("pageup")
+        assert "new text" not in app.screen_text
 
 
 @pytest.mark.parametrize(("n_threads", "seconds"), [(7, 0.1), (8, 1 / 3)])
@@ -235,13 +249,6 @@ async def test_a_model_without_a_template_is_told_once() -> None:
         assert app.notices.count(note) == 1
 
 
-async def test_the_loaded_model_is_remembered() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.until(lambda: app.conversation.settings.model.last)
-    assert settings.load().model.last == MODEL.path
-
-
 async def test_copying_an_answer_and_its_code_blocks() -> None:
     async with running(ScriptedBackend([answer(LONG)])) as app:
         await app.ready()
@@ -280,15 +287,16 @@ async def test_below_sixty_columns_there_are_no_figures() -> None:
         assert "cpuchat" in app.status
 
 
-async def test_panes_hide_and_it_is_remembered() -> None:
+async def test_panes_hide_and_that_and_the_loaded_model_are_remembered() -> None:
     async with running(size=WIDE) as app:
         await app.ready()
         await app.press("f8", "f3")
         assert not app.chat.query_one(ChatList).display
         assert not app.chat.query_one(TelemetryPanel).display
-        await app.until(lambda: not app.conversation.settings.ui.telemetry)
+        await app.until(lambda: not app.conversation.settings.ui.telemetry and app.conversation.settings.model.last)
     remembered = settings.load().ui
     assert (remembered.sidebar, remembered.telemetry) == (False, False)
+    assert settings.load().model.last == MODEL.path
 
 
 @pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
@@ -304,13 +312,26 @@ async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
         snapshot(app.app, f"chat-editing-{name}")
 
 
+async def test_the_first_run_begins_with_three_steps() -> None:
+    async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
+        await app.ready()
+        for line in ("1  Ask      What can you do?", "2  Watch    What is speculative decoding?",
+                     "3  Compare  Show me Q4 against Q8, side by side", "F9 drafts"):  # fmt: skip
+            assert line in app.screen_text, line
+        await app.press("2")
+        assert app.prompt.text == "What is speculative decoding?"
+    assert paths.state_file().exists()  # the next run is not the first one
+
+
 async def test_an_empty_chat_offers_questions_by_number() -> None:
     async with running() as app:
         await app.ready()
-        assert all(question in app.screen_text for question in QUESTIONS)
+        offered = questions(is_demo=False, can_compare=True)
+        assert offered[1] == CODE and all(question in app.screen_text for question in offered)
+        assert questions(is_demo=True, can_compare=False) == tuple(one for one in QUESTIONS if one != COMPARE)
         await app.until(lambda: "a 4B model runs at about 15 tok/s here" in app.screen_text)
         await app.press("2")
-        assert app.prompt.text == QUESTIONS[1]
+        assert app.prompt.text == STARTS[CODE] and app.prompt.text.endswith("\n\n")  # where the code is pasted
         await app.press("x")  # the digit was meant
         assert app.prompt.text == "2x"
         await app.press("backspace", "backspace", "4", "enter")

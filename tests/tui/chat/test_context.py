@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from cpuchat.chats.request import SUMMARY_TITLE
-from cpuchat.protocol import Failed, ModelLoaded
+from cpuchat.conversation import Conversation
+from cpuchat.protocol import ContextTrimmed, Failed, ModelLoaded
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer
 from tests.tui.chat.test_branches import select
+from tests.tui.chat.test_calling import READ, calling
 
 FULL: list[Step] = [
     Failed(code="context_full", message="The chat has 9,000 tokens.", hint="", request_id=1, n_tokens=9000)
@@ -46,7 +50,7 @@ async def test_a_full_chat_is_summarized_and_remembers_it() -> None:
         last = [(message.role, message.content) for message in app.backend.requests[-1].messages]
         assert last == [("system", f"{SUMMARY_TITLE}\n\nThey said one."), ("user", "Second")]
         shown = [message for message in app.transcript.messages if message.role == "system"]
-        assert [(one.title, one.content) for one in shown] == [("Summary of what comes before", "They said one.")]
+        assert [(one.title, one.content) for one in shown] == [("Summary of earlier messages", "They said one.")]
 
         await app.send("Third", wait=False)  # not asked again
         await app.until(lambda: len(app.backend.requests) == 7 and not app.chat.busy)
@@ -74,6 +78,18 @@ async def test_nothing_is_sent_when_the_chat_stops_or_the_question_is_closed(key
         assert app.stored()[-1] == ("user", "Second")
         wanted = "stop" if "enter" in keys else ""
         await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.when_full == wanted)
+
+
+async def test_a_summary_is_asked_for_with_the_tools_of_the_chat_and_is_no_call(tmp_path: Path) -> None:
+    backend = ScriptedBackend([answer("One."), calling("", READ)])
+    async with running(backend) as app:
+        await app.ready()
+        app.chat.offer_folder(tmp_path)
+        await app.send("First")
+        app.chat.action_compact()
+        await app.until(lambda: any("called a tool in place of" in notice for notice in app.notices))
+        assert backend.requests[1].tools == backend.requests[0].tools != ()
+        assert app.stored() == [("user", "First"), ("assistant", "One.")]
 
 
 async def test_a_first_message_that_is_too_long_is_an_error() -> None:
@@ -121,7 +137,8 @@ async def test_a_summary_that_fails_leaves_the_chat_as_it_was() -> None:
 
 async def test_the_gauge_warns_from_80_percent_on() -> None:
     small = msgspec.structs.replace(MODEL, n_ctx=1024)
-    script = [answer("Fits.", prompt_n=700), answer("Nearly full.", prompt_n=840), answer("More.", prompt_n=850)]
+    sizes = {"Fits.": 700, "Nearly full.": 840, "More.": 850, "They said more.": 900, "Again.": 860}
+    script = [answer(text, prompt_n=size) for text, size in sizes.items()]
     async with running(ScriptedBackend(script, load_steps=[ModelLoaded(model=small)])) as app:
         await app.ready()
         await app.send("First")
@@ -132,6 +149,28 @@ async def test_the_gauge_warns_from_80_percent_on() -> None:
         assert len(warnings) == 1 and warnings[0].startswith("The context is 8")
         await app.send("Third")
         assert len([notice for notice in app.notices if "/compact" in notice]) == 1
+        await app.write("/compact")
+        await app.press("enter")
+        await app.until(lambda: app.stored()[-1][0] == "system" and not app.chat.busy)
+        assert "! " not in app.status
+        await app.send("Fourth")
+        assert len([notice for notice in app.notices if "/compact" in notice]) == 2  # it is full again
+
+
+async def test_what_a_summary_lacks_is_told() -> None:
+    lost: list[Step] = [
+        ContextTrimmed(request_id=1, dropped_messages=3, dropped_tokens=900, n_ctx=8192),
+        *answer("They said", stop_reason="max_tokens"),
+    ]
+    async with running(ScriptedBackend([answer("One."), lost])) as app:
+        await app.ready()
+        await app.send("First")
+        await app.write("/compact")
+        await app.press("enter")
+        await app.until(lambda: any(notice.startswith("Summarized.") for notice in app.notices))
+        [told] = [notice for notice in app.notices if notice.startswith("Summarized.")]
+        assert "The oldest 3 messages did not fit and are not in the summary. It was cut off at 2 tokens." in told
+        assert app.transcript.messages[-1].note.endswith("token limit reached")
 
 
 async def test_a_message_that_is_too_long_even_alone_is_not_tried_again() -> None:
@@ -142,3 +181,35 @@ async def test_a_message_that_is_too_long_even_alone_is_not_tried_again() -> Non
         await app.pilot.pause()
         assert app.app.screen is app.chat and len(app.backend.requests) == 3
         assert app.transcript.messages[-1].title == "Context full"
+
+
+@pytest.mark.parametrize("choice", ["", "compact"])
+async def test_a_message_that_does_not_fit_alone_is_an_error_and_nothing_is_summarized(choice: str) -> None:
+    alone: list[Step] = [Failed(code="context_full", message="The last message needs 9,000 tokens.", alone=True)]
+    async with running(ScriptedBackend([answer("One."), alone])) as app:
+        await app.ready()
+        await app.send("First")
+        await app.conversation.history.set_options(when_full=choice)
+        await app.send("Very long")
+        await app.pilot.pause()
+        assert app.app.screen is app.chat and len(app.backend.requests) == 2
+        assert "The last message needs" in app.transcript.messages[-1].content
+        assert app.stored()[-1] == ("user", "Very long")
+
+
+async def test_an_edited_summary_is_saved_without_a_model() -> None:
+    def summarized(conversation: Conversation) -> None:
+        store = conversation.history.store
+        chat = store.create_chat("m", title="Old")
+        store.add_message(chat.id, "user", "First")
+        store.add_message(chat.id, "assistant", "One.", model="m", stop_reason="end")
+        store.add_message(chat.id, "system", "They said one.", model="m")
+
+    async with running(model=None, prepare=summarized) as app:
+        [chat] = app.conversation.history.store.chats()
+        app.chat.open_chat(chat.id)
+        await app.until(lambda: len(app.transcript.messages) == 3)
+        await select(app, 2)
+        await app.press("f4", "!", "enter")
+        await app.until(lambda: app.stored()[-1] == ("system", "They said one.!"))
+        assert app.prompt.text == "" and app.chat.conversation.model is None

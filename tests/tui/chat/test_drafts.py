@@ -13,7 +13,7 @@ from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.chat.telemetry import TelemetryPanel
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
-from tests.support.scripted_backend import DRAFTING, REFUSED, WITH_DRAFT, Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import DRAFTING, MODEL, REFUSED, WITH_DRAFT, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -78,9 +78,13 @@ async def test_why_it_is_off_stands_where_the_details_were() -> None:
         assert rows[at + 1 : at + 3] == ["acceptance plain decoding is", "12 % faster on these cores"]
 
 
-async def test_f9_switches_drafting_off_and_on_from_the_next_answer() -> None:
+async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
     async with running(drafting_backend()) as app:
         await app.ready()
+        await app.press("f9")
+        assert any("always, 4 tokens per pass" in notice for notice in app.notices)
+        assert "draft 0.5B Q8_0 · fixed depth" in app.status
+        await app.send("Zero")
         await app.press("f9")
         assert any("off from the next answer" in notice for notice in app.notices)
         assert "off (F9 or F2)" in panel(app)
@@ -89,12 +93,23 @@ async def test_f9_switches_drafting_off_and_on_from_the_next_answer() -> None:
         await app.press("f9")
         assert "off (F9 or F2)" not in panel(app)
         await app.send("Two")
-        assert [r.speculation for r in app.backend.requests] == [
-            Speculation(),
-            settings.load().speculation.speculation(),
-        ]
-        assert app.backend.requests[1].speculation.drafters
+        always, off, auto = (request.speculation for request in app.backend.requests)
+        assert auto == settings.load().speculation.speculation() and auto.drafters
+        assert (always.drafters, always.depth) == (auto.drafters, 4)
+        assert off == Speculation()
     assert settings.load().speculation.drafters == "auto"
+
+
+async def test_with_rpc_workers_f9_says_why_nothing_is_drafted() -> None:
+    why = "off: with RPC workers, only draft heads are used"
+    model = msgspec.structs.replace(
+        MODEL, engine="llama-server", rpc_layers=3, no_speculation=why, traffic=None, draft_traffic=None
+    )
+    async with running(ScriptedBackend(model=model)) as app:
+        await app.ready()
+        await app.press("f9")
+        assert f"Drafting is {why}." in app.notices and app.conversation.drafting
+        assert "drafts off: with RPC" in panel(app) and "bandwidth" not in panel(app)
 
 
 async def test_f9_chooses_drafters_when_the_settings_have_none() -> None:
@@ -137,7 +152,7 @@ async def test_an_answer_written_anew_without_drafts_has_no_marks_of_the_old_one
         await app.ready()
         await app.send("Why?")
         assert "proposed by" in app.screen_text
-        await app.press("f9", "ctrl+r")
+        await app.press("f9", "f9", "ctrl+r")
         await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
         assert "proposed by" not in app.screen_text
         chat_id = app.conversation.chat.id if app.conversation.chat else ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from cpuchat.protocol import (
+    Failed,
     ModelLoaded,
 )
+from cpuchat.tui.chat.queued import QueuedMessages
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
@@ -30,10 +32,9 @@ async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
         await app.until(gate.reached.is_set)
         for key in (*"first", "enter", *"second"):
             app.app.simulate_key(key)
-        await app.until(lambda: app.prompt.text == "second")
-        assert "Queued: first" in app.screen_text
-        await app.press("enter")  # one is queued already
-        assert app.prompt.text == "second"
+        await app.until(lambda: app.prompt.text == "second" and "Queued: first" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: app.prompt.text == "" and "        second" in app.screen_text)
         await app.press("escape")
         assert app.prompt.text == "first\nsecond"
         await app.press("enter")
@@ -42,18 +43,61 @@ async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
         assert backend.requests[0].messages[-1].content == "first\nsecond"
 
 
-async def test_sending_during_an_answer_keeps_the_text_in_the_prompt() -> None:
+async def test_messages_sent_during_an_answer_are_sent_after_it_in_order() -> None:
     gate = Gate()
-    backend = ScriptedBackend([answer("One two", gate=gate)])
+    backend = ScriptedBackend([answer("One two", gate=gate), answer("Three.")])
+    async with running(backend) as app:
+        await app.count_up_to(gate)
+        for text in ("And then?", "Really?", "Why?"):
+            await app.send(text, wait=False)
+        assert "Queued: And then?" in app.screen_text and "Esc stops the answer" in app.screen_text
+        assert len(backend.requests) == 1
+        await app.write("")
+        await app.press("up")  # the last one
+        assert app.prompt.text == "Why?" and "Why?" not in [one.text for one in app.chat._composer.queue]
+        await app.press("!", "enter")
+        gate.open()
+        await app.until(lambda: len(backend.requests) == 4 and not app.chat.busy)
+        asked = [request.messages[-1].content for request in backend.requests]
+        assert asked == ["Count", "And then?", "Really?", "Why?!"]
+        assert [content for role, content in app.stored() if role == "user"] == asked
+        assert "Queued: " not in app.screen_text
+
+
+async def test_queued_messages_are_edited_in_their_place_and_deleted() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two", gate=gate), answer("Three.")])
+    async with running(backend) as app:
+        await app.count_up_to(gate)
+        for text in ("First", "Second", "Third"):
+            await app.send(text, wait=False)
+        app.chat.query_one(QueuedMessages).focus()
+        await app.press("home", "enter")
+        await app.until(lambda: app.prompt.text == "First" and app.prompt.has_focus)
+        await app.press("?", "enter")
+        app.chat.query_one(QueuedMessages).focus()
+        await app.press("end", "delete")
+        await app.until(lambda: [one.text for one in app.chat._composer.queue] == ["First?", "Second"])
+        await app.press("escape")  # stops the answer, not the queue
+        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
+        assert [one.messages[-1].content for one in backend.requests] == ["Count", "First?", "Second"]
+        assert app.stored()[1] == ("assistant", "One ")
+
+
+async def test_a_failed_answer_holds_the_queue_until_the_next_message() -> None:
+    gate = Gate()
+    failed = [gate, Failed(code="worker_died", message="Worker crashed.", hint="")]
+    backend = ScriptedBackend([failed, answer("Two.")])
     async with running(backend) as app:
         await app.count_up_to(gate)
         await app.send("And then?", wait=False)
-        assert any("Esc stops it" in notice for notice in app.notices)
-        assert app.prompt.text == "And then?"
-        assert len(backend.requests) == 1
         gate.open()
         await app.until(lambda: not app.chat.busy)
-        assert len(backend.requests) == 1
+        assert len(backend.requests) == 1 and "Queued: And then?" in app.screen_text
+        await app.send("Again")
+        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
+        asked = [one.messages[-1].content for one in backend.requests[1:]]
+        assert asked[0].endswith("And then?") and asked[1] == "Again"
 
 
 async def test_a_message_that_could_not_be_sent_is_only_in_the_prompt() -> None:

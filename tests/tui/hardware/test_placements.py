@@ -59,7 +59,8 @@ async def test_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
             ("threads", "many", "! threads: needs a whole number"),
             ("threads", "33", "! threads: Cannot use 33 threads"),
         ):
-            await type_into(app, screen, name, text)
+            field(screen, name).focus()
+            field(screen, name).value = text
             await app.until(lambda problem=problem: problem in app.screen_text)
             await app.press("enter")
             assert not screen.working

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ KEPT = [
     "<script>alert(1)</script> <!-- note --> <brr>",
     "<think>hidden</think>",
     "&#27; &#x202e; &nosuchentity; & AT&T",
-    "$x_1 * y_1 * z$ and \\(a_1 \\cdot b_1\\) and \\[ \\frac{a}{b} \\]",
+    "$\\mystery_1 * y_1 * z$ and $HOME/$USER and \\[ \\begin{cases} \\]",
     "$5 and $10",
     "__init__ and __name__",
     "snake_case_name and 2 * 3 * 4",
@@ -114,8 +115,8 @@ def test_a_diff_has_colors(fence: str) -> None:
 
 
 def test_a_formula_block_is_not_markup() -> None:
-    assert plain("$$\nx_1\n- y\n= z\n$$\nafter") == "$$\nx_1\n- y\n= z\n$$\n\nafter"
-    assert plain("\\[\na * b * c\n\\]") == "\\[\na * b * c\n\\]"
+    assert plain("$$\n\\odd x_1\n- y\n= z\n$$\nafter") == "$$\n\\odd x_1\n- y\n= z\n$$\n\nafter"
+    assert plain("\\[\na * b * c\n\\]") == "a * b * c"
 
 
 def test_fences_nested_and_half_open() -> None:
@@ -235,12 +236,14 @@ SOURCES = st.lists(PIECES, max_size=30).map("".join)
 
 
 def word_characters(text: str) -> Counter[str]:
-    """Return the text without the letters that become another character."""
-    text = text.replace("&amp;", "&").replace("&#35;", "#").replace("[x]", "")
+    """Return the text without the letters that become another character; those of formulas that become raised or
+    lowered count as what they are.
+    """
+    text = unicodedata.normalize("NFKC", text.replace("&amp;", "&").replace("&#35;", "#").replace("[x]", ""))
     return Counter(char for char in text if char.isalnum())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(SOURCES, st.sampled_from([12, 40, 80]))
 def test_every_letter_and_digit_is_shown(source: str, width: int) -> None:
     source = clean(source)
@@ -248,7 +251,7 @@ def test_every_letter_and_digit_is_shown(source: str, width: int) -> None:
     assert not word_characters(source) - word_characters(shown)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(SOURCES)
 def test_the_parser_itself_loses_no_block(source: str) -> None:
     """The net under `render` must not be what holds it all up: with the dialect alone, too, words stay in order."""
@@ -323,7 +326,7 @@ def test_hostile_nesting_is_shown(source: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_text_can_be_rendered(text: str) -> None:
     text = clean(text)
     assert not missing(text, render(text, 40, PALETTE))
@@ -344,7 +347,7 @@ def stream_all(source: str, cuts: list[int]) -> str:
     return "".join(row.text for row in done + tail)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SOURCES, st.lists(st.integers(0, 200), max_size=12))
 def test_streaming_in_any_cutting_shows_every_word(source: str, cuts: list[int]) -> None:
     source = clean(source) + "\n\nend"  # a last line of markup alone is held back until it is decided

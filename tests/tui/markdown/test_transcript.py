@@ -122,8 +122,9 @@ async def test_a_timer_flushes_what_was_appended() -> None:
         await until(pilot, lambda: "some text▍" in everything(transcript))
 
 
-async def test_prefill_state_holds_the_place_of_the_text() -> None:
+async def test_prefill_state_holds_the_place_of_the_text_which_is_drawn_at_once() -> None:
     app, transcript = host()
+    transcript.min_interval = 3600.0
     async with app.run_test(size=(50, 10)) as pilot:
         await pilot.pause()
         transcript.begin_answer("Model")
@@ -132,8 +133,12 @@ async def test_prefill_state_holds_the_place_of_the_text() -> None:
         transcript.flush()
         assert shown(transcript)[:3] == ["  Model", "  reading the prompt 512/2048", ""]
         transcript.append("Text")
-        transcript.flush()
         assert shown(transcript)[:3] == ["  Model", "  Text▍", ""]
+        transcript.append(" that waits")
+        await pilot.pause()
+        assert shown(transcript)[1] == "  Text▍"
+        transcript.flush()
+        assert shown(transcript)[1] == "  Text that waits▍"
 
 
 async def test_reasoning_is_live_then_folded_and_can_be_unfolded() -> None:
@@ -144,10 +149,10 @@ async def test_reasoning_is_live_then_folded_and_can_be_unfolded() -> None:
         transcript.append("\n".join(f"thought {n}" for n in range(9)), "reasoning")
         transcript.flush()
         live = ["  │ thought 6", "  │ thought 7", "  │ thought 8"]
-        assert shown(transcript)[1:6] == ["  ▾ thinking · 18 words", *live, "  ▍"]
+        assert shown(transcript)[1:6] == ["  ▾ reasoning · 18 words", *live, "  ▍"]
         transcript.append("Answer")
         transcript.flush()
-        assert shown(transcript)[1:3] == ["  ▸ thought for 18 words (F7)", "  Answer▍"]
+        assert shown(transcript)[1:3] == ["  ▸ reasoning · 18 words (F7)", "  Answer▍"]
         transcript.finish_answer()
         assert transcript.toggle_reasoning() is True
         assert "thought 0" in everything(transcript)
@@ -283,6 +288,7 @@ async def test_the_marker_moves_between_messages() -> None:
         transcript.set_messages(LONG)
         await until(pilot, lambda: rendered(transcript))
         assert transcript.current_message_text() == "answer 39\n\n- one\n- two"
+        assert transcript.current_message_text(plain=True) == "answer 39\n\n• one\n• two"
         transcript.focus()
         await pilot.press("k", "alt+up")
         assert transcript.current_message_text() == "question 39"

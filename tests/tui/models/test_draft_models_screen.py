@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from cpuchat import paths, settings
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.drafts.gain import Expectation, Gain
 from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import ModelInfo
 from cpuchat.tui.models.drafts import choice as draft_choice
 from cpuchat.tui.models.drafts.reader import DraftReader
 from cpuchat.tui.models.drafts.screen import DraftModelsScreen

@@ -11,7 +11,7 @@ from cpuchat.bench import pair
 from cpuchat.bench.pair import KindResult, PairResult
 from cpuchat.tui.models.drafts.measure import MeasurePairScreen
 from cpuchat.tui.models.drafts.screen import DraftModelsScreen
-from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.tui.models.test_draft_models_screen import DRAFT, TARGET, backend, mark, opened
 
@@ -36,13 +36,14 @@ async def measuring(app: RunningApp) -> MeasurePairScreen:
     return screen
 
 
-@pytest.mark.parametrize("size", [SMALL, (120, 40)])
-async def test_measured_then_used_with_the_best_depth(size: tuple[int, int]) -> None:
-    async with running(backend(), model=TARGET, size=size) as app:
+async def test_measured_then_used_with_the_best_depth() -> None:
+    async with running(backend(), model=TARGET, size=SMALL) as app:
         screen = await measuring(app)
         await app.until(lambda: screen.result is not None and "orth keeping: " in app.screen_text)
-        for words in ("prompts", "speed-up  adaptive", "maths", "chat", "Enter uses it"):
-            assert words in app.screen_text
+        for size in (SMALL, WIDE):
+            await app.pilot.resize_terminal(*size)
+            for words in ("prompts", "speed-up  adaptive", "maths", "chat", "Enter uses it"):
+                assert words in app.screen_text
         one = KindResult(
             kind="chat", plain=9, depth=4, speed_up=2, speed_ups={0: 1, 4: 2}, acceptance=0.8, tokens_per_pass=3
         )

@@ -191,7 +191,7 @@ def large(tmp_path: Path) -> Path:
     """Return a source that takes long enough to be observed."""
     folder = tmp_path / "models"
     folder.mkdir()
-    return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=3, n_ff=2048, n_head=8)
+    return write_tiny_gguf(folder / "large-F32.gguf", n_embd=512, n_layer=2, n_ff=1536, n_head=8)
 
 
 async def begun(app: RunningApp, model: Path) -> tuple[Opened, int]:
@@ -212,40 +212,19 @@ async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
         screen, _ = await begun(app, large)
         await app.press("f8")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
+        button = app.app.screen.query_one("#yes", Button)
+        button.press()
+        button.press()  # an answer given twice takes no other screen along
         await app.until(lambda: "partial file was deleted" in screen.state)
+        assert app.app.screen is screen.screen
         assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
         await app.press("escape")
         assert await asyncio.wait_for(screen.returned, 60) is None
 
 
-async def test_work_that_ends_while_it_is_asked_whether_to_stop_it_ends_well(large: Path) -> None:
-    async with running() as app:
-        screen, process = await begun(app, large)
-        await app.press("f8")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        os.kill(process, signal.SIGCONT)
-        await app.until(lambda: app.app.services.quantizing.job is None)
-        assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
-        await app.press("y")
-        made = await asyncio.wait_for(screen.returned, 60)
-        assert made is not None and made.name == "large-IQ4_XS.gguf"
-        await app.until(lambda: app.app.screen is app.chat)
-
-
-async def test_answering_a_question_twice_takes_no_other_screen_along(large: Path) -> None:
-    async with running() as app:
-        screen, _ = await begun(app, large)
-        await app.press("f8")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        button = app.app.screen.query_one("#yes", Button)
-        button.press()
-        button.press()
-        await app.until(lambda: "partial file was deleted" in screen.state)
-        assert app.app.screen is screen.screen
-
-
-async def test_the_work_goes_on_when_the_screen_is_left(large: Path) -> None:
+async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_is_asked_whether_to_stop_it(
+    large: Path,
+) -> None:
     async with running() as app:
         screen, process = await begun(app, large)
         await app.press("escape")
@@ -256,9 +235,15 @@ async def test_the_work_goes_on_when_the_screen_is_left(large: Path) -> None:
         await again.known()
         await app.press("enter")  # one at a time
         assert app.app.services.quantizing.job is not None and app.app.services.quantizing.job.type.name == "IQ4_XS"
+        await app.press("f8")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         os.kill(process, signal.SIGCONT)
-        made = await asyncio.wait_for(again.returned, 120)
-        assert made is not None and read_header(made).quantization == "IQ4_XS"
+        await app.until(lambda: app.app.services.quantizing.job is None)
+        assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
+        await app.press("y")
+        made = await asyncio.wait_for(again.returned, 60)
+        assert made is not None and made.name == "large-IQ4_XS.gguf" and read_header(made).quantization == "IQ4_XS"
+        await app.until(lambda: app.app.screen is app.chat)
         assert "→" not in app.screen_text.splitlines()[-2]
 
 
@@ -278,28 +263,19 @@ async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) ->
     assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
 
 
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("~nobody-has-this-name/x.gguf", "Cannot write there"),
-        ("a" * 300 + ".gguf", "too long"),
-        ("x\x1b[31m.gguf", "unprintable"),
-    ],
-)
-async def test_names_that_are_none_are_told(half: Path, name: str, word: str) -> None:
+async def test_names_that_are_none_and_files_that_cannot_be_written_are_told(half: Path) -> None:
     async with running() as app:
         screen = await opened(app, local(half))
         await screen.known()
-        screen.out.value = name
-        await app.press("enter")
-        await app.until(lambda: any(word in notice for notice in app.notices))
-        assert app.app.services.quantizing.job is None
-
-
-async def test_a_file_that_cannot_be_written_is_told(half: Path) -> None:
-    async with running() as app:
-        screen = await opened(app, local(half))
-        await screen.known()
+        for name, word in (
+            ("~nobody-has-this-name/x.gguf", "Cannot write there"),
+            ("a" * 300 + ".gguf", "too long"),
+            ("x\x1b[31m.gguf", "unprintable"),
+        ):
+            screen.out.value = name
+            await app.press("enter")
+            await app.until(lambda word=word: any(word in notice for notice in app.notices))
+            assert app.app.services.quantizing.job is None
         screen.out.value = "/nowhere/x.gguf"
         await app.press("enter")
         await app.until(lambda: any("There is no folder /nowhere" in notice for notice in app.notices))

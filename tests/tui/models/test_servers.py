@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from cpuchat import settings
 from cpuchat.backend.switching import SwitchingBackend
@@ -94,7 +94,7 @@ async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
         await app.press("ctrl+t")
         await app.until(lambda: any("does not report which tokens were drafted" in one for one in app.notices))
         app.chat.run_worker(app.chat.action_answer_now())
-        await app.until(lambda: any("is not reasoning, or cannot be interrupted" in one for one in app.notices))
+        await app.until(lambda: any("The model is not reasoning." in one for one in app.notices))
         await app.press("f2")
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))
         about = {row.field.key: row.text_beside for row in app.app.screen.query(SettingRow)}
@@ -103,6 +103,7 @@ async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
         }
         assert {about["chat.reasoning_budget"], about["sampling.top_k"]} == {"not supported by the server"}
         assert about["sampling.temperature"].startswith("0 = greedy") and about["engine.threads"] == "0 = one per core"
+        assert app.app.screen.query_one("#row-sampling-temperature Input", Input).placeholder == "server default"
         notes = [str(note.render()) for note in app.app.screen.query(".note").results(Static)]
         assert sum("are for models on this machine" in note for note in notes) == 2
         app.app.screen.query_one("#row-engine-ctx", SettingRow).put(4096)

@@ -32,14 +32,15 @@ def backend(model: Path) -> ScriptedBackend:
     return ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(model)))
 
 
-@pytest.mark.parametrize("size", [SMALL, WIDE])
-async def test_tuned_used_and_undone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]) -> None:
+async def test_tuned_used_and_undone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_up_speeds(monkeypatch, without_flash_attention)
-    async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,), size=size) as app:
+    async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,), size=SMALL) as app:
         screen = await tuning(app)
         await app.until(lambda: screen.done and "Used from the next load" in app.screen_text)
-        for words in ("flash attention", "auto → off", "+25.0 %", "adopted", "F8 in the settings"):
-            assert words in app.screen_text
+        for size in (SMALL, WIDE):
+            await app.pilot.resize_terminal(*size)
+            for words in ("flash attention", "auto → off", "+25.0 %", "adopted", "F8 in the settings"):
+                assert words in app.screen_text
         await app.press("escape")
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
         assert app.backend.loads[1][1].flash_attn == "off"

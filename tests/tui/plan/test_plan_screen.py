@@ -141,6 +141,18 @@ async def test_every_figure_that_is_planned_with_has_a_key() -> None:
         await app.until(lambda: "$0.65 an hour over 4 years, 1000 W at $0.15 per kWh" in figures(app))
         assert "17,532 USD, given: on this screen" in figures(app)
 
+        await app.press("s")
+        for asked, text in (("Machines", "2"), ("Network", "10")):
+            await app.until(lambda asked=asked: asked in app.screen_text and app.app.screen.query(Input))
+            app.app.screen.query_one(Input).value = text
+            await app.press("enter")
+        await app.until(lambda: title(app) == "2 × EPYC 9334")
+        await app.until(lambda: "network  1 worker × (0.2 ms round trip" in figures(app))
+        assert load(app).endswith("2.5 tok/s · 10 Gbit/s") and "$1.00 an hour" in figures(app)
+        await app.press("u", "d")
+        await app.until(lambda: any("one chat" in one for one in app.notices))
+        await app.until(lambda: any("cannot be combined" in one for one in app.notices))
+
 
 async def test_the_cheapest_machine_for_a_model_becomes_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.hardware.bandwidth.peaks.known_peak", lambda *_, **__: None)  # only known machines

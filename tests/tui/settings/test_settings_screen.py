@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from textual.widgets import Input
+from textual.widgets import Input, Select
 
 from cpuchat import paths, settings
+from cpuchat.presets import Preset, save_preset
 from cpuchat.settings import Settings
 from cpuchat.tui.fields import TABS, Field, current, field, fields
 from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
@@ -129,6 +130,7 @@ async def test_ctrl_d_puts_a_field_back() -> None:
         screen = await opened(app)
         top_k = row(screen, "sampling.top_k")
         screen.show_row(top_k)
+        await app.until(lambda: "0 or more · default 40 · set in config.toml" in app.screen_text)
         await app.press("ctrl+d")
         assert top_k.content == "" and top_k.query_one(Input).placeholder == "40"
         assert top_k.changed
@@ -173,3 +175,16 @@ async def test_what_others_changed_while_the_form_was_open_stays() -> None:
         assert app.conversation.settings.engine.threads == 3
     saved = settings.load()
     assert (saved.sampling.top_k, saved.engine.threads, saved.chat.max_tokens) == (7, 3, 50)
+
+
+async def test_the_preset_of_new_chats_is_one_that_exists() -> None:
+    save_preset(Preset(name="calm"))
+    settings.update({"chat": {"preset": "gone"}})
+    async with running() as app:
+        screen = await opened(app)
+        preset = row(screen, "chat.preset")
+        assert isinstance(preset.editor, Select)
+        assert preset.content == "gone" and "gone (missing)" in app.screen_text
+        preset.put("calm")
+        await app.press("ctrl+s")
+        await app.until(lambda: settings.load().chat.preset == "calm")

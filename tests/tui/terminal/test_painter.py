@@ -85,6 +85,7 @@ async def same(app: App[Any], terminal: Emulator, pause: Callable[[], Awaitable[
     """Wait until all is painted; fails if cells stay as they were."""
     try:
         async with asyncio.timeout(HANG_GUARD):
+            await pause()
             while terminal.cells != painted_anew(app).cells:
                 await pause()
     except TimeoutError:
@@ -177,7 +178,7 @@ async def test_no_cell_is_stale_whatever_happens(
         actions = Actions(run, chance)
         names = [name for name in vars(Actions) if not name.startswith("_")]
         assert isinstance(run.chat._compositor, Painter)
-        for name in chance.choices(names, weights=[6 if n in ("write", "figures") else 1 for n in names], k=24):
+        for name in chance.choices(names, weights=[6 if n in ("write", "figures") else 1 for n in names], k=16):
             await getattr(actions, name)()
             await same(run.app, terminal, run.pilot.pause, name)
 

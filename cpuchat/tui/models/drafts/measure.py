@@ -9,6 +9,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Label
 
@@ -45,7 +46,7 @@ class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
-            dialog.border_title = clean_line(f"{self._draft.stem} drafting for {self._target.stem}")
+            dialog.border_title = Content(clean_line(f"{self._draft.stem} drafting for {self._target.stem}"))
             dialog.border_subtitle = "Esc stops"
             yield Label("Starting…", id="figures", markup=False)
 

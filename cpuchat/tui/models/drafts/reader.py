@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat.errors import HubError
+from cpuchat.model_info import ModelInfo
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, model_of
 from cpuchat.models.drafts.gain import measured_acceptance
 from cpuchat.models.drafts.heads import heads_of, local_heads, repository_of
-from cpuchat.protocol import ModelInfo
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 

@@ -1,0 +1,38 @@
+"""From the events of an answer to the message that is stored."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuchat.chats.history import ChatHistory
+from cpuchat.protocol import AnyEvent, CallDone, CallsMade, Failed, GenerationFinished, TextDelta
+from cpuchat.tool_calls import ToolStep
+
+
+async def put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:
+    """Extend the answer by `event`; returns False when the chat no longer has it.
+
+    The figures of an answer with calls of tools are those of all its parts.
+    """
+    answer = history.answer
+    match event:
+        case TextDelta(channel="reasoning"):
+            return await history.put_answer(reasoning=answer.reasoning + event.text)
+        case TextDelta():
+            return await history.put_answer(content=answer.content + event.text)
+        case GenerationFinished():
+            before = answer.timings if answer.steps else None
+            timings = before.followed_by(event.timings) if before is not None else event.timings
+            goes_on = event.calls and event.stop_reason != "cancelled"  # after the calls
+            stop_reason = None if goes_on else event.stop_reason
+            return await history.put_answer(stop_reason=stop_reason, timings=timings, model=model_name)
+        case CallsMade():
+            step = ToolStep(said=event.said, reasoning=event.reasoning, calls=event.calls)
+            return await history.put_answer(steps=(*answer.steps, step), content="", reasoning="")
+        case CallDone() if answer.steps:
+            *before, step = answer.steps
+            step = msgspec.structs.replace(step, results=(*step.results, event.result))
+            return await history.put_answer(steps=(*before, step))
+        case Failed():
+            return await history.put_answer(stop_reason=event.code)
+    return await history.put_answer()

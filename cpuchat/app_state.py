@@ -1,0 +1,37 @@
+"""What the app remembers by itself, by the names that settings have: `state.json` in the data folder."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.files import file_lock, write_atomically
+
+SETTINGS: Final = {"model": ("last",), "ui": ("sidebar", "telemetry")}
+"""Settings that are remembered here instead of being written to config.toml, by section."""
+
+
+class AppState(msgspec.Struct, omit_defaults=True):
+    """None: not yet."""
+
+    last: str | None = None
+    sidebar: bool | None = None
+    telemetry: bool | None = None
+
+
+def read_state() -> AppState:
+    """Read the state; a missing or damaged file counts as empty."""
+    try:
+        return msgspec.json.decode(paths.state_file().read_bytes(), type=AppState)
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return AppState()
+
+
+def update_state(values: dict[str, Any]) -> None:
+    """Write some values. Raises OSError if the folder cannot be written."""
+    file = paths.state_file()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file_lock(file.parent):
+        write_atomically(file, msgspec.json.encode(msgspec.structs.replace(read_state(), **values)))

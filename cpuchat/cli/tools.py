@@ -1,0 +1,171 @@
+"""Tools on the command line: which ones, and asking before each call."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cpuchat.cli.options import Decorator, stacked
+from cpuchat.errors import Interrupted, UsageError
+from cpuchat.text import clean_line
+
+if TYPE_CHECKING:
+    from cpuchat.cli.session import Session
+    from cpuchat.cli.terminal import Terminal
+    from cpuchat.tool_calls import Tool, ToolCall
+    from cpuchat.tools.approval import Choice
+    from cpuchat.tools.config import Server
+    from cpuchat.tools.loop import ToolLoop
+    from cpuchat.tools.toolbox import Source
+
+_CHOICES: Final[dict[str, Choice]] = {"y": "once", "yes": "once", "a": "chat"}
+
+
+def tools_options() -> Decorator:
+    return stacked(
+        click.option(
+            "--tools",
+            "tool_servers",
+            multiple=True,
+            metavar="NAME",
+            help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
+        ),
+        click.option(
+            "--tools-folder",
+            metavar="DIR",
+            help="Let the model read, list and search files in this folder; each call needs your approval.",
+        ),
+        click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read."),
+    )
+
+
+def tools_of(values: Mapping[str, Any], terminal: Terminal, *, raw: bool, has_form: bool) -> ToolLoop | None:
+    """Return what the options offer to the model; None: nothing. Raises UsageError."""
+    folder, names, is_allowed = values["tools_folder"], values["tool_servers"], values["allow_tools"]
+    if folder is None and not names:
+        if is_allowed:
+            raise UsageError("--allow-tools without tools.", "Name a folder with --tools-folder, or leave it out.")
+        return None
+    flag = "--tools-folder" if folder is not None else "--tools"
+    if raw:
+        raise UsageError(f"{flag} cannot be used with --raw, which skips the chat template.", "Leave one out.")
+    if has_form:
+        raise UsageError(
+            f"{flag} cannot be used with --json-schema or --grammar: calls have a form of their own.",
+            "Leave one out.",
+        )
+    return tool_loop(folder, names, terminal, is_allowed=is_allowed, remedy=" (--allow-tools allows it)")
+
+
+def tool_loop(
+    folder: str | None,
+    names: Sequence[str],
+    terminal: Terminal,
+    read_line: Callable[[], Awaitable[str]] | None = None,
+    *,
+    is_allowed: bool = False,
+    remedy: str = "",
+) -> ToolLoop | None:
+    """Return the built-in tools in a folder and those of servers, None for neither. Raises UsageError, SettingsError.
+
+    Args:
+        names: of servers of mcp.json; `all` is all of them.
+        read_line: returns what the user answers; None reads standard input.
+        is_allowed: calls are not asked for.
+        remedy: added where nobody can be asked about a tool that only reads.
+    """
+    if folder is None and not names:
+        return None
+    from cpuchat import paths
+    from cpuchat.tools.approval import Approvals
+    from cpuchat.tools.folder import Folder
+    from cpuchat.tools.loop import ToolLoop
+    from cpuchat.tools.servers import ToolServer
+    from cpuchat.tools.toolbox import FolderSource, Toolbox
+
+    async def ask(tool: Tool, call: ToolCall) -> Choice:
+        if is_allowed and tool.read_only:
+            return "once"
+        return await _asked(terminal, tool, call, read_line or _line, remedy if tool.read_only else "")
+
+    sources: list[Source] = []
+    if names:
+        sources += [ToolServer(name, server) for name, server in servers_named(names).items()]
+    if folder is not None:
+        sources.append(FolderSource(Folder(paths.expanded(folder))))
+    return ToolLoop(Toolbox(sources), Approvals(paths.approvals_file()), ask)
+
+
+def servers_named(names: Sequence[str]) -> dict[str, Server]:
+    """Return the servers of mcp.json with these names; all of them without names, or for the name `all`.
+
+    Raises:
+        SettingsError, UsageError: mcp.json is not valid, or has no such server.
+    """
+    from cpuchat import paths
+    from cpuchat.tools.config import load_servers
+
+    servers = load_servers()
+    if not servers:
+        file = paths.shown(paths.tool_servers_file())
+        raise UsageError(f"There are no MCP servers in {file}.", "See docs/tools.md, or cpuchat tools --help.")
+    if "all" in names:
+        return servers
+    for name in names:
+        if name not in servers:
+            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {', '.join(servers)}.")
+    return {name: servers[name] for name in names or servers}
+
+
+async def start_tools(tools: ToolLoop | None, session: Session) -> None:
+    """Make all tools ready, and give them to the conversation, which gives them up.
+
+    Raises:
+        ToolServerFailed: a server cannot be started.
+        Interrupted: Ctrl+C.
+    """
+    session.conversation.tools = tools
+    if tools is None:
+        return
+    starting = asyncio.ensure_future(tools.toolbox.start())
+    session.on_interrupt = starting.cancel
+    try:
+        await asyncio.wait({starting})
+    finally:
+        session.on_interrupt = lambda: None
+        starting.cancel()  # if this is
+    if starting.cancelled():
+        raise Interrupted("Stopped before the first token.")
+    for problem in starting.result():
+        raise problem
+
+
+async def _asked(
+    terminal: Terminal, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]], remedy: str
+) -> Choice:
+    """Ask on the terminal; without one, refuse."""
+    from cpuchat.cli.terminal import is_terminal
+    from cpuchat.present import tools as words
+
+    if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
+        terminal.warn(f"cpuchat: {words.title(call)} was refused: nobody can be asked{remedy}.")
+        return "refuse"
+    terminal.warn(f"{call.name} ({words.owner(tool)})\n{words.arguments(call)}")
+    terminal.warn("Run it? y: yes, a: yes, and do not ask again for this tool, anything else: no")
+    return _CHOICES.get((await read_line()).strip().lower(), "refuse")
+
+
+async def _line() -> str:
+    """Return the next line of standard input. Can be cancelled."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+    descriptor = sys.stdin.fileno()
+    loop.add_reader(descriptor, lambda: line.done() or line.set_result(sys.stdin.readline()))
+    try:
+        return await line
+    finally:
+        loop.remove_reader(descriptor)

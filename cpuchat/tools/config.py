@@ -1,0 +1,116 @@
+"""The servers of mcp.json, in the form that other programs use: `{"mcpServers": {"name": {"command": …}}}`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.errors import SettingsError
+from cpuchat.settings import explained
+from cpuchat.tools.limits import CALL_SECONDS
+
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "APPDATA", "USERPROFILE")
+"""Variables that servers get, beside those of the file: no tokens that happen to be set."""
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that is started as a program and speaks over its standard input and output.
+
+    `timeout` is in seconds, for one call. Keys of other programs are ignored, such as what they run without asking.
+    """
+
+    command: Text
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str = ""
+    disabled: bool = False
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = CALL_SECONDS
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the server is started with."""
+        return {name: os.environ[name] for name in _KEPT if name in os.environ} | self.env
+
+
+def load_servers() -> dict[str, Server]:
+    """Return the servers that are not disabled, by name; none without a file.
+
+    Raises:
+        SettingsError: the file cannot be read, is no JSON, or has a wrong value (named); values of `env` are not shown.
+    """
+    file = paths.tool_servers_file()
+    try:
+        text = paths.read_text(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingsError(f"Cannot read {file}: {reason}.", "Fix or remove it.") from None
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"{file}, {where}: {error.msg}.", "Fix the JSON, or remove the file.") from None
+    except (ValueError, RecursionError):
+        raise SettingsError(f"{file} is not valid JSON.", "Fix it, or remove the file.") from None
+    servers = document.get("mcpServers", {}) if isinstance(document, dict) else None
+    if not isinstance(servers, dict):
+        form = '{"mcpServers": {"name": {"command": …}}}'
+        raise SettingsError(f'{file}: no object "mcpServers".', f"Its form is {form}.")
+    found = {name: _server(name, value, file) for name, value in servers.items()}
+    return {name: server for name, server in found.items() if not server.disabled}
+
+
+def _server(name: str, value: Any, file: Path) -> Server:
+    where = f"{file}, mcpServers.{name}"
+    if _NAME.fullmatch(name) is None:
+        raise SettingsError(
+            f"{where[:200]}: not a name.", "A name has 1 to 40 of these characters: letters, digits, - and _."
+        )
+    if isinstance(value, Mapping) and "command" not in value and ("url" in value or "serverUrl" in value):
+        raise SettingsError(
+            f"{where}: a server at an address.", "Only programs can be started: give a command, or remove it."
+        )
+    try:
+        server = msgspec.convert(value, Server)
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        raise SettingsError(f"{where}{f'.{key}' if key else ''}: {reason}.", "Fix or remove it.") from None
+    if server.disabled:
+        return server
+    expand = _Expander(where)
+    return msgspec.structs.replace(
+        server,
+        command=str(paths.expanded(expand(server.command))),
+        args=tuple(map(expand, server.args)),
+        env={key: expand(text) for key, text in server.env.items()},
+        cwd=str(paths.expanded(expand(server.cwd))) if server.cwd else "",
+    )
+
+
+class _Expander:
+    """Replaces `${NAME}` and `${NAME:-default}` by variables of the environment: keys need not be in the file."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __call__(self, text: str) -> str:
+        return _VARIABLE.sub(self._value, text)
+
+    def _value(self, found: re.Match[str]) -> str:
+        value = os.environ.get(found["name"], found["default"])
+        if value is None:
+            raise SettingsError(
+                f"{self._where}: the variable {found['name']} is not set.", "Set it, or write ${NAME:-default}."
+            )
+        return value

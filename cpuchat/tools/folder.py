@@ -1,0 +1,270 @@
+"""The built-in tools: reading files, listing folders and searching, in one folder that the user named.
+
+Nothing leads out of the folder: each part of a path is opened from the one before it, and links are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from cpuchat.errors import UsageError
+from cpuchat.telemetry.units import plural, size
+from cpuchat.text import clean_line
+from cpuchat.tool_calls import Tool, ToolCall, ToolResult
+
+IS_POSSIBLE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+"""Whether this system can open files from a folder that is open."""
+_SECRETS = (
+    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
+    "*.ppk", "*.jks", ".envrc", ".netrc", ".pgpass", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd",
+    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".git",
+)  # fmt: skip
+_SKIPPED = ("node_modules", "__pycache__")  # in a search, beside hidden ones
+_MOST_BYTES = 4_000_000  # of a file
+_MOST_LINES = 2_000
+_MOST_NAMES = 500
+_MOST_HITS = 200
+_MOST_FILES = 20_000
+_LONGEST_LINE = 300
+_SEARCH_SECONDS = 10.0
+_READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class _ReadFile(msgspec.Struct, forbid_unknown_fields=True):
+    path: str
+    first_line: int = 1
+    last_line: int | None = None
+
+
+class _ListFolder(msgspec.Struct, forbid_unknown_fields=True):
+    path: str = "."
+
+
+class _Search(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+    path: str = "."
+    file_name: str = "*"
+
+
+_PATH = {"type": "string", "description": "Relative to the folder"}
+TOOLS = (
+    Tool(
+        name="read_file",
+        description="Return the text of a file, or some of its lines.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "first_line": {"type": "integer", "minimum": 1},
+                "last_line": {"type": "integer", "minimum": 1},
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+        read_only=True,
+    ),
+    Tool(
+        name="list_folder",
+        description="Return the names in a folder, with sizes.",
+        parameters={"type": "object", "properties": {"path": _PATH}, "required": [], "additionalProperties": False},
+        read_only=True,
+    ),
+    Tool(
+        name="search",
+        description="Find a text (not a pattern; case does not matter) in files, and return the lines with it.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "text": {"type": "string", "minLength": 1, "maxLength": 200},
+                "path": _PATH,
+                "file_name": {"type": "string", "description": "Which files, for example *.py"},
+            },
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+        read_only=True,
+    ),
+)
+
+
+class Folder:
+    """A folder in which the built-in tools work. Blocks; use it in threads, from one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError if there is no such folder, or the system cannot confine tools to it."""
+        if not IS_POSSIBLE:
+            raise UsageError("On this system tools cannot be confined to a folder.", "Use them on Linux or macOS.")
+        self.path = path.absolute()
+        try:
+            self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"Cannot open the folder {clean_line(str(path))}: {reason}.") from None
+        self._tools: dict[str, tuple[type, Callable[[Any], str]]] = {
+            "read_file": (_ReadFile, self._read_file),
+            "list_folder": (_ListFolder, self._list_folder),
+            "search": (_Search, self._search),
+        }
+
+    def close(self) -> None:
+        """Give up the folder. Idempotent."""
+        root, self._root = self._root, -1
+        if root >= 0:
+            os.close(root)
+
+    def run(self, call: ToolCall) -> ToolResult:
+        """Return what the model is told. Errors are told, too: it can correct itself."""
+        if call.problem or call.name not in self._tools:
+            return ToolResult(text=call.problem or f"There is no tool {clean_line(call.name)}.", failed=True)
+        kind, run = self._tools[call.name]
+        try:
+            return ToolResult(text=run(msgspec.convert(call.arguments, kind, strict=False)))
+        except msgspec.ValidationError as error:
+            return ToolResult(text=f"Wrong arguments: {error}.", failed=True)
+        except UsageError as error:
+            return ToolResult(text=error.message, failed=True)
+        except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+            return ToolResult(text=f"Cannot read it: {getattr(error, 'strerror', None) or error}.", failed=True)
+
+    # Tools
+
+    def _read_file(self, wanted: _ReadFile) -> str:
+        handle = self._open(wanted.path)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UsageError("It is not a file. list_folder lists folders.")
+        with os.fdopen(handle, "rb") as stream:
+            data = stream.read(_MOST_BYTES + 1)
+        if b"\0" in data:
+            raise UsageError("It is a binary file.")
+        is_whole = len(data) <= _MOST_BYTES
+        lines = data[:_MOST_BYTES].decode("utf-8-sig", "replace").splitlines()
+        if not lines:
+            return "(empty)"
+        first = max(1, wanted.first_line)
+        last = min(len(lines), wanted.last_line or len(lines), first + _MOST_LINES - 1)
+        of = f"{len(lines):,}" if is_whole else f"over {len(lines):,}"
+        if first > last:
+            raise UsageError(f"No such lines: it has {'' if is_whole else 'over '}{plural(len(lines), 'line')}.")
+        text = "\n".join(lines[first - 1 : last])
+        return text if (first, last) == (1, len(lines)) and is_whole else f"Lines {first}-{last} of {of}:\n{text}"
+
+    def _list_folder(self, wanted: _ListFolder) -> str:
+        handle = self._open(wanted.path, folder=True)
+        try:
+            with os.scandir(handle) as entries:
+                found = sorted((_line(entry) for entry in entries if not _is_secret(entry.name)), key=str.lower)
+        finally:
+            os.close(handle)
+        more = f"\n… and {len(found) - _MOST_NAMES:,} more" if len(found) > _MOST_NAMES else ""
+        return "\n".join(found[:_MOST_NAMES]) + more or "(empty)"
+
+    def _search(self, wanted: _Search) -> str:
+        if not wanted.text.strip():
+            raise UsageError("The text to search for is empty.")
+        deadline, hits, n_files = time.monotonic() + _SEARCH_SECONDS, list[str](), 0
+        pattern = re.compile(re.escape(wanted.text), re.IGNORECASE)
+        for name, data in self._files(wanted.path, wanted.file_name, deadline):
+            n_files += 1
+            if b"\0" not in data:
+                lines = enumerate(data.decode("utf-8", "replace").splitlines(), 1)
+                found = (f"{name}:{n}: {line.strip()[:_LONGEST_LINE]}" for n, line in lines if pattern.search(line))
+                hits += islice(found, _MOST_HITS - len(hits))
+            if len(hits) >= _MOST_HITS or n_files >= _MOST_FILES:
+                break
+        else:
+            if time.monotonic() <= deadline:
+                return "\n".join(hits) or f"Not found in {plural(n_files, 'file')}."
+        return "\n".join([*hits, f"… stopped after {plural(n_files, 'file')}: narrow the search"])
+
+    def _files(self, path: str, file_name: str, deadline: float) -> Iterator[tuple[str, bytes]]:
+        """Yield the files under `path` whose names match, with their first bytes, until `deadline` (monotonic); not
+        hidden ones and secrets.
+        """
+        start = self._open(path, folder=True)
+        try:
+            for folder, names, files, handle in os.fwalk(".", dir_fd=start, follow_symlinks=False):
+                if time.monotonic() > deadline:
+                    return
+                names[:] = sorted(name for name in names if not (name.startswith(".") or name in _SKIPPED))
+                for name in sorted(files):
+                    if time.monotonic() > deadline:
+                        return
+                    if not fnmatch(name, file_name) or name.startswith(".") or _is_secret(name):
+                        continue
+                    data = _beginning(name, handle)
+                    if data is not None:
+                        yield str(PurePosixPath(path, folder, name)), data
+        finally:
+            os.close(start)
+
+    # Paths
+
+    def _open(self, path: str, *, folder: bool = False) -> int:
+        """Open what `path` names inside the folder; returns its descriptor. Raises OSError, ValueError, UsageError."""
+        relative = PurePosixPath(path.removeprefix(f"{self.path}/") if path != str(self.path) else ".")
+        if relative.is_absolute() or ".." in relative.parts:
+            raise UsageError("Only what is in the folder can be read: give a relative path without `..`.")
+        if any(_is_secret(part) for part in relative.parts):
+            raise UsageError("Files that may hold keys or passwords are not read.")
+        handle = os.dup(self._root)
+        for part in relative.parts:
+            try:
+                inner = os.open(part, _READ, dir_fd=handle)
+            except OSError as error:
+                raise UsageError(f"Cannot read {clean_line(path)}: {_reason(error)}.") from None
+            finally:
+                os.close(handle)
+            handle = inner
+        if folder and not stat.S_ISDIR(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UsageError("It is not a folder. read_file reads files.")
+        return handle
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "links are not followed"
+    return error.strerror or str(error)
+
+
+def _is_secret(name: str) -> bool:
+    return any(fnmatch(name.lower(), pattern) for pattern in _SECRETS)
+
+
+def _line(entry: os.DirEntry[str]) -> str:
+    name = clean_line(entry.name)
+    try:
+        if entry.is_symlink():
+            return f"{name}  (link)"
+        if entry.is_dir(follow_symlinks=False):
+            return f"{name}/"
+        return f"{name}  {size(entry.stat(follow_symlinks=False).st_size)}"
+    except OSError:  # it has just vanished
+        return name
+
+
+def _beginning(name: str, folder: int) -> bytes | None:
+    """Return the first bytes of a file in an open folder; None: it cannot be read, or is no file."""
+    try:
+        handle = os.open(name, _READ, dir_fd=folder)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
+    with os.fdopen(handle, "rb") as stream, contextlib.suppress(OSError):
+        return stream.read(_MOST_BYTES)
+    return None

@@ -1,0 +1,212 @@
+"""Speaks MCP with a server process, through the package `mcp`. Only the first server that is started imports this."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import mcp_types as types
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from cpuchat import __version__
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean, clean_line
+from cpuchat.tool_calls import Tool, ToolCall, ToolResult
+from cpuchat.tools.limits import MOST_TOOLS
+from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
+
+_LONGEST_DESCRIPTION = 4_000
+_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+for _name in ("mcp", "client"):  # which would write to the terminal
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+
+class Connection:
+    """An open session, as `open` makes one. `changed`: the server says that its tools are others than those read."""
+
+    def __init__(self, process: ServerProcess) -> None:
+        self.changed = False
+        self._process = process
+        self._client: Client
+        self._task: asyncio.Task[None]
+        self._over = False
+
+    @classmethod
+    async def open(cls, process: ServerProcess, *, legacy: bool) -> Connection:
+        """Agree on a version of the protocol. Cancelling this leaves no task behind.
+
+        Args:
+            legacy: do not ask for its versions first, for which some servers end.
+
+        Raises:
+            ServerEnded, ServerInvalid
+        """
+        self = cls(process)
+        opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(opened, "legacy" if legacy else "auto"))
+        try:
+            self._client = await opened
+        except Exception as error:
+            raise self._failure(error) from None
+        finally:
+            if not opened.done() or opened.cancelled() or opened.exception() is not None:
+                await self.close()
+        return self
+
+    @property
+    def alive(self) -> bool:
+        return not self._over and self._process.alive
+
+    async def close(self) -> None:
+        """End the session; the process goes on."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def tools(self, source: str, origin: str) -> tuple[Tool, ...]:
+        """Return the tools of the server, which is called `source`; `origin` as in `Tool`.
+
+        Raises:
+            ServerEnded, ServerInvalid
+        """
+        self.changed = False
+        found: list[Tool] = []
+        cursor: str | None = None
+        try:
+            while len(found) < MOST_TOOLS:
+                params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
+                page = await self._client.session.send_request(
+                    types.ListToolsRequest(params=params), types.ListToolsResult
+                )
+                found += [_tool(tool, source, origin) for tool in page.tools]
+                cursor = page.next_cursor
+                if not cursor:
+                    break
+        except Exception as error:
+            raise self._failure(error) from None
+        return tuple(found)
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run a call; what the server finds wrong with it is in the result. Raises ServerEnded.
+
+        The result is not compared with the schema that the tool has for it: a pattern in there may take forever.
+        """
+        params = types.CallToolRequestParams(name=call.name, arguments=call.arguments)
+        try:
+            result = await self._client.session.send_request(types.CallToolRequest(params=params), types.CallToolResult)
+        except Exception as error:
+            failure = self._failure(error)
+            if isinstance(failure, ServerEnded):
+                raise failure from None
+            return ToolResult(text=str(failure), failed=True)
+        return ToolResult(text=_text(result), failed=result.is_error)
+
+    def _failure(self, error: Exception) -> Exception:
+        if not self.alive:
+            return ServerEnded()
+        if isinstance(error, MCPError):
+            return ServerInvalid(f"{clean_line(error.message)[:_LONGEST_DESCRIPTION]} (error {error.code})")
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            return ServerInvalid(f"it sent an invalid answer: {where}: {first['msg']}")
+        return ServerInvalid(clean_line(str(error)))
+
+    async def _hold(self, opened: asyncio.Future[Client], mode: str) -> None:
+        """Keep the session open until `close`; one task has to enter and leave it."""
+        info = types.Implementation(name="cpuchat", version=__version__)
+        try:
+            async with Client(
+                self._streams(), mode=mode, cache=None, client_info=info, message_handler=self._notice
+            ) as client:
+                if not opened.done():
+                    opened.set_result(client)
+                await asyncio.Event().wait()
+        except Exception as error:
+            if not opened.done():
+                opened.set_exception(error)
+        finally:
+            self._over = True
+
+    async def _notice(self, message: object) -> None:
+        self.changed = self.changed or isinstance(message, types.ToolListChangedNotification)
+
+    @contextlib.asynccontextmanager
+    async def _streams(self) -> AsyncIterator[Any]:
+        """Yield the two streams of messages that the package wants of a transport."""
+        incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+        pumps = {asyncio.create_task(self._receive(incoming)), asyncio.create_task(self._send(outgoing))}
+        try:
+            yield read, write
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.wait(pumps)
+            for stream in (incoming, read, write, outgoing):
+                stream.close()
+
+    async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        with incoming, contextlib.suppress(*_GONE):
+            async for line in self._process.lines():
+                try:
+                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    self._process.log(line + b"\n")  # servers print to their standard output by mistake
+                else:
+                    await incoming.send(SessionMessage(message))
+            self._over = True
+
+    async def _send(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async for item in outgoing:
+            self._process.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+
+
+def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
+    """Convert a tool. Raises ValueError for a schema that cannot be sent to a model's process."""
+    annotations = tool.annotations
+    try:
+        msgspec.msgpack.encode(tool.input_schema)
+    except (ValueError, OverflowError, RecursionError):
+        raise ValueError(f"the schema of {clean_line(tool.name)[:100]} has a value that cannot be sent") from None
+    return Tool(
+        name=tool.name,
+        description=clean(tool.description or tool.title or "")[:_LONGEST_DESCRIPTION],
+        parameters=tool.input_schema,
+        source=source,
+        origin=origin,
+        read_only=annotations is not None and bool(annotations.read_only_hint),
+    )
+
+
+def _text(result: types.CallToolResult) -> str:
+    """Return a result as a model reads it: text, and in place of anything else what it was."""
+    texts = [text for text in map(_block_text, result.content) if text]
+    if not texts and result.structured_content is not None:
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(texts) or "(no output)"
+
+
+def _block_text(block: types.ContentBlock) -> str:
+    match block:
+        case types.TextContent(text=text):
+            return text
+        case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
+            return text
+        case types.EmbeddedResource(resource=types.BlobResourceContents(blob=data, mime_type=kind)):
+            return f"[{kind or 'binary data'}, {size(len(data) * 3 // 4)}, not shown]"
+        case types.ImageContent(data=data, mime_type=kind) | types.AudioContent(data=data, mime_type=kind):
+            return f"[{kind}, {size(len(data) * 3 // 4)}, not shown]"
+        case types.ResourceLink(name=name, uri=uri):
+            return f"{name}: {uri}"
+    return ""

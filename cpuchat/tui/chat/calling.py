@@ -1,0 +1,114 @@
+"""Tools on the chat screen: which the model may call, and asking before each call."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from pathlib import Path
+
+from textual import work
+
+from cpuchat import paths
+from cpuchat.text import clean_line
+from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.approval import Approvals, Choice
+from cpuchat.tools.folder import Folder
+from cpuchat.tools.loop import ToolLoop
+from cpuchat.tools.servers import ToolServer
+from cpuchat.tools.toolbox import FolderSource, Source, Toolbox
+from cpuchat.tui.chat.call_screen import CallScreen
+from cpuchat.tui.chat.presets import PresetsScreen
+from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.widgets.dialogs import AskTextScreen, ChoiceScreen
+from cpuchat.tui.widgets.dialogs import Choice as Answer
+
+
+class CallingScreen(PresetsScreen):
+    """Base of the chat screen."""
+
+    _tools_folder: Folder | None = None
+
+    @cached_property
+    def tool_servers(self) -> dict[str, ToolServer]:
+        """Return the MCP servers that are offered, by name."""
+        return {}
+
+    def offer_folder(self, path: Path | None) -> None:
+        """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
+        folder = Folder(path) if path is not None else None
+        if self._tools_folder is not None:
+            self._tools_folder.close()
+        self._tools_folder = folder
+        self.offer_tools()
+
+    def offer_tools(self) -> None:
+        """Let the model call what there is, from the next answer on."""
+        folder = self._tools_folder
+        sources: list[Source] = [FolderSource(folder)] if folder is not None else []
+        box = self._toolbox
+        box.sources = (*sources, *self.tool_servers.values())
+        box.collect()
+        self.conversation.tools = self._tool_loop if box.sources else None
+        self.query_one(StatusLine).show_tools(len(box.tools))
+
+    @cached_property
+    def _toolbox(self) -> Toolbox:
+        return Toolbox(())
+
+    @cached_property
+    def _tool_loop(self) -> ToolLoop:
+        """Return the only one: the answer that runs may have it."""
+        return ToolLoop(self._toolbox, self._approvals, self._ask_call)
+
+    @property
+    def _approvals(self) -> Approvals:
+        """Return what was approved in this run of the app, and for good."""
+        if self.services.approvals is None:
+            self.services.approvals = Approvals(paths.approvals_file())
+        return self.services.approvals
+
+    @work(exclusive=True, group="tools")
+    async def action_tools(self, wanted: str = "") -> None:
+        """Let the model read files in a folder, "off" for none; "" asks which."""
+        if self.refuse_while_writing("change the tools"):
+            return
+        chosen = wanted or await self._ask_folder()
+        if chosen and self.refuse_while_writing("change the tools"):  # a queued message was sent
+            return
+        if chosen == "off":
+            self.offer_folder(None)
+            self.tell("The model can no longer read files.")
+        elif chosen:
+            with self._telling():
+                self.offer_folder(paths.expanded(chosen))
+                self.tell(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
+
+    async def _ask_folder(self) -> str | None:
+        """Return a folder, or "off"; None: nothing changes."""
+        path = self._tools_folder.path if self._tools_folder is not None else None
+        if path is not None:
+            question = (
+                f"The model may list, read and search files in {paths.shown(path)}. Each call needs your approval."
+            )
+            choices = (Answer("keep", "Keep"), Answer("change", "Change…"), Answer("off", "Turn off"))
+            choice = await self.app.push_screen_wait(ChoiceScreen("Tools", question, choices))
+            if choice != "change":
+                return choice if choice == "off" else None
+        title = "Folder in which the model may read files"
+        return await self.app.push_screen_wait(AskTextScreen(title, paths.shown(path or Path.cwd()), 4096))
+
+    @work(exclusive=True, group="tools")
+    async def action_forget_approvals(self) -> None:
+        """Ask again before every call."""
+        await asyncio.to_thread(self._approvals.forget_all)
+        self.tell("Every tool call needs your approval again.")
+
+    async def _ask_call(self, tool: Tool, call: ToolCall) -> Choice:
+        """Show a call; returns what the user chooses."""
+        dialog = CallScreen(tool, call)
+        chosen = self.app.push_screen(dialog, wait_for_dismiss=True)
+        try:
+            return await asyncio.shield(chosen)  # dismissing sets its result
+        finally:
+            if not chosen.done():  # the answer was stopped
+                await dialog.dismiss_when_on_top("refuse")

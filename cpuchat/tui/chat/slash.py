@@ -1,0 +1,38 @@
+"""Slash commands: what the command palette has for the chat, typed into the prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from textual.screen import Screen
+
+from cpuchat.tui.commands import offered
+
+_BEGUN = re.compile(r"/[a-z-]*")
+_WITH_ARGUMENT = re.compile(r"(/rename|/preset|/reasoning|/tools) +(\S.*)")
+
+
+def is_command(text: str) -> bool:
+    """Return whether a message is nothing but a command, known or not, whole or not."""
+    return _BEGUN.fullmatch(text) is not None
+
+
+def with_argument(text: str) -> tuple[str, str] | None:
+    """Return name and argument of a command that takes one: `/rename Regex for dates`."""
+    match = _WITH_ARGUMENT.fullmatch(text)
+    return None if match is None else (match[1], match[2])
+
+
+def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """Return what can be done now, by name (`/copy-code`): its title, and what does it."""
+    return {f"/{key.id.partition('.')[2].replace('_', '-')}": (title, run) for key, title, run in offered(screen)}
+
+
+def matching(typed: str, titles: dict[str, str]) -> list[str]:
+    """Return the names that continue `typed`, then those with a word of the title that does."""
+    begun = [name for name in titles if name.startswith(typed)]
+    word = typed.removeprefix("/")
+    named = [name for name, title in titles.items() if any(one.startswith(word) for one in title.lower().split())]
+    return list(dict.fromkeys([*begun, *named]))

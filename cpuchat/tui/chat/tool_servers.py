@@ -1,0 +1,68 @@
+"""MCP servers on the chat screen: started and ended from the command palette."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from textual import work
+from textual.command import CommandPalette
+
+from cpuchat import paths
+from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.present.tools import server_state
+from cpuchat.tools.config import Server, load_servers
+from cpuchat.tools.servers import ToolServer
+from cpuchat.tui.chat.calling import CallingScreen
+from cpuchat.tui.commands import Row, listing
+
+
+class ToolServersScreen(CallingScreen):
+    """Base of the chat screen."""
+
+    @work(exclusive=True, group="tools")
+    async def action_tool_servers(self) -> None:
+        """Choose a server of mcp.json; one that runs is ended."""
+        if self.refuse_while_writing("change the tools"):
+            return
+        with self._telling():
+            servers = await asyncio.to_thread(load_servers)
+            if not servers:
+                file = paths.shown(paths.tool_servers_file())
+                raise UsageError(f"There are no MCP servers in {file}.", "Its form is in docs/tools.md.")
+            rows = listing([self._row(name, config) for name, config in servers.items()])
+            self.app.push_screen(CommandPalette(providers=[rows], placeholder="MCP server …"))
+
+    @work(group="tool servers")
+    async def start_server(self, name: str, config: Server) -> None:
+        """Start a server; the model may call its tools from the next answer on."""
+        self.tell(f"Starting the MCP server {name}…")
+        server = ToolServer(name, config)
+        self.tool_servers[name] = server
+        self.offer_tools()  # so that it is ended with the app
+        with self._telling():
+            try:
+                await server.ready()
+            except CpuchatError:
+                self.tool_servers.pop(name, None)
+                if self.is_running:  # not when the app has ended it
+                    self.offer_tools()
+                raise
+            self.offer_tools()
+            self.tell(f"MCP server {name}: {server_state(server)}. Each call needs your approval.")
+
+    @work(group="tool servers")
+    async def end_server(self, name: str) -> None:
+        """End a server; the model has its tools no longer."""
+        if self.refuse_while_writing("change the tools") or name not in self.tool_servers:
+            return
+        server = self.tool_servers.pop(name)
+        self.offer_tools()
+        await server.close()
+        self.tell(f"MCP server {name} ended.")
+
+    def _row(self, name: str, config: Server) -> Row:
+        running = self.tool_servers.get(name)
+        if running is None:
+            return Row(name, partial(self.start_server, name, config), about="start")
+        return Row(name, partial(self.end_server, name), about=server_state(running))

@@ -1,0 +1,71 @@
+"""The terminal's background color: asked for with OSC 11, never waited for, and taken out of what is typed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from textual._xterm_parser import XTermParser
+from textual.message import Message
+
+QUERY = "\x1b]11;?\x1b\\"
+_PART = r"([0-9a-fA-F]{1,4})"
+_REPLY = re.compile(rf"\x1b\]11;rgba?:{_PART}/{_PART}/{_PART}(?:/{_PART})?(?:\x07|\x1b\\)")
+_BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?\Z")
+_ESCAPE = re.compile(r"\x1b\Z")
+_HOLD_SECONDS = 0.1  # for the rest of a reply; as Textual waits for that of a key
+_SOON_SECONDS = 3.0  # an Esc alone may be the beginning of a reply for so long
+
+
+class BackgroundReported(Message):
+    """The terminal has replied."""
+
+    def __init__(self, is_light: bool) -> None:
+        super().__init__()
+        self.is_light = is_light
+
+
+def is_light_by_environment() -> bool:
+    """Return whether `COLORFGBG`, which some terminals set, names a light background."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+
+
+class BackgroundParser(XTermParser):
+    """Textual's parser of what a terminal sends, which would take the reply for keys."""
+
+    def __init__(self, debug: bool = False, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__(debug)
+        self._clock = clock
+        self._started = clock()
+        self._held = ""
+        self._held_at = 0.0
+
+    def feed(self, data: str) -> Iterable[Message]:
+        if not data:  # the end
+            yield from super().feed(data)
+            return
+        data, self._held = self._held + data, ""
+        if reply := _REPLY.search(data):
+            yield BackgroundReported(_is_light(*reply.groups()[:3]))
+            data = data[: reply.start()] + data[reply.end() :]
+            self._started = float("-inf")  # there will be no other one soon
+        begun = _BEGUN.search(data)
+        if begun is None and self._clock() - self._started < _SOON_SECONDS:
+            begun = _ESCAPE.search(data)
+        if begun is not None:
+            data, self._held, self._held_at = data[: begun.start()], begun[0], self._clock()
+        if data:
+            yield from super().feed(data)
+
+    def tick(self) -> Iterable[Message]:
+        if self._held and self._clock() - self._held_at > _HOLD_SECONDS:
+            data, self._held = self._held, ""
+            yield from super().feed(data)
+        yield from super().tick()
+
+
+def _is_light(*parts: str) -> bool:
+    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5

@@ -1,0 +1,47 @@
+"""Keeps parsed style sheets.
+
+Textual parses all of them again for each screen that brings one of its own; once there are more than 64, for each new
+kind of widget, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from textual.cache import LRUCache
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
+
+_Variables = frozenset[tuple[str, str]]
+
+_MOST = 512
+"""Sheets to keep: those of all screens and widgets, in some themes."""
+_parse: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
+_kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MOST)
+_themes: dict[_Variables, _Variables] = {}
+_last: tuple[dict[str, str], _Variables] = ({}, frozenset())
+
+
+def keep() -> None:
+    """Keep what is parsed from now on, if this version of Textual parses sheets one by one."""
+    if _parse is not None:
+        setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
+
+
+def _parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
+    """Return the rules of a sheet, parsed now or for any app before: nothing changes them later."""
+    assert _parse is not None
+    key = (_values(self._variables), css, *options.items())
+    if (rules := _kept.get(key)) is None:
+        rules = _kept[key] = _parse(self, css, **options)
+    return rules
+
+
+def _values(variables: dict[str, str]) -> _Variables:
+    """Return the variables of a theme as a key: the same object for the same values, which compares fast."""
+    global _last
+    if _last[0] is not variables:
+        values = frozenset(variables.items())
+        _last = variables, _themes.setdefault(values, values)
+    return _last[1]

@@ -1,0 +1,1 @@
+"""The tour of `cpuchat demo --tour`: the app shows itself to an audience."""

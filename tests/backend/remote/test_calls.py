@@ -1,0 +1,59 @@
+"""Tests calls of tools as servers send and take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpuchat.backend.remote.calls import CallParts, with_calls
+from cpuchat.protocol import Message
+from cpuchat.tool_calls import ToolCall
+
+LOOK = ToolCall(name="look", arguments={"at": "ü"}, id="a1")
+STOP = ToolCall(name="stop", id="a2")
+
+
+def part(index: int | None, arguments: Any, name: str = "", id: str = "") -> dict[str, Any]:
+    """Return one entry of `tool_calls` in a delta."""
+    found: dict[str, Any] = {"id": id, "function": {"name": name, "arguments": arguments}}
+    return found if index is None else {**found, "index": index}
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ([[part(0, "", "look", "a1")], [part(0, '{"at": ')], [part(0, '"ü"}')]], [LOOK]),  # OpenAI's
+        ([[part(0, '{"at": "ü"}', "look", "a1"), part(1, "{}", "stop", "a2")]], [LOOK, STOP]),
+        ([[part(None, {"at": "ü"}, "look", "a1")], [part(None, {}, "stop", "a2")]], [LOOK, STOP]),
+        ([[part(0, "", "stop", "a2")]], [STOP]),
+        ([[part(0, '{"at', "f")]], [ToolCall(name="f", problem="The arguments are not valid JSON.")]),
+        ([[part(0, "[1]", "f")]], [ToolCall(name="f", problem="The arguments are not a JSON object.")]),
+        ([None, "x", [7, {}, {"function": 1}, part(0, "{}")]], []),
+    ],
+)  # fmt: skip
+def test_parts_make_calls(sent: list[Any], expected: list[ToolCall]) -> None:
+    parts = CallParts()
+    for one in sent:
+        parts.add(one)
+    assert list(parts.calls()) == expected
+
+
+def test_a_server_that_sends_calls_without_end_is_cut_off() -> None:
+    parts = CallParts()
+    for index in range(200):
+        parts.add([part(index, "{}", f"f{index}")])
+    assert len(parts.calls()) == 64
+
+
+def test_messages_with_calls_are_written_for_each_kind_of_server() -> None:
+    answer = Message(role="assistant", content="", calls=(LOOK,))
+    found = with_calls({"role": "assistant", "content": ""}, answer, as_text=True)
+    assert found["tool_calls"] == [
+        {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "ü"}'}}
+    ]
+    found = with_calls({}, answer, as_text=False)
+    assert found["tool_calls"][0]["function"]["arguments"] == {"at": "ü"}
+    told = Message(role="tool", content="seen", call_id="a1", tool="look")
+    assert with_calls({}, told, as_text=True) == {"tool_call_id": "a1", "name": "look"}
+    assert with_calls({}, told, as_text=False) == {"tool_call_id": "a1", "tool_name": "look"}

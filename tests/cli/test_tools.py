@@ -1,0 +1,148 @@
+"""Tests `ask --tools-folder`: what the model is offered, what it reads, and who allowed it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from tests.cli.program import run, run_process
+from tests.support.remote_server import Reply, remote_server
+from tests.support.terminal import Terminal
+
+
+async def _answer(reply: Reply) -> None:
+    """Call read_file first; then say what it returned."""
+    await reply.head()
+    told = [one for one in reply.asked.body["messages"] if one["role"] == "tool"]
+    if told:
+        await reply.text(f"It says: {told[-1]['content']}")
+        await reply.finish()
+        return
+    for part in ('{"path": ', '"notes.md"}'):
+        function = {"name": "read_file", "arguments": part}
+        delta = {"tool_calls": [{"index": 0, "id": "x", "function": function}]}
+        await reply.event({"id": "a1", "choices": [{"index": 0, "delta": delta}]})
+    await reply.finish("tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "noted"),
+    [
+        (("--allow-tools",), "It says: the content", "the model calls read_file(path: notes.md)"),
+        ((), "It says: The user refused this call.", "nobody can be asked (--allow-tools allows it)"),
+    ],
+)
+async def test_a_model_reads_a_file_if_that_is_allowed(
+    tmp_path: Path, options: tuple[str, ...], said: str, noted: str
+) -> None:
+    (tmp_path / "notes.md").write_text("the content\n")
+    async with remote_server(answer=_answer) as server:
+        arguments = "ask", "--server", server.url, "--tools-folder", str(tmp_path), *options, "What is in it?"
+        done = await asyncio.to_thread(run_process, *arguments, stdin="")
+        first, second = (chat.body for chat in server.chats())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(said) and noted in done.stderr
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["read_file", "list_folder", "search"]
+    call, result = second["messages"][-2:]
+    assert call["tool_calls"][0]["function"] == {"name": "read_file", "arguments": '{"path": "notes.md"}'}
+    assert (result["role"], result["tool_call_id"]) == ("tool", call["tool_calls"][0]["id"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--allow-tools",), "--allow-tools without tools"),
+        (("--tools-folder", "/gone"), "Cannot open the folder /gone"),
+        (("--tools", "files"), "There are no MCP servers in"),
+        (("--raw", "--tools", "files"), "--tools cannot be used with --raw"),
+        (("--raw", "--tools-folder", "/tmp"), "--tools-folder cannot be used with --raw"),
+        (("--json-schema", "SCHEMA", "--tools-folder", "/tmp"), "--tools-folder cannot be used with --json-schema"),
+    ],
+)
+def test_options_that_offer_nothing_are_refused(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
+    (schema := tmp_path / "schema.json").write_text("{}")
+    done = run("ask", *(str(schema) if one == "SCHEMA" else one for one in arguments), "Hello")
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+async def test_a_plain_chat_asks_before_a_call_and_tells_of_it_later(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("the content\n")
+
+    def chat(url: str) -> str:
+        terminal = Terminal(["--plain", "--server", url, "--tools-folder", str(tmp_path)], rows=40, home=tmp_path)
+        try:
+            terminal.wait_for("You:")
+            terminal.type("What is in it?")
+            terminal.press("enter")
+            terminal.wait_for("Run it?")
+            terminal.type("y")
+            terminal.press("enter")
+            terminal.wait_for("It says: the content")
+            terminal.wait_for("first token")
+            terminal.type("/history")
+            terminal.press("enter")
+            terminal.wait_for("The model called read_file(path: notes.md).")
+            return terminal.text
+        finally:
+            terminal.close()
+
+    async with remote_server(answer=_answer) as server:
+        shown = await asyncio.to_thread(chat, server.url)
+    assert "read_file (built in, only reads)\npath: notes.md" in shown and "·" not in shown
+
+
+HOSTILE = Path(__file__).parent.parent / "support" / "hostile_server.py"
+
+
+def configure(folder: Path, *ways: str) -> None:
+    """Write mcp.json with servers of `hostile_server.py`."""
+    servers = {
+        way: {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), way, str(folder / way)]} for way in ways
+    }
+    file = paths.tool_servers_file()
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"mcpServers": servers}))
+
+
+async def test_a_model_calls_the_tool_of_a_server(tmp_path: Path) -> None:
+    configure(tmp_path, "noise", "malformed")
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        told = [one for one in reply.asked.body["messages"] if one["role"] == "tool"]
+        if told:
+            await reply.text(f"It was {told[-1]['content']}")
+        else:
+            call = {"index": 0, "id": "x", "function": {"name": "look", "arguments": "{}"}}
+            await reply.event({"id": "a1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        await reply.finish()
+
+    async with remote_server(answer=answer) as server:
+        arguments = "ask", "--server", server.url, "--tools", "noise", "--allow-tools", "What is in it?"
+        done = await asyncio.to_thread(run_process, *arguments, stdin="")
+    assert done.returncode == 0 and done.stdout.startswith("It was seen"), done.stderr
+    assert "the model calls look()" in done.stderr and "DEBUG" not in done.stderr
+
+
+def test_servers_are_listed_with_their_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(tmp_path, "noise", "malformed")
+    done = run("tools")
+    assert done.returncode == 25
+    assert (
+        done.stdout.startswith("noise: running, 1 tool, about 100 tokens in each prompt\n")
+        and "look" in done.stdout
+        and "Look at it." in done.stdout
+    )
+    assert "malformed: cannot be used: it sent an invalid answer" in done.stdout
+    done = run("tools", "noise", "--json")
+    (server,) = json.loads(done.stdout)["servers"]
+    assert done.returncode == 0 and server["state"] == "running" and server["tools"][0]["read_only"]
+    monkeypatch.setitem(sys.modules, "cpuchat.tools.mcp_client", None)
+    done = run("ask", "--tools", "noise", "Hello")
+    assert done.returncode == 25 and 'uv tool install ".[tools]"' in done.stderr

@@ -1,0 +1,37 @@
+"""Tests that the grammar of calls allows what chat templates write."""
+
+from __future__ import annotations
+
+from cpuchat.engine.decoding.grammar import Grammar
+from cpuchat.engine.llama.vocab import Vocab
+from cpuchat.engine.prompt.chat_template import ChatTemplate
+from cpuchat.tools.constraint import call_grammar
+from tests.tools.llama_calls import RecordedHelper, recording
+
+CASES = ("two calls", "nested", "no arguments")
+
+
+def test_calls_in_the_forms_of_real_templates_are_allowed(vocab: Vocab) -> None:
+    tools = recording().tools[0]
+    refused = list[tuple[str, str, str]]()
+    for name, recorded in recording().templates.items():
+        form = ChatTemplate(RecordedHelper(recorded), "", "").call_format
+        grammar = call_grammar(form, tools)
+        for output in (one for one in recorded.outputs if one.name in CASES):
+            text = output.text[max(0, form.find(output.text, [tool.name for tool in tools])) :].strip()
+            allowed = _allowed(Grammar(vocab, grammar), text)
+            _, calls = form.parse(allowed, tools)  # what ends all calls may end the answer
+            if len(calls) < len(output.expected.calls):
+                refused.append((name, allowed, text))
+    assert refused == []
+
+
+def _allowed(grammar: Grammar, text: str) -> str:
+    """Return the beginning that a grammar allows, byte by byte, up to where it may end."""
+    data, end = text.encode(), 0
+    for at, byte in enumerate(data):
+        if not grammar.allows(byte):
+            break
+        grammar.accept(byte)
+        end = at + 1 if grammar.is_complete() else end
+    return data[:end].decode()

@@ -1,0 +1,41 @@
+"""An MCP server as people write them, with the package `mcp`."""
+
+from __future__ import annotations
+
+import os
+
+from mcp.server.mcpserver import Image, MCPServer
+from mcp_types import ToolAnnotations
+
+server = MCPServer("good")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def add(first: int, second: int) -> int:
+    """Add two numbers.
+
+    They may be negative.
+    """
+    return first + second
+
+
+@server.tool()
+def environment() -> str:
+    """Return the variables."""
+    return " ".join(f"{name}={value}" for name, value in os.environ.items())
+
+
+@server.tool()
+def draw() -> Image:
+    """Return a picture."""
+    return Image(data=b"\x89PNG" * 300, format="png")
+
+
+@server.tool()
+def fail() -> str:
+    """Always fail."""
+    raise ValueError("no such thing")
+
+
+if __name__ == "__main__":
+    server.run()

@@ -1,0 +1,176 @@
+"""Meters in the states that the telemetry panel shows, with what the machine's sensors tell."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from cpuchat.model_info import KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol import (
+    Event,
+    GenerationFinished,
+    LoadProgress,
+    ModelLoaded,
+    PrefillProgress,
+    ServerLoad,
+    Speculation,
+    SpeculationUpdate,
+    TextDelta,
+)
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.process import ProcessMemory
+from cpuchat.timings import SpeculationFigures, Timings
+from tests.support.scripted_backend import DRAFTING, REFUSED
+
+MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)
+MODEL = ModelInfo(
+    path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
+    n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=8, cpus=tuple(range(8)), peak_read=51e9, cache_bytes=32 << 20,
+    pass_ms=tuple(39.7 + 3.4 * n for n in range(32)),
+    traffic=Traffic(weights=1_640_000_000, kv=(KVTraffic(bytes_per_token=28_672),)),
+    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+)  # fmt: skip
+LOADED: list[Event] = [LoadProgress(phase="reading", done=61, total=100), ModelLoaded(model=MODEL)]
+READING: list[Event] = [
+    PrefillProgress(request_id=1, processed=1536, total=2048, cache_n=1536),
+    PrefillProgress(request_id=1, processed=1792, total=2048, cache_n=1536),
+]
+
+
+def writing(seconds: float, rate: float = 41.3) -> list[Event]:
+    """Return deltas of an answer whose speed swings by 15 % around `rate`."""
+    events: list[Event] = []
+    at_ms = 210.0
+    for n in range(1, int(seconds * rate)):
+        events.append(TextDelta(request_id=1, text="x", predicted_n=n, at_ms=at_ms))
+        at_ms += 1000 / (rate + 6 * math.sin(n / 90))
+    return events
+
+
+FINISHED = GenerationFinished(
+    request_id=1,
+    stop_reason="cancelled",
+    timings=Timings(
+        cache_n=1536, prompt_n=512, prompt_ms=1954, predicted_n=412, predicted_ms=9975, ttft_ms=210, n_past=2460,
+        n_ctx=8192,
+    ),
+)  # fmt: skip
+
+
+DRAFTERS = Speculation(drafters=("suffix", "lookup", "draft"))
+
+
+def drafted(figures: SpeculationFigures, predicted_n: int = 412) -> SpeculationUpdate:
+    return SpeculationUpdate(request_id=1, predicted_n=predicted_n, figures=figures)
+
+
+COUNTED = MachineSample(
+    bandwidth=Bandwidth(39e9, "hsmp", "socket", read=36e9, per_l3=(9e9, 11e9, 10.4e9, 4e9)),
+    power=Power(143.0, 9000.0, "hsmp"),
+)
+
+
+def counting(meter: Meter, sample: MachineSample = COUNTED) -> Meter:
+    """Return `meter` after a reading of the counters."""
+    meter.machine(sample)
+    return meter
+
+
+def loaded(**changes: object) -> list[Event]:
+    """Return a load of the model with these differences."""
+    return [ModelLoaded(model=msgspec.structs.replace(MODEL, **changes))]
+
+
+def meter_after(*events: Event, speculation: Speculation = DRAFTERS) -> Meter:
+    meter = Meter()
+    meter.expect(speculation)
+    for number, event in enumerate(events):
+        meter.observe(event, float(number))
+    return meter
+
+
+STATES = {
+    "idle": (meter_after(), None),
+    "loading": (meter_after(LOADED[0]), None),
+    "loaded": (meter_after(*LOADED), MEMORY),
+    "reading": (meter_after(*LOADED, *READING), MEMORY),
+    "undrafted": (meter_after(*LOADED, *READING, *writing(60)), MEMORY),
+    "writing": (meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)), MEMORY),
+    "refused": (meter_after(*LOADED, *READING, *writing(10), drafted(REFUSED)), MEMORY),
+    "done": (
+        meter_after(
+            *LOADED,
+            *READING,
+            *writing(10),
+            msgspec.structs.replace(
+                FINISHED, timings=msgspec.structs.replace(FINISHED.timings, speculation=DRAFTING, draft_n=470)
+            ),
+        ),
+        MEMORY,
+    ),
+}
+
+SERVED = ModelInfo(
+    path="http://127.0.0.1:8080#m", name="m", architecture="", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
+    n_ctx_train=8192, n_vocab=1, n_layer=0, n_threads=0, server="vLLM at 127.0.0.1:8080",
+    unreported=(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"),),
+)  # fmt: skip
+SILENT = msgspec.structs.replace(
+    SERVED,
+    n_ctx=0,
+    server="OpenAI-compatible server at 127.0.0.1:8080",
+    no_speculation="not reported by this server",
+    unreported=(
+        ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "not reported"),
+        ("prefill_cached", "not reported"),
+        ("queue_s", "not reported"),
+        ("running", "start it with --metrics"),
+        ("acceptance", "not reported by this server"),
+        ("n_ctx", "not reported"),
+    ),
+)
+SERVER_WIDE = msgspec.structs.replace(
+    DRAFTING, source="server-wide", by_drafter=(), drafter="", draft_ms=0.0, plain_ms=None, draft_passes=0
+)
+BUSY = ServerLoad(request_id=1, running=3, waiting=1, kv_used=0.34)
+SERVERS = {
+    "serving": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(SERVER_WIDE), BUSY), None),
+    "served": (
+        meter_after(
+            ModelLoaded(model=SERVED),
+            *READING,
+            *writing(10),
+            BUSY,
+            msgspec.structs.replace(
+                FINISHED,
+                timings=msgspec.structs.replace(
+                    FINISHED.timings, speculation=SERVER_WIDE, draft_n=470, network_ms=3.0, queue_ms=41.0
+                ),
+            ),
+        ),
+        None,
+    ),
+    "silent": (meter_after(ModelLoaded(model=SILENT), *writing(10)), None),
+}
+"""A model on a server that reports much, before and after the end of an answer, and on one that reports little."""
+
+MACHINES = {
+    "counted": (counting(meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING))), MEMORY),
+    "other load": (
+        counting(
+            meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)),
+            MachineSample(Bandwidth(49e9, "umc", "machine")),
+        ),
+        MEMORY,
+    ),
+    "off": (meter_after(*LOADED, *READING, *writing(10)), MEMORY),
+    "cached": (
+        meter_after(*loaded(traffic=Traffic(weights=8_000_000), draft_traffic=None), *READING, *writing(10)),
+        MEMORY,
+    ),
+    "no peak": (meter_after(*loaded(peak_read=0.0), *READING, *writing(10)), MEMORY),
+}
+"""What the roofline says on machines that differ."""

@@ -1,0 +1,38 @@
+"""Tests that calls are read as llama.cpp's own parser reads them, in the forms of the templates that it comes with."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpuchat.engine.prompt.chat_template import ChatTemplate
+from cpuchat.tools.generic import GENERIC
+from tests.tools.llama_calls import RecordedHelper, read, recording, same
+
+OTHERWISE = {"muse-glimmer": 1}
+"""How many answers of a template are read otherwise. Muse Glimmer: a call in a second message, behind text."""
+
+NO_CALLS = ('Like {"a": {"b": 1}}, or <b>[x](y="z")</b>: f(x=1).', '{"answer": {"a": 1}}', "[f, g](x=1)\n<a href=b>")
+
+
+@pytest.mark.parametrize("name", recording().templates)
+def test_calls_are_read_as_llama_cpp_reads_them(name: str) -> None:
+    recorded = recording().templates[name]
+    form = ChatTemplate(RecordedHelper(recorded), "", "").call_format
+    assert form is not GENERIC
+    for text in NO_CALLS:
+        assert form.parse(text) == (text, [])
+    readings = [(read(form, recorded, one, recording().tools[one.tools]), one) for one in recorded.outputs]
+    others = [(found, output) for found, output in readings if not same(found, output)]
+    assert len(others) == OTHERWISE.get(name, 0), others
+
+
+def test_the_recording_is_of_many_templates_and_whole_calls() -> None:
+    with_calls = [one for one in recording().templates.values() if any(out.expected.calls for out in one.outputs)]
+    assert len(with_calls) >= 50
+    assert sum(bool(out.expected.calls) for one in with_calls for out in one.outputs) >= 600
+
+
+def test_values_in_values_without_end_are_no_call() -> None:
+    form = ChatTemplate(RecordedHelper(recording().templates["MiniMax-M3"]), "", "").call_format
+    text = f"{form.section}{form.opening}f{form.middle}{'[<a>]<]minimax[>' * 10_000}"
+    assert form.parse(text) == (text, [])

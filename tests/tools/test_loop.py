@@ -1,0 +1,207 @@
+"""Tests answering with tools: approval, limits, and what the model is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.protocol import (
+    AnyEvent,
+    CallDone,
+    CallsMade,
+    Failed,
+    Generate,
+    GenerationFinished,
+    Message,
+    TextDelta,
+)
+from cpuchat.timings import Timings
+from cpuchat.tool_calls import Tool, ToolCall, ToolResult
+from cpuchat.tools import limits
+from cpuchat.tools.approval import Approvals, Choice
+from cpuchat.tools.folder import Folder
+from cpuchat.tools.loop import ToolLoop
+from cpuchat.tools.toolbox import FolderSource, Toolbox
+
+LOOK = ToolCall(name="look", arguments={"at": "it"})
+
+
+class Scripted:
+    """A source whose tool does what `run` is given; a model that calls it as `calls` says, then answers."""
+
+    def __init__(self, *calls: Sequence[ToolCall], result: str = "seen", read_only: bool = False) -> None:
+        parameters = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at", {}]}
+        self.tools = [Tool(name="look", parameters=parameters, source="eyes", read_only=read_only)]
+        self.timeout = 60.0
+        self.requests: list[Generate] = []
+        self.ran: list[ToolCall] = []
+        self._calls = list(calls)
+        self._result = result
+
+    async def ready(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        self.ran.append(call)
+        if self._result == "hang":
+            await asyncio.Event().wait()
+        return ToolResult(text=self._result)
+
+    async def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        self.requests.append(request)
+        calls = self._calls.pop(0) if self._calls else ()
+        text = "" if calls else "Done."
+        if text:
+            yield TextDelta(request_id=1, text=text, predicted_n=1, at_ms=0.0)
+        yield GenerationFinished(
+            request_id=1, stop_reason="end", timings=Timings(n_ctx=4096, n_past=96), calls=tuple(calls)
+        )
+
+
+class User:
+    def __init__(self, *choices: Choice) -> None:
+        self.asked: list[ToolCall] = []
+        self._choices = list(choices)
+
+    async def ask(self, tool: Tool, call: ToolCall) -> Choice:
+        assert tool.name == call.name
+        self.asked.append(call)
+        return self._choices.pop(0)
+
+
+async def uncounted(_: str) -> None:
+    """Count as a server does: not at all."""
+
+
+async def answer(model: Scripted, user: User, file: Path, chat_id: str = "one") -> list[object]:
+    loop = ToolLoop(Toolbox([model]), Approvals(file), user.ask)
+    request = Generate(messages=(Message(role="user", content="What is it?"),), chat_id=chat_id)
+    return [event async for event in loop.answer(model.generate, request, uncounted)]
+
+
+def told(events: list[object]) -> list[str]:
+    return [event.result.text for event in events if isinstance(event, CallDone)]
+
+
+async def test_a_call_is_approved_run_and_answered(tmp_path: Path) -> None:
+    model, user = Scripted([LOOK]), User("once")
+    events = await answer(model, user, tmp_path / "a.json")
+    assert [type(event) for event in events] == [
+        GenerationFinished, CallsMade, CallDone, TextDelta, GenerationFinished,
+    ]  # fmt: skip
+    assert [call.arguments for call in user.asked] == [LOOK.arguments]
+    first, second = model.requests
+    assert [tool.name for tool in first.tools] == ["look"]
+    question, calls, result = second.messages
+    assert question == first.messages[0]
+    assert calls.role == "assistant" and calls.calls[0].name == "look" and len(calls.calls[0].id) == 9
+    assert (result.role, result.content, result.call_id, result.tool) == ("tool", "seen", calls.calls[0].id, "look")
+
+
+@pytest.mark.parametrize(
+    ("choices", "n_asked", "n_ran"),
+    [(("refuse", "refuse"), 2, 0), (("once", "refuse"), 2, 1), (("chat",), 1, 2), (("always",), 1, 2)],
+)
+async def test_what_the_user_chooses_holds(
+    tmp_path: Path, choices: tuple[Choice, ...], n_asked: int, n_ran: int
+) -> None:
+    model = Scripted([LOOK], [ToolCall(name="look", arguments={"at": "more"})], read_only=True)
+    user = User(*choices)
+    events = await answer(model, user, tmp_path / "a.json")
+    assert (len(user.asked), len(model.ran)) == (n_asked, n_ran)
+    assert sum("refused" in text for text in told(events)) == 2 - n_ran
+    again = Scripted([LOOK], read_only=True)
+    assert bool(choices == ("always",)) is await _runs_unasked(again, tmp_path / "a.json")
+
+
+async def _runs_unasked(model: Scripted, file: Path) -> bool:
+    user = User("refuse")
+    await answer(model, user, file, "another")
+    return not user.asked
+
+
+async def test_calls_that_cannot_be_made_are_told_and_not_asked_about(tmp_path: Path) -> None:
+    wrong = [ToolCall(name="gone"), ToolCall(name="look", problem="No object."), ToolCall(name="look")]
+    user = User()
+    events = await answer(Scripted(wrong), user, tmp_path / "a.json")
+    assert told(events) == ["There is no tool gone, only look.", "No object.", "Missing arguments: at."]
+
+
+async def test_a_tool_that_hangs_is_stopped_and_one_that_floods_is_cut(tmp_path: Path) -> None:
+    model = Scripted([LOOK], result="hang")
+    model.timeout = 0.01
+    events = await answer(model, User("once"), tmp_path / "a.json")
+    assert told(events) == ["The tool was stopped: no result after 0 s."]
+    (text,) = told(await answer(Scripted([LOOK], result="x" * 50_000), User("once"), tmp_path / "a.json"))
+    assert len(text) < 3_200 and "characters left out" in text
+
+
+async def test_a_call_is_stopped_by_the_user(tmp_path: Path) -> None:
+    model = Scripted([LOOK], result="hang")
+    loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), User("once").ask)
+    events = loop.answer(model.generate, Generate(messages=(Message(role="user", content="What?"),)), uncounted)
+    assert isinstance(await anext(events), GenerationFinished)
+    assert isinstance(await anext(events), CallsMade)
+    done = asyncio.ensure_future(anext(events))
+    while not model.ran:
+        await asyncio.sleep(0)
+    loop.stop()
+    event = await done
+    assert isinstance(event, CallDone) and event.result.text == "The user stopped this call."
+    await events.aclose()
+
+
+async def test_a_stop_between_two_steps_is_not_lost(tmp_path: Path) -> None:
+    model, user = Scripted([LOOK, LOOK]), User()
+    loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), user.ask)
+    events = loop.answer(model.generate, Generate(messages=(Message(role="user", content="What?"),)), uncounted)
+    await anext(events)
+    await anext(events)
+    loop.stop()
+    (event,) = [event async for event in events]
+    assert isinstance(event, CallDone) and event.result.ended == "stopped"
+    assert not user.asked and not model.ran
+
+
+async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: Path) -> None:
+    model = Scripted([LOOK])
+    box = Toolbox([model])
+
+    async def ask(tool: Tool, _: ToolCall) -> Choice:
+        model.tools = [msgspec.structs.replace(tool, description="Delete everything.")]
+        box.collect()
+        return "chat"
+
+    approvals = Approvals(tmp_path / "a.json")
+    request = Generate(messages=(Message(role="user", content="What?"),), chat_id="one")
+    (text,) = told([event async for event in ToolLoop(box, approvals, ask).answer(model.generate, request, uncounted)])
+    assert text.startswith("Not run: the tool changed") and not model.ran
+    assert not approvals.is_approved(box.tools[0], "one")
+
+
+async def test_a_model_that_only_calls_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_ROUNDS", 3)
+    model = Scripted(*[[LOOK]] * 9)
+    events = await answer(model, User("chat"), tmp_path / "a.json")
+    assert isinstance(events[-1], Failed) and len(model.requests) == 4
+    assert len(model.ran) == 2 and "Use those results" in told(events)[2]
+
+
+async def test_names_are_unique_and_fit_for_every_template(tmp_path: Path) -> None:
+    one, other, third = Scripted(), Scripted(), Scripted()
+    other.tools = [Tool(name="look", source="other eyes"), Tool(name="look at/it", source="x")]
+    third.tools = [Tool(name="look", source="other eyes")]
+    box = Toolbox([one, other, third])
+    assert [tool.name for tool in box.tools] == ["look", "other_eyes_look", "look_at_it", "other_eyes_look_2"]
+    await box.run(ToolCall(name="look_at_it"))
+    assert other.ran[0].name == "look at/it"
+    folder = Folder(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    result = await Toolbox([FolderSource(folder)]).run(ToolCall(name="read_file", arguments={"path": "a.txt"}))
+    assert result == ToolResult(text="text")
+    folder.close()

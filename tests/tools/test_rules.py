@@ -1,0 +1,123 @@
+"""Tests configuration, limits and approvals of tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths
+from cpuchat.errors import SettingsError, UsageError
+from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.approval import Approvals
+from cpuchat.tools.config import load_servers
+from cpuchat.tools.limits import MOST_ROUNDS, CallLimits, Count, shortened
+
+READ = Tool(name="read", source="files", read_only=True)
+WRITE = Tool(name="write", source="files")
+
+
+def configure(text: str) -> None:
+    file = paths.tool_servers_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_servers() == {}
+    monkeypatch.setenv("TOKEN", "abc")
+    monkeypatch.setenv("OTHER_SECRET", "xyz")
+    monkeypatch.delenv("ABSENT", raising=False)
+    configure(
+        '{"mcpServers": {"files": {"type": "stdio", "command": "npx", "args": ["-y", "server", "${ABSENT:-/tmp}"],'
+        ' "env": {"KEY": "${TOKEN}"}, "autoApprove": ["all"]},'
+        ' "off": {"command": "${ABSENT}", "disabled": true}}, "theme": "dark"}'
+    )
+    servers = load_servers()
+    assert list(servers) == ["files"]
+    server = servers["files"]
+    assert (server.command, server.args, server.timeout) == ("npx", ("-y", "server", "/tmp"), 60.0)
+    environment = server.environment()
+    assert environment["KEY"] == "abc" and "PATH" in environment
+    assert "OTHER_SECRET" not in environment and "TOKEN" not in environment
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "line 1, column 2"),
+        ("[]", 'no object "mcpServers"'),
+        ('{"mcpServers": {"a": {"command": 7, "env": {"KEY": "hidden"}}}}', r"mcpServers\.a\.command"),
+        ('{"mcpServers": {"a": {}}}', r"mcpServers\.a: .*command"),
+        ('{"mcpServers": {"a b": {"command": "x"}}}', "not a name"),
+        ('{"mcpServers": {"a": {"url": "http://x"}}}', "a server at an address"),
+        ('{"mcpServers": {"a": {"command": "x", "env": {"KEY": "${ABSENT}"}}}}', "ABSENT is not set"),
+        ('{"mcpServers": {"a": {"command": "x", "timeout": 60000}}}', r"mcpServers\.a\.timeout"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ABSENT", raising=False)
+    configure(text)
+    with pytest.raises(SettingsError, match=reason) as error:
+        load_servers()
+    assert "hidden" not in str(error.value)
+
+
+async def test_long_results_are_cut_in_the_middle() -> None:
+    async def unknown(_: str) -> None:
+        return None
+
+    async def counted(text: str) -> int:
+        return len(text)
+
+    async def cut(text: str, free: int | None, count: Count = unknown) -> str:
+        return (await shortened(text, free, count))[0]
+
+    assert await cut("short", 0) == "short"
+    text = f"begin{'x' * 20_000}end"
+    short = await cut(text, 100)
+    assert short.startswith("begin") and short.endswith("end") and len(short) < 3_100
+    assert len(await cut(text, 100, counted)) < 1_100  # a token a character
+    assert await cut(text, 100_000) == text
+    assert await cut("a\x1b[2Jb", None) == "a␛[2Jb"
+    assert (await shortened(text, 100_000, counted))[1] == len(text)
+
+
+def test_calls_that_repeat_are_refused() -> None:
+    limits = CallLimits()
+    call = ToolCall(name="read", arguments={"a": 1, "b": 2})
+    assert [limits.refusal(call) for _ in range(2)] == [None, None]
+    refused = limits.refusal(ToolCall(name="read", arguments={"b": 2, "a": 1}))
+    assert refused is not None and refused.failed
+    assert limits.refusal(ToolCall(name="read", arguments={"a": 2})) is None
+    for _ in range(MOST_ROUNDS):
+        limits.next_round()
+    with pytest.raises(UsageError, match="20 times"):
+        limits.next_round()
+
+
+@pytest.mark.parametrize("value", [1 << 64, "\ud83d"])
+def test_a_call_that_cannot_be_sent_has_no_arguments(value: object) -> None:
+    call = ToolCall(name="read\ud83d", arguments={"at": [value]})
+    assert call.problem and call.arguments == {} and call.name == "read?"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ToolCall) == call
+
+
+def test_approvals_are_for_a_chat_or_for_good(tmp_path: Path) -> None:
+    file = tmp_path / "approvals.json"
+    approvals = Approvals(file)
+    assert "always" in approvals.choices(READ) and "always" not in approvals.choices(WRITE)
+    approvals.remember(READ, "one", "once")
+    approvals.remember(READ, "one", "refuse")
+    assert not approvals.is_approved(READ, "one")
+    approvals.remember(WRITE, "one", "chat")
+    assert approvals.is_approved(WRITE, "one") and not approvals.is_approved(WRITE, "two")
+    approvals.remember(WRITE, "one", "always")  # cannot be chosen
+    approvals.remember(READ, "one", "always")
+    again = Approvals(file)
+    assert again.is_approved(READ, "two") and not again.is_approved(WRITE, "one")
+    for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}, {"read_only": False}):
+        assert not again.is_approved(msgspec.structs.replace(READ, **changed), "two")
+    again.forget_all()
+    assert not Approvals(file).is_approved(READ, "two")

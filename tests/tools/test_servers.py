@@ -1,0 +1,191 @@
+"""Tests MCP servers over standard input and output: good ones, and ones that break every rule."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat import paths
+from cpuchat.errors import ToolServerFailed
+from cpuchat.tool_calls import Tool, ToolCall, ToolResult
+from cpuchat.tools import servers as tool_servers
+from cpuchat.tools.config import Server
+from cpuchat.tools.servers import ToolServer
+from cpuchat.tools.toolbox import Toolbox
+
+SUPPORT = Path(__file__).parent.parent / "support"
+LOOK = ToolCall(name="look")
+
+
+@contextlib.asynccontextmanager
+async def hostile(way: str, folder: Path, timeout: float = 60.0) -> AsyncIterator[ToolServer]:
+    """Yield a server of `hostile_server.py` that was not started; wait until nothing of it is left."""
+    file = folder / "started"
+    arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), way, str(file))
+    server = ToolServer(way, Server(command=sys.executable, args=arguments, timeout=timeout))
+    try:
+        yield server
+    finally:
+        await server.close()
+        while any(is_alive(int(pid)) for pid in file.read_text().split()):  # until the test takes too long
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended may wait for its parent."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def call(box: Toolbox, call: ToolCall = LOOK) -> tuple[Tool | ToolResult, ToolResult | None]:
+    """Return what is found for a call, and its result if it is a tool."""
+    found = await box.find(call)
+    return found, await box.run(call) if isinstance(found, Tool) else None
+
+
+async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "abc")
+    monkeypatch.setenv("PYTHONPATH", "")
+    script = str(SUPPORT / "mcp_server.py")
+    server = ToolServer("good", Server(command=sys.executable, args=(script,), env={"GIVEN": "1"}))
+    box = Toolbox([server])
+    assert server.state == "stopped"
+    try:
+        assert await box.start() == [] and server.state == "running"
+        add, *others = box.tools
+        assert (add.name, add.source, add.read_only) == ("add", "good", True)
+        assert add.description.startswith("Add two numbers.") and add.parameters["required"] == ["first", "second"]
+        assert [tool.name for tool in others] == ["environment", "draw", "fail"] and not others[0].read_only
+        _, result = await call(box, ToolCall(name="add", arguments={"first": 20, "second": 22}))
+        assert result == ToolResult(text="42")
+        _, result = await call(box, ToolCall(name="add", arguments={"first": "x", "second": 1}))
+        assert result is not None and result.failed and "first" in result.text
+        _, result = await call(box, ToolCall(name="environment"))
+        assert result is not None and "GIVEN=1" in result.text and "SECRET_TOKEN" not in result.text
+        _, result = await call(box, ToolCall(name="draw"))
+        assert result == ToolResult(text="[image/png, 1.2 kB, not shown]")
+        _, result = await call(box, ToolCall(name="fail"))
+        assert result is not None and result.failed and "fail" in result.text
+    finally:
+        await box.close()
+    assert server.state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("noise", "seen"),
+        ("strict", "seen"),
+        ("lie", "seen"),
+        ("die", "The MCP server die ended: no memory left. The next call restarts it."),
+        ("shout", "The MCP server shout ended: it wrote more than 4.0 MB in one message. The next call restarts it."),
+        ("flood", "The MCP server flood ended: it sent more than 10,000 messages. The next call restarts it."),
+    ],
+)
+async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: str, tmp_path: Path) -> None:
+    async with hostile(way, tmp_path) as server:
+        await server.ready()
+        box = Toolbox([server])
+        for _ in range(2):
+            _, result = await call(box)
+            assert result == ToolResult(text=told, failed=told != "seen")
+        n_starts = len((tmp_path / "started").read_text().splitlines())
+        assert n_starts == (1 if way in ("noise", "lie") else 2)
+        assert (server.state == "running") == (told == "seen") == (server.problem is None)
+        log = paths.log_dir() / f"tools-{way}.log"
+        assert ("DEBUG: sending" in log.read_text()) == (way == "noise")
+
+
+async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_children(tmp_path: Path) -> None:
+    async with hostile("hang", tmp_path, timeout=0.05) as server:
+        await server.ready()
+        _, result = await call(Toolbox([server]))
+        assert result == ToolResult(text="The tool was stopped: no result after 0 s.", failed=True)
+        assert server.state != "running"
+        server.timeout = 60.0
+        await server.ready()
+        assert server.state == "running"
+        running = asyncio.ensure_future(server.run(LOOK))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert server.state != "running"
+
+
+async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
+    async with hostile("change", tmp_path) as server:
+        await server.ready()
+        box = Toolbox([server])
+        before, result = await call(box)
+        after, _ = await call(box)
+        assert isinstance(before, Tool) and isinstance(after, Tool) and result == ToolResult(text="seen")
+        assert before.fingerprint != after.fingerprint and after.description == "Delete everything."
+        assert box.tools == (after,)
+    (tmp_path / "started").unlink()
+    async with hostile("lie", tmp_path) as server:
+        await server.ready()
+        box = Toolbox([server])
+        before, _ = await call(box)
+        os.kill(int((tmp_path / "started").read_text().split()[0]), 9)
+        while server.state == "running":
+            await asyncio.sleep(0.01)
+        after, _ = await call(box)
+        assert isinstance(before, Tool) and isinstance(after, Tool) and before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("malformed", "cannot be used: it sent an invalid answer: .*inputSchema"),
+        ("silent", "gave no answer within 0 s"),
+    ],
+)
+async def test_a_server_that_cannot_be_used_is_ended(
+    way: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hostile(way, tmp_path) as server:
+        if way == "silent":
+            monkeypatch.setattr(tool_servers, "START_SECONDS", 0.3)
+        assert await Toolbox([server]).start() == [server.problem] and server.state == "failed"
+        with pytest.raises(ToolServerFailed, match=reason) as error:
+            await server.ready()
+        assert "mcp.json" in error.value.hint
+        found = await Toolbox([server]).find(LOOK)
+        assert isinstance(found, ToolResult) and found.failed
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (Server(command="gone-mad"), "cannot be started: gone-mad: No such file"),
+        (Server(command="sh", cwd="/gone"), "cannot be started: /gone: No such file"),
+        (Server(command="sh", args=("a\0b",)), "cannot be started: .*null byte"),
+        (Server(command="sh", args=("-c", "echo it is Sunday >&2; exit 3")), "ended: it is Sunday"),
+        (Server(command="sh", args=("-c", "exit 3")), "ended: exit status 3"),
+    ],
+)
+async def test_a_server_that_does_not_start_says_why(server: Server, reason: str) -> None:
+    started = ToolServer("odd", server)
+    with pytest.raises(ToolServerFailed, match=f"The MCP server odd {reason}") as error:
+        await started.ready()
+    assert ("tools-odd.log" in error.value.hint) == ("Sunday" in reason)
+    assert started.state == "failed"
+    await started.close()
+
+
+async def test_a_start_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    async with hostile("silent", tmp_path) as server:
+        starting = asyncio.ensure_future(server.ready())
+        while not (tmp_path / "started").exists():
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting

@@ -1,0 +1,128 @@
+"""Tests calls of tools on the chat screen: asked for, shown, kept, stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpuchat import paths
+from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.folder import TOOLS
+from cpuchat.tui.chat.call_screen import CallScreen
+from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.scripted_backend import ScriptedBackend, answer
+
+HOSTILE = Path(__file__).parents[2] / "support" / "hostile_server.py"
+READ = ToolCall(name="read_file", arguments={"path": "notes.md"})
+
+
+def calling(said: str, *calls: ToolCall) -> list[Any]:
+    """Return the events of an answer that ends with calls."""
+    *before, finished = answer(said)
+    return [*before, msgspec.structs.replace(finished, calls=calls)]
+
+
+async def offered(app: RunningApp, folder: Path) -> None:
+    """Offer a folder by the dialog."""
+    await app.ready()
+    app.chat.action_tools()
+    await app.until(lambda: app.app.screen is not app.chat)
+    app.app.screen.query_one("Input").value = str(folder)  # type: ignore[attr-defined]
+    await app.press("enter")
+    await app.until(lambda: "3 tools" in app.status)
+
+
+async def asked(app: RunningApp) -> str:
+    await app.until(lambda: isinstance(app.app.screen, CallScreen))
+    await app.pilot.pause()
+    return app.screen_text
+
+
+async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("the\ncontent\n")
+    other = ToolCall(name="search", arguments={"text": "a text that is far too long for one line of the chat"})
+    backend = ScriptedBackend([calling("I will look.", READ, other), answer("It says: the content.")])
+    async with running(backend, size=SMALL) as app:
+        await offered(app, tmp_path)
+        await app.send("What is in it?", wait=False)
+        shown = await asked(app)
+        assert "The model calls read_file" in shown and "path: notes.md" in shown and "Always run" in shown
+        await app.until(lambda: "running…" in "\n".join(line.text for line in app.transcript.lines))
+        await app.press("right", "enter")
+        await app.until(lambda: isinstance(app.app.screen, CallScreen) and "calls search" in app.screen_text)
+        assert "one line of the chat" in app.screen_text
+        await app.press("enter")  # refusing has the focus
+        await app.until(lambda: not app.chat.busy)
+        lines = [line.text.strip() for line in app.transcript.lines]
+        assert "▸ read_file(path: notes.md) · 2 lines (F7)" in lines
+        assert lines.index("I will look.") < lines.index("It says: the content.")
+        assert any("refused" in line for line in lines)
+        assert app.transcript.messages[-1].note.startswith("7 tokens · 40")  # of both answers
+        await app.press("f7")
+        assert any(
+            "text: a text that is far too long for one line of the chat" in line.text for line in app.transcript.lines
+        )
+        assert [message.role for message in backend.requests[1].messages[1:]] == ["assistant", "tool", "tool"]
+        chat = app.conversation.chat
+        assert chat is not None
+        app.chat.action_new_chat()
+        app.chat.open_chat(chat.id)
+        await app.until(lambda: any("│ content" in line.text for line in app.transcript.lines))
+        await app.send("And now?")
+        assert len(backend.requests[2].messages) == 6
+
+
+async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> None:
+    backend = ScriptedBackend([calling("I will look.", READ), answer("Hello.")])
+    async with running(backend) as app:
+        await offered(app, tmp_path)
+        app.app.push_screen(CallScreen(Tool(name="look [/at] it", source="eyes"), READ))
+        assert "The model calls look [/at] it" in await asked(app)
+        await app.press("escape")
+        await app.send("What is in it?", wait=False)
+        await asked(app)
+        await app.press("ctrl+c")
+        await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
+        assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
+        app.chat._approvals.remember(TOOLS[0], "any", "always")
+        app.chat.action_forget_approvals()
+        await app.until(lambda: any("approval again" in notice for notice in app.notices))
+        assert not app.chat._approvals.is_approved(TOOLS[0], "any")
+        app.chat.action_tools()
+        await app.until(lambda: "Turn off" in app.screen_text)
+        await app.press("right", "right", "enter")
+        await app.until(lambda: "tools" not in app.status)
+        await app.send("Hello?")
+        assert not backend.requests[1].tools
+
+
+async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
+    config = {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), "noise", str(tmp_path / "pids")]}
+    file = paths.tool_servers_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"mcpServers": {"eyes": config, "gone": {"command": "gone-mad"}}}))
+    backend = ScriptedBackend([calling("", ToolCall(name="look")), answer("It was seen.")])
+    async with running(backend) as app:
+        await app.ready()
+
+        async def choose(*keys: str) -> None:
+            app.chat.action_tool_servers()
+            await app.until(lambda: "gone" in app.screen_text)
+            await app.press(*keys, "enter")
+
+        await choose()
+        await app.until(lambda: "1 tool" in app.status)
+        await app.send("What is it?", wait=False)
+        assert "server eyes, says that it only reads" in await asked(app)
+        await app.press("right", "enter")
+        await app.until(lambda: not app.chat.busy)
+        assert backend.requests[1].messages[-1].content == "seen"
+        await choose("down")
+        await app.until(lambda: "gone-mad: No such file" in app.screen_text)
+        await choose()
+        await app.until(lambda: "tool" not in app.status)
+        assert not app.chat.tool_servers and app.conversation.tools is None

@@ -1,0 +1,64 @@
+"""Tests that the terminal's background chooses the default theme, and that its reply is never taken for keys."""
+
+from __future__ import annotations
+
+import pytest
+from textual import events
+from textual.message import Message
+
+from cpuchat import settings
+from cpuchat.tui.terminal.background import BackgroundParser, BackgroundReported
+from tests.support.chat_app import running
+
+WHITE, BLACK = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\", "\x1b]11;rgb:1c/1c/1c\x07"
+
+
+class Parser(BackgroundParser):
+    """A parser with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(clock=lambda: self.now)
+
+    def read(self, *data: str) -> list[str]:
+        """Return the keys in what comes in, "light" and "dark" for a reply; nothing comes for a while at the end."""
+        found = [message for part in data for message in (*self.feed(part), *self.tick())]
+        self.now += 0.2
+        return [_named(message) for message in (*found, *self.tick())]
+
+
+def _named(message: Message) -> str:
+    if isinstance(message, BackgroundReported):
+        return "light" if message.is_light else "dark"
+    assert isinstance(message, events.Key)
+    return message.key
+
+
+@pytest.mark.parametrize("cut", range(1, len(WHITE)))
+def test_a_reply_in_parts_among_keys_is_no_key(cut: int) -> None:
+    assert Parser().read("a", WHITE[:cut], WHITE[cut:] + "b") == ["a", "light", "b"]
+
+
+def test_keys_stay_keys() -> None:
+    assert Parser().read(f"a{BLACK}b", "\x1b[A") == ["dark", "a", "b", "up"]
+    late = Parser()
+    late.now = 100.0
+    assert late.read(WHITE[:5], WHITE[5:]) == ["light"]
+    assert not late._held and Parser().read("x", "\x1b")[:1] == ["x"]
+
+
+async def test_the_default_theme_follows_the_background_and_a_chosen_one_stays() -> None:
+    async with running() as app:
+        await app.ready()
+        assert app.app.theme == "cpuchat" and app.app.asks_background
+        app.app.post_message(BackgroundReported(is_light=True))
+        await app.until(lambda: app.app.theme == "cpuchat-light")
+        assert settings.load().ui.theme == "auto"
+    settings.update({"ui": {"theme": "cpuchat"}})
+    async with running() as app:
+        await app.ready()
+        app.app.post_message(BackgroundReported(is_light=True))
+        await app.pilot.pause()
+        assert app.app.theme == "cpuchat"
+        app.app.services.show_theme("auto")  # chosen in the settings
+        assert app.app.theme == "cpuchat-light"

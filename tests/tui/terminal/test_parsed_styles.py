@@ -1,0 +1,35 @@
+"""Tests keeping parsed style sheets: they are those of the theme, and none is parsed twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.color import Color
+from textual.css.stylesheet import Stylesheet
+
+from cpuchat.tui.terminal import parsed_styles
+
+
+def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, parsed = parsed_styles._parse, []
+    assert parse is not None
+
+    def watched(self: Stylesheet, css: str, **options: Any) -> Any:
+        parsed.append(css)
+        return parse(self, css, **options)
+
+    def color(value: str, sheet: Stylesheet | None = None) -> Any:
+        sheet = sheet or Stylesheet(variables={"value": value})
+        sheet.add_source("Label { color: $value; }", ("test", "parsed_styles"))
+        return sheet.rules[0].styles.get_rule("color")
+
+    parsed_styles.keep()
+    monkeypatch.setattr(parsed_styles, "_parse", watched)
+    assert [color(value) for value in ("red", "blue", "red")] == [Color.parse(one) for one in ("red", "blue", "red")]
+    assert len(parsed) == 2
+    sheet = Stylesheet(variables={"value": "red"})
+    assert color("", sheet) == Color.parse("red")
+    sheet.set_variables({"value": "blue"})
+    sheet.reparse()
+    assert color("", sheet) == Color.parse("blue") and len(parsed) == 2

@@ -1,0 +1,83 @@
+"""Tests that the tour runs by itself, keeps nothing, and heeds its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat import paths, settings
+from cpuchat.timings import Timings
+from cpuchat.tui.tour.app import ANSWER, BESIDE, COMPARE, DRAFTING, END, LOADING, MACHINE, PREDICTION, TourApp
+from cpuchat.tui.tour.recording import Part, Recording, load_recording
+from tests.support.chat_app import running
+from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
+
+RECORDING = Recording(
+    question="Why?",
+    model="Qwen2.5 1.5B Q4_K_M",
+    draft="0.5B Q8_0",
+    machine="EPYC 7543, 8 threads",
+    parts=(Part(0.0, "Because "), Part(0.01, "of bandwidth.", "draft")),
+    timings=Timings(predicted_n=4, predicted_ms=100.0, ttft_ms=50.0),
+)
+
+
+class QuickTour(TourApp):
+    PACE = 0.0
+
+
+@pytest.fixture
+def recording_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "recording.json"
+    monkeypatch.setattr(paths, "recording_file", lambda: file)
+    return file
+
+
+async def test_the_tour_runs_by_itself(recording_file: Path) -> None:
+    recording_file.write_bytes(msgspec.json.encode(RECORDING))
+    backend = ScriptedBackend(model=WITH_DRAFT)
+    async with running(backend, kind=QuickTour) as app:
+        beside = ("live · Qwen2.5", "recording · Qwen2.5 1.5B Q4_K_M", "drafted by 0.5B Q8_0", "Because of bandwidth.")
+        await app.until(lambda: all(text in app.screen_text for text in beside))  # it closes by itself
+        assert isinstance(app.app, TourApp)
+        tour = app.app
+        await app.until(lambda: tour.over)
+        assert tour.captions == [
+            LOADING,
+            ANSWER,
+            BESIDE.format(model=RECORDING.model),
+            DRAFTING,
+            COMPARE,
+            MACHINE,
+            PREDICTION,
+            END,
+        ]
+        assert [request.speculation.depth for request in backend.requests] == [0, 0, 4]
+        assert app.conversation.drafting == "auto" and not app.transcript.colors_drafts
+        await app.until(lambda: END in app.screen_text)
+        app.press_last("x")
+        await app.until(lambda: backend.closed)
+    assert not paths.settings_file().exists() and settings.load().ui.color_drafts is False
+
+
+async def test_keys_pause_skip_and_quit(recording_file: Path) -> None:
+    backend = ScriptedBackend()
+    async with running(backend, kind=TourApp) as app:
+        assert isinstance(app.app, TourApp)
+        tour = app.app
+        await app.until(lambda: ANSWER in app.screen_text)
+        await app.press("space")
+        await app.until(lambda: "Paused" in app.screen_text)
+        await app.press("right")
+        await app.until(lambda: DRAFTING in app.screen_text)
+        assert tour.captions == [LOADING, ANSWER, DRAFTING]  # there is no recording
+        app.press_last("escape")
+        await app.until(lambda: backend.closed)
+
+
+def test_a_damaged_recording_is_left_out(recording_file: Path) -> None:
+    assert load_recording() is None
+    recording_file.write_text("{")
+    assert load_recording() is None
