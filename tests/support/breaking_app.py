@@ -73,7 +73,7 @@ def for_ever(screen: ChatScreen) -> None:
 FAULTS: dict[str, Callable[[ChatScreen], object]] = {
     "handler": fail,
     "worker": lambda screen: screen.run_worker(fail_later()),
-    "timer": lambda screen: screen.set_timer(0.001, fail),
+    "timer": lambda screen: screen.set_timer(0.05, fail),
     "callback": lambda screen: asyncio.get_running_loop().call_soon(fail),
     "thread": lambda screen: threading.Thread(target=fail).start(),
     "render": in_render,

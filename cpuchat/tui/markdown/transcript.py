@@ -19,7 +19,6 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
-from textual.timer import Timer
 
 from cpuchat.protocol import Channel
 from cpuchat.text import clean
@@ -35,6 +34,7 @@ __all__ = ["Transcript", "TranscriptMessage"]
 MIN_INTERVAL = 0.1  # s between flushes; more when a flush is slow, so that rendering stays near 10 % of a core
 COST_FACTOR = 10
 CHUNK = 6000  # characters rendered in one go when everything must be rendered again
+_CHUNK_PAUSE = 0.005  # s between two of them, for keys and other widgets
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -71,8 +71,9 @@ class Transcript(ScrollView, can_focus=True):
         """New text scrolls into view."""
         self._steering = False
         self._restyle_asked = False
+        # The loop's timers, since Textual's never fire when they are late at their start.
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._chunk_timer: Timer | None = None
+        self._chunk_timer: asyncio.TimerHandle | None = None
         self._not_before = 0.0
 
     # What is shown
@@ -221,7 +222,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def _render_stale(self) -> None:
         """Render outdated entries: all visible ones, others up to `CHUNK` characters."""
-        self._chunk_timer = None
+        self._stop_chunk_timer()
         view = self._view
         if view is None or not self._entries:
             return
@@ -245,8 +246,7 @@ class Transcript(ScrollView, can_focus=True):
             self._steer(self._entries.starts[top] + line)
         self.refresh()
         if left:
-            # A timer, not a callback: keys and other widgets have their turn in between.
-            self._chunk_timer = self.set_timer(0.005, self._render_stale)
+            self._chunk_timer = asyncio.get_running_loop().call_later(_CHUNK_PAUSE, self._render_stale)
 
     def _first_line(self, index: int) -> int:
         """Return the line of a message to scroll to when it is shown."""
@@ -254,8 +254,13 @@ class Transcript(ScrollView, can_focus=True):
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
-            wait = self._not_before - perf_counter()  # Textual's timers never fire when late at their start
+            wait = self._not_before - perf_counter()
             self._flush_timer = asyncio.get_running_loop().call_later(max(0.0, wait), self.flush)
+
+    def _stop_chunk_timer(self) -> None:
+        if self._chunk_timer is not None:
+            self._chunk_timer.cancel()
+            self._chunk_timer = None
 
     def _stop_flush_timer(self) -> None:
         if self._flush_timer is not None:
@@ -372,6 +377,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_unmount(self) -> None:
         self._stop_flush_timer()
+        self._stop_chunk_timer()
 
     def _refresh_marker(self) -> None:
         if self._current is not None:
