@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
@@ -28,10 +28,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("
 
 def pytest_configure() -> None:
     """Restore SIGINT for the programs that tests interrupt: a shell's background job ignores it, and children inherit
-    that. Tries fewer made-up examples than hypothesis would."""
+    that. Tries fewer made-up examples than hypothesis would, however long each takes: the machine may be busy."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.register_profile("short", max_examples=40)
+    settings.register_profile("short", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("short")
     gc.disable()  # importing all tests makes next to no garbage
 

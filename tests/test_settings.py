@@ -203,7 +203,11 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
 
 
 def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
-    script = "import sys; from cpuchat.settings import update\nfor n in range(20): update({'engine': {sys.argv[1]: n}})"
+    script = (
+        "import sys; from cpuchat import files; from cpuchat.settings import update\n"
+        "files.LOCK_SECONDS = 1000\n"
+        "for n in range(20): update({'engine': {sys.argv[1]: n}})"
+    )
     keys = ("threads", "poll", "experts")
     programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
     assert [program.wait(120) for program in programs] == [0, 0, 0]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from cpuchat.cli.main import main
 
-HANG_GUARD = 120
+HANG_GUARD = 180
 PLAIN = ("--drafters", "off")
 COMMAND = (sys.executable, "-m", "cpuchat.cli.main")
 

@@ -16,7 +16,7 @@ from typing import Any
 from cpuchat.backend.heads.process import free_port
 from cpuchat.backend.remote.metrics import Metrics, parse
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 180.0
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def metrics(url: str) -> Metrics:
 
 
 def _get(url: str) -> str:
-    with _opener.open(url, timeout=10) as response:
+    with _opener.open(url, timeout=60) as response:
         return response.read().decode()
 
 

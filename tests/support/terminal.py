@@ -13,7 +13,7 @@ from pathlib import Path
 import pexpect
 import pyte
 
-HANG_GUARD = 60.0
+HANG_GUARD = 180.0
 KEYS = {
     "enter": "\r",
     "esc": "\x1b",

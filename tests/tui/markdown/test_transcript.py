@@ -20,7 +20,7 @@ from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from tests.support.snapshots import HostApp, snapshot
 
-HANG_GUARD = 60
+HANG_GUARD = 180
 
 
 def said(text: str) -> TranscriptMessage:

@@ -24,7 +24,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.quantize_line import working
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, RunningApp, running
 from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import MACHINE
 from tests.support.snapshots import snapshot
@@ -106,7 +106,7 @@ async def test_a_type_is_chosen_and_made(half: Path) -> None:
         assert screen.out.value == str(half.with_name("llama-Q6_K.gguf"))
         await screen.mark("Q8_0")
         await app.press("enter")
-        made = await asyncio.wait_for(screen.returned, 60)
+        made = await asyncio.wait_for(screen.returned, HANG_GUARD)
         assert made is not None and read_header(made).quantization == "Q8_0"
         assert any("written" in notice for notice in app.notices)
 
@@ -136,7 +136,7 @@ async def test_a_name_of_ones_own_stays(half: Path, tmp_path: Path) -> None:
         await app.until(lambda: "must end in .gguf" in app.notices[-1])
         screen.out.value = str(tmp_path / "mine.gguf")
         await app.press("enter")
-        assert await asyncio.wait_for(screen.returned, 60) == tmp_path / "mine.gguf"
+        assert await asyncio.wait_for(screen.returned, HANG_GUARD) == tmp_path / "mine.gguf"
 
 
 async def test_it_asks_before_it_replaces(half: Path) -> None:
@@ -154,7 +154,7 @@ async def test_it_asks_before_it_replaces(half: Path) -> None:
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
-        assert await asyncio.wait_for(screen.returned, 60) == there
+        assert await asyncio.wait_for(screen.returned, HANG_GUARD) == there
         assert read_header(there).quantization == "Q4_K_M"
 
 
@@ -169,7 +169,7 @@ async def test_it_asks_before_it_loses_quality_twice(half: Path, tmp_path: Path)
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
-        made = await asyncio.wait_for(screen.returned, 60)
+        made = await asyncio.wait_for(screen.returned, HANG_GUARD)
         assert made is not None and read_header(made).quantization == "Q3_K_M"
 
 
@@ -183,7 +183,7 @@ async def test_what_needs_an_importance_matrix_says_so(half: Path) -> None:
         await app.until(lambda: "importance matrix" in app.notices[-1])
         assert app.app.screen is screen.screen
         await app.press("escape")
-        assert await asyncio.wait_for(screen.returned, 60) is None
+        assert await asyncio.wait_for(screen.returned, HANG_GUARD) is None
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
         assert app.app.screen is screen.screen
         assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
         await app.press("escape")
-        assert await asyncio.wait_for(screen.returned, 60) is None
+        assert await asyncio.wait_for(screen.returned, HANG_GUARD) is None
 
 
 async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_is_asked_whether_to_stop_it(
@@ -228,7 +228,7 @@ async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_i
     async with running() as app:
         screen, process = await begun(app, large)
         await app.press("escape")
-        assert await asyncio.wait_for(screen.returned, 60) is None
+        assert await asyncio.wait_for(screen.returned, HANG_GUARD) is None
         await app.until(lambda: "→ large-IQ4_XS.gguf" in app.screen_text)
         assert app.app.screen is app.chat
         again = await opened(app, local(large))
@@ -241,7 +241,7 @@ async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_i
         await app.until(lambda: app.app.services.quantizing.job is None)
         assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
         await app.press("y")
-        made = await asyncio.wait_for(again.returned, 60)
+        made = await asyncio.wait_for(again.returned, HANG_GUARD)
         assert made is not None and made.name == "large-IQ4_XS.gguf" and read_header(made).quantization == "IQ4_XS"
         await app.until(lambda: app.app.screen is app.chat)
         assert "→" not in app.screen_text.splitlines()[-2]

@@ -23,7 +23,7 @@ from cpuchat.tui.terminal.painter import Painter
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 
-HANG_GUARD = 20
+HANG_GUARD = 180
 PIECES = [
     "Reading ",
     "**is** a ",
