@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from cpuchat.errors import UsageError
 from cpuchat.protocol import (
     AnyEvent,
     CallDone,
     CallsMade,
-    Failed,
     Generate,
     GenerationFinished,
     Message,
     TextDelta,
 )
+from cpuchat.timings import Timings
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools.approval import Approvals, Choice
 from cpuchat.tools.limits import CallLimits, Count, shortened
@@ -30,6 +30,8 @@ Ask = Callable[[Tool, ToolCall], Awaitable[Choice]]
 """Shows a call with its arguments to the user and returns what they choose."""
 _REFUSED = ToolResult(text="The user refused this call. Go on without it, or ask.", failed=True, ended="refused")
 _STOPPED = ToolResult(text="The user stopped this call.", failed=True, ended="stopped")
+_RESULTS = "These are results of tools that you called:"
+_ANSWER = "Answer from them, in words; no tool can be called any more."
 _CHANGED = ToolResult(text="Not run: the tool changed after the user was asked. Call it again.", failed=True)
 
 
@@ -55,11 +57,15 @@ class ToolLoop:
         """Stream the events of all answers to a request, and of the calls between them.
 
         `GenerationFinished` of an answer with calls comes before `CallsMade`. Ends with that of an answer without
-        calls, one that was stopped, `Failed`, or `CallDone` of a call that was stopped.
+        calls, one that was stopped, `Failed`, or `CallDone` of a call that was stopped. A model that gets no further
+        with calls, or writes nothing after them, answers once more without; the note of that answer says why.
         """
         limits, self._stopped = CallLimits(), False
         self.toolbox.collect()
+        asked = request.messages
         request = msgspec.structs.replace(request, tools=self.toolbox.tools)
+        made = list[tuple[ToolCall, ToolResult]]()
+        why, empty = "", None
         while True:
             said, reasoning, last = "", "", None
             async with contextlib.aclosing(generate(request)) as events:
@@ -68,28 +74,38 @@ class ToolLoop:
                         said += event.text if event.channel == "answer" else ""
                         reasoning += event.text if event.channel == "reasoning" else ""
                     last = event
+                    if isinstance(event, GenerationFinished):
+                        if made and not why and not self._stopped and _is_empty(event, said):
+                            empty = event.timings
+                            continue
+                        last = event = _after(event, why, empty)
                     yield event
+            if empty is not None and not why:
+                why = "it wrote nothing after its calls"
+                request = _without_tools(request, asked, made)
+                continue
             if not isinstance(last, GenerationFinished) or not last.calls or last.stop_reason == "cancelled":
-                return
-            try:
-                limits.next_round()
-            except UsageError as error:
-                yield Failed(code=error.code, message=error.message, hint=error.hint, request_id=last.request_id)
                 return
             calls = tuple(_with_id(call, index, len(request.messages)) for index, call in enumerate(last.calls))
             yield CallsMade(request_id=last.request_id, said=said, reasoning=reasoning, calls=calls)
             messages = [*request.messages, Message(role="assistant", content=said, reasoning=reasoning, calls=calls)]
             free = max(last.timings.n_ctx - last.timings.n_past, 0) if last.timings.n_ctx else None
+            results = list[ToolResult]()
             for call in calls:
                 result = await self._run(call, request.chat_id, limits)
                 text, n_tokens = await shortened(result.text, free, count)
                 result = msgspec.structs.replace(result, text=text)
                 free = max(free - n_tokens, 0) if free is not None else None
                 messages.append(Message(role="tool", content=result.text, call_id=call.id, tool=call.name))
+                results.append(result)
                 yield CallDone(request_id=last.request_id, call=call, result=result)
                 if self._stopped:
                     return
-            request = msgspec.structs.replace(request, messages=tuple(messages), tools=self.toolbox.tools)
+            made += zip(calls, results, strict=True)
+            if why := limits.reached(calls, results):
+                request = _without_tools(request, asked, made)
+            else:
+                request = msgspec.structs.replace(request, messages=tuple(messages), tools=self.toolbox.tools)
 
     async def _run(self, call: ToolCall, chat_id: str, limits: CallLimits) -> ToolResult:
         """Return the result of a call as the model reads it."""
@@ -118,6 +134,34 @@ class ToolLoop:
             self._running = None
             running.cancel()  # if the answer is
         return None if running.cancelled() else running.result()
+
+
+def _is_empty(event: GenerationFinished, said: str) -> bool:
+    return event.stop_reason == "end" and not event.calls and not said.strip()
+
+
+def _after(event: GenerationFinished, why: str, empty: Timings | None) -> GenerationFinished:
+    """Return the end of an answer with why it had no tools, and with the figures of an empty one before it."""
+    if not why:
+        return event
+    note = " · ".join(filter(None, (f"answered without tools: {why}", event.note)))
+    timings = empty.followed_by(event.timings) if empty is not None else event.timings
+    return msgspec.structs.replace(event, note=note, timings=timings, calls=())
+
+
+def _without_tools(
+    request: Generate, asked: Sequence[Message], made: Sequence[tuple[ToolCall, ToolResult]]
+) -> Generate:
+    """Return a request to answer from the results so far. They stand in the question: small models imitate calls that
+    they see, whether they may call or not.
+    """
+    *before, question = asked
+    results = dict.fromkeys((call.name, json.dumps(call.arguments, ensure_ascii=False), one.text) for call, one in made)
+    told = "\n\n".join(f"{name} {arguments}:\n{text}" for name, arguments, text in results)
+    content = f"{_RESULTS}\n\n{told}\n\n{_ANSWER}\n\n{question.content}"
+    return msgspec.structs.replace(
+        request, messages=(*before, msgspec.structs.replace(question, content=content)), tools=()
+    )
 
 
 def _with_id(call: ToolCall, index: int, n_messages: int) -> ToolCall:

@@ -13,7 +13,6 @@ from cpuchat.protocol import (
     AnyEvent,
     CallDone,
     CallsMade,
-    Failed,
     Generate,
     GenerationFinished,
     Message,
@@ -28,12 +27,13 @@ from cpuchat.tools.loop import ToolLoop
 from cpuchat.tools.toolbox import FolderSource, Toolbox
 
 LOOK = ToolCall(name="look", arguments={"at": "it"})
+MORE = ToolCall(name="look", arguments={"at": "more"})
 
 
 class Scripted:
-    """A source whose tool does what `run` is given; a model that calls it as `calls` says, then answers."""
+    """A source whose tool returns `result`; a model that calls it as `calls` says, then answers: nothing for None."""
 
-    def __init__(self, *calls: Sequence[ToolCall], result: str = "seen", read_only: bool = False) -> None:
+    def __init__(self, *calls: Sequence[ToolCall] | None, result: str = "seen", read_only: bool = False) -> None:
         parameters = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at", {}]}
         self.tools = [Tool(name="look", parameters=parameters, source="eyes", read_only=read_only)]
         self.timeout = 60.0
@@ -55,11 +55,14 @@ class Scripted:
     async def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self.requests.append(request)
         calls = self._calls.pop(0) if self._calls else ()
-        text = "" if calls else "Done."
+        text = "" if calls or calls is None else "Done."
         if text:
             yield TextDelta(request_id=1, text=text, predicted_n=1, at_ms=0.0)
         yield GenerationFinished(
-            request_id=1, stop_reason="end", timings=Timings(n_ctx=4096, n_past=96), calls=tuple(calls)
+            request_id=1,
+            stop_reason="end",
+            timings=Timings(prompt_n=10, n_ctx=4096, n_past=96),
+            calls=tuple(calls or ()),
         )
 
 
@@ -138,7 +141,7 @@ async def test_a_tool_that_hangs_is_stopped_and_one_that_floods_is_cut(tmp_path:
     events = await answer(model, User("once"), tmp_path / "a.json")
     assert told(events) == ["The tool was stopped: no result after 0 s."]
     (text,) = told(await answer(Scripted([LOOK], result="x" * 50_000), User("once"), tmp_path / "a.json"))
-    assert len(text) < 3_200 and "characters left out" in text
+    assert 2_500 < len(text) < 3_200 and "characters left out" in text
 
 
 async def test_a_call_is_stopped_by_the_user(tmp_path: Path) -> None:
@@ -184,12 +187,39 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: 
     assert not approvals.is_approved(box.tools[0], "one")
 
 
-async def test_a_model_that_only_calls_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_ROUNDS", 3)
-    model = Scripted(*[[LOOK]] * 9)
+@pytest.mark.parametrize(
+    ("calls", "n_rounds", "note"),
+    [
+        ([LOOK] * 9, 2, "answered without tools: it repeated a call"),
+        ([LOOK, MORE] * 9, 5, "answered without tools: it repeated a call"),  # the third call of LOOK is not run
+        ([msgspec.structs.replace(LOOK, arguments={"at": str(at)}) for at in range(9)], 6,
+         "answered without tools: it had called tools 6 times"),
+    ],
+)  # fmt: skip
+async def test_a_model_that_only_calls_answers_without_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[ToolCall], n_rounds: int, note: str
+) -> None:
+    monkeypatch.setattr(limits, "MOST_ROUNDS", 6)
+    model = Scripted(*([call] for call in calls[:n_rounds]), result="a cat")
     events = await answer(model, User("chat"), tmp_path / "a.json")
-    assert isinstance(events[-1], Failed) and len(model.requests) == 4
-    assert len(model.ran) == 2 and "Use those results" in told(events)[2]
+    assert isinstance(events[-1], GenerationFinished) and events[-1].note == note
+    assert len(model.requests) == n_rounds + 1 and len(told(events)) == n_rounds
+    last = model.requests[-1]
+    (question,) = last.messages
+    assert not last.tools and not question.calls and question.content.endswith("What is it?")
+    assert question.content.count('look {"at": "it"}:\na cat') == (1 if calls[0] == LOOK else 0)
+
+
+async def test_a_model_that_writes_nothing_after_its_calls_is_asked_again_without_tools(tmp_path: Path) -> None:
+    model = Scripted([LOOK], None, result="a cat")
+    events = await answer(model, User("once"), tmp_path / "a.json")
+    first, last = (event for event in events if isinstance(event, GenerationFinished))
+    assert first.calls and last.note == "answered without tools: it wrote nothing after its calls"
+    assert last.timings.prompt_n == 20  # of both
+    assert not model.requests[-1].tools and "a cat" in model.requests[-1].messages[-1].content
+    quiet = Scripted(None)
+    (only,) = await answer(quiet, User(), tmp_path / "a.json")
+    assert isinstance(only, GenerationFinished) and len(quiet.requests) == 1
 
 
 async def test_names_are_unique_and_fit_for_every_template(tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.errors import SettingsError, UsageError
-from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.errors import SettingsError
+from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools.approval import Approvals
-from cpuchat.tools.config import load_servers
+from cpuchat.tools.config import Server, load_servers
 from cpuchat.tools.limits import MOST_ROUNDS, CallLimits, Count, shortened
 
 READ = Tool(name="read", source="files", read_only=True)
@@ -37,6 +38,7 @@ def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.Monke
     servers = load_servers()
     assert list(servers) == ["files"]
     server = servers["files"]
+    assert isinstance(server, Server)
     assert (server.command, server.args, server.timeout) == ("npx", ("-y", "server", "/tmp"), 60.0)
     environment = server.environment()
     assert environment["KEY"] == "abc" and "PATH" in environment
@@ -46,8 +48,6 @@ def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "line 1, column 2"),
-        ("[]", 'no object "mcpServers"'),
         ('{"mcpServers": {"a": {"command": 7, "env": {"KEY": "hidden"}}}}', r"mcpServers\.a\.command"),
         ('{"mcpServers": {"a": {}}}', r"mcpServers\.a: .*command"),
         ('{"mcpServers": {"a b": {"command": "x"}}}', "not a name"),
@@ -56,12 +56,19 @@ def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.Monke
         ('{"mcpServers": {"a": {"command": "x", "timeout": 60000}}}', r"mcpServers\.a\.timeout"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_server_is_an_error_of_its_own(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ABSENT", raising=False)
+    configure(text.removesuffix("}}") + ', "fine": {"command": "x"}, "off": {"url": "http://x", "disabled": true}}}')
+    wrong, fine = load_servers().values()
+    assert isinstance(wrong, SettingsError) and re.search(reason, str(wrong)) and "hidden" not in str(wrong)
+    assert isinstance(fine, Server)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{", "line 1, column 2"), ("[]", 'no object "mcpServers"')])
+def test_a_file_that_cannot_be_read_is_refused(text: str, reason: str) -> None:
     configure(text)
-    with pytest.raises(SettingsError, match=reason) as error:
+    with pytest.raises(SettingsError, match=reason):
         load_servers()
-    assert "hidden" not in str(error.value)
 
 
 async def test_long_results_are_cut_in_the_middle() -> None:
@@ -76,9 +83,13 @@ async def test_long_results_are_cut_in_the_middle() -> None:
 
     assert await cut("short", 0) == "short"
     text = f"begin{'x' * 20_000}end"
-    short = await cut(text, 100)
-    assert short.startswith("begin") and short.endswith("end") and len(short) < 3_100
-    assert len(await cut(text, 100, counted)) < 1_100  # a token a character
+    short = await cut(text, 3_000)
+    assert short.startswith("begin") and short.endswith("end") and 2_500 < len(short) < 3_100
+    assert 900 < len(await cut(text, 3_000, counted)) < 1_100  # a token a character
+    for free in (0, 100, 400, 1_000):
+        short = await cut(text, free, counted)
+        assert short.startswith("begin") and short.endswith("end") and len(short) <= max(free // 2, 200)
+    assert len(await cut("x" * 900, 400, counted)) <= 200
     assert await cut(text, 100_000) == text
     assert await cut("a\x1b[2Jb", None) == "a␛[2Jb"
     assert (await shortened(text, 100_000, counted))[1] == len(text)
@@ -91,10 +102,19 @@ def test_calls_that_repeat_are_refused() -> None:
     refused = limits.refusal(ToolCall(name="read", arguments={"b": 2, "a": 1}))
     assert refused is not None and refused.failed
     assert limits.refusal(ToolCall(name="read", arguments={"a": 2})) is None
-    for _ in range(MOST_ROUNDS):
-        limits.next_round()
-    with pytest.raises(UsageError, match="20 times"):
-        limits.next_round()
+
+
+def test_calls_end_when_they_bring_nothing_new() -> None:
+    one, other = ToolCall(name="read"), ToolCall(name="list")
+    first, second = ToolResult(text="1"), ToolResult(text="2")
+    limits = CallLimits()
+    assert not limits.reached([one], [first])
+    assert not limits.reached([one], [second])  # such as a state that is asked for again
+    assert not limits.reached([other], [first]) and not limits.reached([one], [second])
+    assert limits.reached([one], [second]) == "it repeated a call"
+    limits = CallLimits()
+    said = [limits.reached([one], [ToolResult(text=str(at))]) for at in range(MOST_ROUNDS)]
+    assert said[-1] == "it had called tools 20 times" and not any(said[:-1])
 
 
 @pytest.mark.parametrize("value", [1 << 64, "\ud83d"])
