@@ -106,9 +106,9 @@ def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
         folder.close()
         found["tools_folder"] = folder.path
     if names:
-        from cpuchat.cli.tools import servers_named
+        from cpuchat.cli.tools import servers_wanted
 
-        found["tool_servers"] = servers_named(names)
+        found["tool_servers"] = servers_wanted(names)
     return found
 
 

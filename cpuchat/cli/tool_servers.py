@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from cpuchat.errors import SettingsError
     from cpuchat.tools.servers import ToolServer
 
 _EPILOG = """\b
@@ -19,7 +20,8 @@ Examples:
 mcp.json is in the config folder (~/.config/cpuchat), in the form that other programs use:
   {"mcpServers": {"files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/srv"]}}}
 
-Exit codes: 0 all of them run, 2 wrong usage or mcp.json, 25 a server could not be started or used, 1 anything else."""
+Exit codes: 0 all of them run, 2 wrong usage, or mcp.json or a server in it is not valid, 25 a server could not be
+started or used, 1 anything else."""
 
 
 @click.command(epilog=_EPILOG, short_help="List the tools of MCP servers.")
@@ -31,30 +33,39 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
 
     from cpuchat.cli.output import json_line
     from cpuchat.cli.tools import servers_named
+    from cpuchat.errors import SettingsError
     from cpuchat.present.tools import server_state
+    from cpuchat.text import clean_line
     from cpuchat.tools.servers import ToolServer
     from cpuchat.tools.toolbox import Toolbox
 
-    servers = [ToolServer(name, server) for name, server in servers_named(names).items()]
+    listed = {
+        name: one if isinstance(one, SettingsError) else ToolServer(name, one)
+        for name, one in servers_named(names).items()
+    }
+    servers = [one for one in listed.values() if isinstance(one, ToolServer)]
 
     async def run() -> None:
         box = Toolbox(servers)
         try:
             await box.start()
             if as_json:
-                print(json_line({"servers": [_fields(server) for server in servers]}))
+                print(json_line({"servers": [_fields(name, one) for name, one in listed.items()]}))
                 return
-            for server in servers:
-                click.echo(f"{server.name}: {server_state(server)}")
-                if server.problem is not None:
-                    click.echo(f"  {server.problem.hint}")
-                for line in _tool_lines(server):
+            for name, one in listed.items():
+                state = server_state(one) if isinstance(one, ToolServer) else f"invalid: {one.message}"
+                click.echo(f"{clean_line(name)}: {state}")
+                problem = one.problem if isinstance(one, ToolServer) else one
+                if problem is not None:
+                    click.echo(f"  {problem.hint}")
+                for line in _tool_lines(one) if isinstance(one, ToolServer) else ():
                     click.echo(line)
         finally:
             await box.close()
 
     asyncio.run(run())
-    return next((server.problem.exit_code for server in servers if server.problem is not None), 0)
+    problems = (one.problem if isinstance(one, ToolServer) else one for one in listed.values())
+    return next((problem.exit_code for problem in problems if problem is not None), 0)
 
 
 def _tool_lines(server: ToolServer) -> list[str]:
@@ -72,12 +83,15 @@ def _tool_lines(server: ToolServer) -> list[str]:
     return table([("  tool", "says", "description"), *rows], width=columns()) if rows else []
 
 
-def _fields(server: ToolServer) -> dict[str, Any]:
+def _fields(name: str, server: ToolServer | SettingsError) -> dict[str, Any]:
     from cpuchat.cli.output import error_json
+    from cpuchat.errors import SettingsError
 
+    if isinstance(server, SettingsError):
+        return {"name": name, "state": "invalid", "tools": [], **error_json(server)}
     shown = [
         {"name": tool.name, "description": tool.description, "read_only": tool.read_only, "parameters": tool.parameters}
         for tool in server.tools
     ]
     problem = error_json(server.problem) if server.problem is not None else {}
-    return {"name": server.name, "state": server.state, "tools": shown, **problem}
+    return {"name": name, "state": server.state, "tools": shown, **problem}

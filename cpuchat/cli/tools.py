@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cpuchat.cli.options import Decorator, stacked
-from cpuchat.errors import Interrupted, UsageError
+from cpuchat.errors import Interrupted, SettingsError, UsageError
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def tool_loop(
     """Return the built-in tools in a folder and those of servers, None for neither. Raises UsageError, SettingsError.
 
     Args:
-        names: of servers of mcp.json; `all` is all of them.
+        names: of servers of mcp.json; `all` is all that are valid, with a warning about others.
         read_line: returns what the user answers; None reads standard input.
         is_allowed: calls are not asked for.
         remedy: added where nobody can be asked about a tool that only reads.
@@ -94,17 +94,35 @@ def tool_loop(
 
     sources: list[Source] = []
     if names:
-        sources += [ToolServer(name, server) for name, server in servers_named(names).items()]
+        for name, server in servers_wanted(names).items():
+            if isinstance(server, SettingsError):
+                terminal.warn(f"cpuchat: {server}")
+            else:
+                sources.append(ToolServer(name, server))
     if folder is not None:
         sources.append(FolderSource(Folder(paths.expanded(folder))))
     return ToolLoop(Toolbox(sources), Approvals(paths.approvals_file()), ask)
 
 
-def servers_named(names: Sequence[str]) -> dict[str, Server]:
-    """Return the servers of mcp.json with these names; all of them without names, or for the name `all`.
+def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
+    """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid.
 
     Raises:
-        SettingsError, UsageError: mcp.json is not valid, or has no such server.
+        SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
+    """
+    servers = servers_named(names)
+    errors = [one for one in servers.values() if isinstance(one, SettingsError)]
+    if errors and ("all" not in names or len(errors) == len(servers)):
+        raise errors[0]
+    return servers
+
+
+def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
+    """Return the servers of mcp.json with these names; all of them without names, or for the name `all`. In place of
+    one that is not valid stands why.
+
+    Raises:
+        SettingsError, UsageError: mcp.json cannot be read, or has no such server.
     """
     from cpuchat import paths
     from cpuchat.tools.config import load_servers
@@ -117,7 +135,7 @@ def servers_named(names: Sequence[str]) -> dict[str, Server]:
         return servers
     for name in names:
         if name not in servers:
-            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {', '.join(servers)}.")
+            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {clean_line(', '.join(servers))}.")
     return {name: servers[name] for name in names or servers}
 
 

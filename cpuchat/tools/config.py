@@ -42,11 +42,12 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return {name: os.environ[name] for name in _KEPT if name in os.environ} | self.env
 
 
-def load_servers() -> dict[str, Server]:
-    """Return the servers that are not disabled, by name; none without a file.
+def load_servers() -> dict[str, Server | SettingsError]:
+    """Return the servers that are not disabled, by name; none without a file. One that is not valid is the error, which
+    names what is wrong; values of `env` are not shown.
 
     Raises:
-        SettingsError: the file cannot be read, is no JSON, or has a wrong value (named); values of `env` are not shown.
+        SettingsError: the file cannot be read, is no JSON, or has no object of servers.
     """
     file = paths.tool_servers_file()
     try:
@@ -67,8 +68,14 @@ def load_servers() -> dict[str, Server]:
     if not isinstance(servers, dict):
         form = '{"mcpServers": {"name": {"command": …}}}'
         raise SettingsError(f'{file}: no object "mcpServers".', f"Its form is {form}.")
-    found = {name: _server(name, value, file) for name, value in servers.items()}
-    return {name: server for name, server in found.items() if not server.disabled}
+    found = dict[str, Server | SettingsError]()
+    for name, value in servers.items():
+        if not (isinstance(value, Mapping) and value.get("disabled") is True):
+            try:
+                found[name] = _server(name, value, file)
+            except SettingsError as error:
+                found[name] = error
+    return found
 
 
 def _server(name: str, value: Any, file: Path) -> Server:
@@ -86,8 +93,6 @@ def _server(name: str, value: Any, file: Path) -> Server:
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{where}{f'.{key}' if key else ''}: {reason}.", "Fix or remove it.") from None
-    if server.disabled:
-        return server
     expand = _Expander(where)
     return msgspec.structs.replace(
         server,

@@ -39,6 +39,7 @@ from cpuchat.tui.widgets.dialogs import ConfirmScreen
 if TYPE_CHECKING:
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.kept import Sides
+    from cpuchat.errors import SettingsError
     from cpuchat.setting_sources import SettingSources
     from cpuchat.tools.config import Server
 
@@ -99,7 +100,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         key_ring: KeyRing | None = None,
         sources: SettingSources | None = None,
         tools_folder: Path | None = None,
-        tool_servers: Mapping[str, Server] | None = None,
+        tool_servers: Mapping[str, Server | SettingsError] | None = None,
     ) -> None:
         self._gate = Gate()
         parsed_styles.keep()

@@ -15,7 +15,7 @@ from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, SettingsError
 from cpuchat.models.library.library import Library
 from cpuchat.present.welcome import welcome
 from cpuchat.servers import ServerModel, Source, source
@@ -148,7 +148,7 @@ class Services:
         """The app has not remembered anything yet: an empty chat shows how to begin."""
         self.tools_folder: Path | None = None
         """In which the model may read files from the start."""
-        self.tool_servers: Mapping[str, Server] = {}
+        self.tool_servers: Mapping[str, Server | SettingsError] = {}
         """MCP servers to start with the chat."""
         self.approvals: Approvals | None = None
         """Of calls of tools; None until the first."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ async def _answer(reply: Reply) -> None:
         await reply.text(f"It says: {told[-1]['content']}")
         await reply.finish()
         return
+    await reply.text("I will look.")
     for part in ('{"path": ', '"notes.md"}'):
         function = {"name": "read_file", "arguments": part}
         delta = {"tool_calls": [{"index": 0, "id": "x", "function": function}]}
@@ -46,7 +48,7 @@ async def test_a_model_reads_a_file_if_that_is_allowed(
         done = await asyncio.to_thread(run_process, *arguments, stdin="")
         first, second = (chat.body for chat in server.chats())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(said) and noted in done.stderr
+    assert done.stdout.startswith(f"I will look.\n\n{said}") and noted in done.stderr
     assert [tool["function"]["name"] for tool in first["tools"]] == ["read_file", "list_folder", "search"]
     call, result = second["messages"][-2:]
     assert call["tool_calls"][0]["function"] == {"name": "read_file", "arguments": '{"path": "notes.md"}'}
@@ -88,6 +90,8 @@ async def test_a_plain_chat_asks_before_a_call_and_tells_of_it_later(tmp_path: P
             terminal.type("/history")
             terminal.press("enter")
             terminal.wait_for("The model called read_file(path: notes.md).")
+            later = terminal.text.rpartition("/history")[2]
+            assert later.index(": I will look.") < later.index("The model called") < later.index(": It says")
             return terminal.text
         finally:
             terminal.close()
@@ -101,13 +105,13 @@ HOSTILE = Path(__file__).parent.parent / "support" / "hostile_server.py"
 
 
 def configure(folder: Path, *ways: str) -> None:
-    """Write mcp.json with servers of `hostile_server.py`."""
-    servers = {
+    """Write mcp.json with servers of `hostile_server.py`, and one that is not valid."""
+    servers: dict[str, Any] = {
         way: {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), way, str(folder / way)]} for way in ways
     }
     file = paths.tool_servers_file()
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"mcpServers": servers}))
+    file.write_text(json.dumps({"mcpServers": {**servers, "remote": {"url": "http://127.0.0.1"}}}))
 
 
 async def test_a_model_calls_the_tool_of_a_server(tmp_path: Path) -> None:
@@ -140,6 +144,12 @@ def test_servers_are_listed_with_their_tools(tmp_path: Path, monkeypatch: pytest
         and "Look at it." in done.stdout
     )
     assert "malformed: cannot be used: it sent an invalid answer" in done.stdout
+    assert "remote: invalid: " in done.stdout and "a server at an address" in done.stdout
+    done = run("tools", "remote", "--json")
+    (server,) = json.loads(done.stdout)["servers"]
+    assert (done.returncode, server["state"], server["error"]["code"]) == (2, "invalid", "settings")
+    done = run("ask", "--tools", "remote", "Hello")
+    assert done.returncode == 2 and "a server at an address" in done.stderr
     done = run("tools", "noise", "--json")
     (server,) = json.loads(done.stdout)["servers"]
     assert done.returncode == 0 and server["state"] == "running" and server["tools"][0]["read_only"]

@@ -9,8 +9,9 @@ from textual import work
 from textual.command import CommandPalette
 
 from cpuchat import paths
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.errors import CpuchatError, SettingsError, UsageError
 from cpuchat.present.tools import server_state
+from cpuchat.text import clean_line
 from cpuchat.tools.config import Server, load_servers
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tui.chat.calling import CallingScreen
@@ -34,8 +35,11 @@ class ToolServersScreen(CallingScreen):
             self.app.push_screen(CommandPalette(providers=[rows], placeholder="MCP server …"))
 
     @work(group="tool servers")
-    async def start_server(self, name: str, config: Server) -> None:
-        """Start a server; the model may call its tools from the next answer on."""
+    async def start_server(self, name: str, config: Server | SettingsError) -> None:
+        """Start a server; the model may call its tools from the next answer on. Of one that is not valid, say why."""
+        if isinstance(config, SettingsError):
+            self.tell(str(config), "error")
+            return
         self.tell(f"Starting the MCP server {name}…")
         server = ToolServer(name, config)
         self.tool_servers[name] = server
@@ -61,8 +65,10 @@ class ToolServersScreen(CallingScreen):
         await server.close()
         self.tell(f"MCP server {name} ended.")
 
-    def _row(self, name: str, config: Server) -> Row:
+    def _row(self, name: str, config: Server | SettingsError) -> Row:
         running = self.tool_servers.get(name)
         if running is None:
+            if isinstance(config, SettingsError):
+                return Row(clean_line(name), partial(self.start_server, name, config), about="invalid: see why")
             return Row(name, partial(self.start_server, name, config), about="start")
         return Row(name, partial(self.end_server, name), about=server_state(running))

@@ -104,7 +104,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
     config = {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), "noise", str(tmp_path / "pids")]}
     file = paths.tool_servers_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"mcpServers": {"eyes": config, "gone": {"command": "gone-mad"}}}))
+    file.write_text(json.dumps({"mcpServers": {"eyes": config, "gone": {"command": "gone-mad"}, "odd": {}}}))
     backend = ScriptedBackend([calling("", ToolCall(name="look")), answer("It was seen.")])
     async with running(backend) as app:
         await app.ready()
@@ -123,6 +123,8 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         assert backend.requests[1].messages[-1].content == "seen"
         await choose("down")
         await app.until(lambda: "gone-mad: No such file" in app.screen_text)
+        await choose("down", "down")
+        await app.until(lambda: "mcpServers.odd" in app.screen_text)
         await choose()
         await app.until(lambda: "tool" not in app.status)
         assert not app.chat.tool_servers and app.conversation.tools is None
