@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.telemetry.units import plural
-from cpuchat.text import clean, clean_line
+from cpuchat.text import clean_line
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools.approval import Choice
 
@@ -21,6 +23,10 @@ CHOICES: dict[Choice, str] = {
 }
 _LONGEST = 44  # characters of the arguments in a title
 _CHARACTERS_PER_TOKEN = 4
+# Without a form of their own, but letters or marks by their category: fillers and variation selectors.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def title(call: ToolCall, result: ToolResult | None = None) -> str:
@@ -33,15 +39,34 @@ def title(call: ToolCall, result: ToolResult | None = None) -> str:
 
 
 def arguments(call: ToolCall) -> str:
-    """Return all arguments, one a line; those of several lines are indented below their names."""
+    """Return all arguments exactly, one a line; those of several lines are indented below their names."""
     lines = list[str]()
     for key, value in call.arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+        text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, indent=2)
+        name = "␊".join(_exact(one) for one in key.split("\n"))
         if "\n" in text:
-            lines += [f"{clean_line(key)}:", *(f"  {one}" for one in clean(text).splitlines())]
+            lines += [f"{name}:", *(f"  {_exact(one)}" for one in text.split("\n"))]
         else:
-            lines.append(f"{clean_line(key)}: {clean_line(text)}")
+            lines.append(f"{name}: {_exact(text)}")
     return "\n".join(lines) or "(no arguments)"
+
+
+def _exact(line: str) -> str:
+    """Return a line with everything in it visible, also spaces at its end."""
+    n_spaces = len(line) - len(line.rstrip(" "))
+    shown = "".join(map(_visible, line[: len(line) - n_spaces]))
+    return f"{shown}{n_spaces * _code(' ')}"
+
+
+def _visible(character: str) -> str:
+    if character == "\t":
+        return "⇥"
+    hides = unicodedata.category(character)[0] in "CZ" or _UNSEEN.match(character) is not None
+    return _code(character) if hides and character != " " else character
+
+
+def _code(character: str) -> str:
+    return f"‹U+{ord(character):04X}›"
 
 
 def returned(call: ToolCall, result: ToolResult) -> str:
