@@ -121,8 +121,11 @@ class PlainChats:
     def _print(self, message: StoredMessage) -> None:
         answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
         speaker = "You" if message.role == "user" else answered
-        for call in (call for step in message.steps for call in step.calls):
-            self._terminal.note(f"The model called {title(call)}.")
+        for step in message.steps:
+            if said := step.said.strip():
+                self._terminal.line(f"{speaker}: {said}")
+            for call in step.calls:
+                self._terminal.note(f"The model called {title(call)}.")
         self._terminal.line(f"{speaker}: {message.content}")
         for attachment in message.attachments:
             self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
