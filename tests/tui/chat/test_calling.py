@@ -100,6 +100,18 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         assert not backend.requests[1].tools
 
 
+async def test_arguments_are_shown_with_all_their_spaces(tmp_path: Path) -> None:
+    async with running(ScriptedBackend([]), size=SMALL) as app:
+        await app.ready()
+        path = f"a  b\u200b{' ' * 300}end"
+        app.app.push_screen(CallScreen(TOOLS[0], ToolCall(name="read_file", arguments={"path": path})))
+        lines = (await asked(app)).splitlines()
+        (first,) = (at for at, line in enumerate(lines) if "path: a  b‹U+200B› " in line)
+        (last,) = (at for at, line in enumerate(lines) if "  end  " in line)
+        assert last - first >= 4
+        await app.press("escape")
+
+
 async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
     config = {"command": sys.executable, "args": ["-I", "-S", str(HOSTILE), "noise", str(tmp_path / "pids")]}
     file = paths.tool_servers_file()
