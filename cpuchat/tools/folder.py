@@ -35,6 +35,7 @@ _SKIPPED = ("node_modules", "__pycache__")  # in a search, beside hidden ones
 _MOST_BYTES = 4_000_000  # of a file
 _MOST_LINES = 2_000
 _MOST_NAMES = 500
+_MOST_OFFERED = 30  # names, where one does not exist
 _MOST_HITS = 200
 _MOST_FILES = 20_000
 _LONGEST_LINE = 300
@@ -224,7 +225,8 @@ class Folder:
             try:
                 inner = os.open(part, _READ, dir_fd=handle)
             except OSError as error:
-                raise UsageError(f"Cannot read {clean_line(path)}: {_reason(error)}.") from None
+                names = _names_in(handle) if error.errno == errno.ENOENT else ""
+                raise UsageError(f"Cannot read {clean_line(path)}: {_reason(error)}.{names}") from None
             finally:
                 os.close(handle)
             handle = inner
@@ -238,6 +240,18 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return "links are not followed"
     return error.strerror or str(error)
+
+
+def _names_in(folder: int) -> str:
+    """Return ` There is: a, b/.` of an open folder, so that a model that guessed a name need not ask for them."""
+    try:
+        with os.scandir(folder) as entries:
+            shown = [one for one in entries if not (one.name.startswith(".") or _is_secret(one.name))]
+            names = sorted(f"{clean_line(one.name)}{'/' * one.is_dir(follow_symlinks=False)}" for one in shown)
+    except OSError:
+        return ""
+    more = f" and {len(names) - _MOST_OFFERED:,} more" if len(names) > _MOST_OFFERED else ""
+    return f" There is: {', '.join(names[:_MOST_OFFERED])}{more}." if names else ""
 
 
 def _is_secret(name: str) -> bool:
