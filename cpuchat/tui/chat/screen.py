@@ -35,14 +35,14 @@ from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
-from cpuchat.tui.terminal.painter import Painter
+from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 
-class ChatScreen(SendingScreen):
+class ChatScreen(TypingScreen, SendingScreen):
     """Owns every change of state of the chat; widgets only say what the user did."""
 
     AUTO_FOCUS = "#prompt"

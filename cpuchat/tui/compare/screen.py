@@ -33,14 +33,14 @@ from cpuchat.tui.compare.pane import SidePane
 from cpuchat.tui.compare.quality_tab import QualityTab
 from cpuchat.tui.pace import SPARE, pace_beside
 from cpuchat.tui.services import Services
-from cpuchat.tui.terminal.painter import Painter
+from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tui.widgets.prompt import Prompt
 
 
-class CompareScreen(Dismissable[None]):
+class CompareScreen(TypingScreen, Dismissable[None]):
     """Owns the comparison and closes it.
 
     Args:

@@ -11,13 +11,16 @@ import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import textual
 from rich.console import Console
 from textual._compositor import Compositor, CompositorUpdate
 from textual.geometry import Region
+from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Input, TextArea
 
 KNOWN = "8.2."
 """Textual versions whose compositor this relies on (`_dirty_regions`, `cuts`, `layers_visible`); others paint
@@ -77,6 +80,18 @@ class Painter(Compositor):
             if not left:
                 return
             open_parts = left
+
+
+class TypingScreen(Screen[Any]):
+    """A screen that paints what is typed at once. By Textual's timer, a key that comes soon after a paint, as most do
+    while an answer streams, waits up to two of its intervals: 66 ms.
+    """
+
+    def on_idle(self) -> None:
+        field = self.focused
+        # When more was typed already, the last of it is painted, or the timer's turn comes.
+        if isinstance(field, Input | TextArea) and field in self._dirty_widgets and not self.app.message_queue_size:
+            self._on_timer_update()
 
 
 @functools.cache

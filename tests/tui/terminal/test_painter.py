@@ -9,17 +9,19 @@ from typing import Any
 
 import pyte
 import pytest
+from textual import events
 from textual._compositor import CompositorUpdate, LayoutUpdate
 from textual.app import App
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import TextArea
 
 from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal import painter
-from cpuchat.tui.terminal.painter import Painter
+from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 
@@ -230,6 +232,55 @@ async def test_only_changed_rows_are_rendered_and_written(monkeypatch: pytest.Mo
         assert {line.split("H")[0] for line in update.render_segments(app.console).split("\x1b[") if "H" in line} == {
             "2;1", "20;1"
         }  # fmt: skip
+
+
+class Field(App[None]):
+    def get_default_screen(self) -> Screen[Any]:
+        return TypingScreen(id="_default")
+
+    def compose(self):  # type: ignore[no-untyped-def]
+        yield TextArea()
+        yield Rows()
+
+
+async def test_what_is_typed_does_not_wait_for_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Field()
+    async with app.run_test(size=(40, 20)) as pilot:
+        await pilot.pause()
+        monkeypatch.setattr(app.screen._update_timer, "resume", lambda: None)  # it never comes
+        shown = asyncio.Event()
+        monkeypatch.setattr(App, "_display", lambda *_: shown.set())
+        app.query_one(Rows).change(1)
+        for _ in range(100):  # turns of the event loop
+            await asyncio.sleep(0)
+        assert not shown.is_set()  # as all else does
+        app.simulate_key("x")
+        async with asyncio.timeout(HANG_GUARD):
+            await shown.wait()
+        assert app.query_one(TextArea).text == "x"
+
+
+async def test_keys_that_come_at_once_are_painted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Field):
+        """Lets the field and the screen finish with each key before it takes the next one."""
+
+        async def on_event(self, event: events.Event) -> None:
+            for _ in range(50):  # turns of the event loop
+                await asyncio.sleep(0)
+            await super().on_event(event)
+
+    app = Slow()
+    async with app.run_test(size=(40, 20)) as pilot:
+        await pilot.pause()
+        monkeypatch.setattr(app.screen._update_timer, "resume", lambda: None)
+        painted: list[str] = []
+        monkeypatch.setattr(App, "_display", lambda *_: painted.append(app.query_one(TextArea).text))
+        for _ in range(50):
+            app.simulate_key("x")
+        async with asyncio.timeout(HANG_GUARD):
+            while painted[-1:] != ["x" * 50]:
+                await asyncio.sleep(0.01)
+        assert len(painted) < 10
 
 
 async def test_another_textual_paints_itself(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
