@@ -94,6 +94,11 @@ def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return one[0] + other[0], one[1] + other[1]
 
 
+MAX_CPU_WAIT = 0.05
+"""Share of the time that compute threads may wait for a core: beside other load a measurement tells nothing of the
+machine."""
+
+
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one answer, measured in the worker. `speculation` None: nothing was to be drafted.
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from cpuchat.hardware.cgroups import read_text
 
 ROOT = Path("/")
+MAX_BUSY_CORES = 0.5
+"""Cores on which other programs may run beside a measurement; a program that computes takes a whole one."""
 _N_TIMES = 8  # user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of them
 _IDLE = (3, 4)
 

@@ -25,12 +25,10 @@ from cpuchat.models.fingerprint import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import split_parts
 from cpuchat.models.work import loaded_work
 from cpuchat.telemetry.units import plural
-from cpuchat.timings import Timings
+from cpuchat.timings import MAX_CPU_WAIT, Timings
 
 _MIN_TOKENS = 64
 """Tokens of an answer from which its mean time per token counts."""
-_MAX_CPU_WAIT = 0.05
-"""Share of the time that threads may have waited for a core: beside other load a chat tells nothing of the machine."""
 _CHAT = 0.5
 """Weight of a chat: the best of a model's answers without other load, but one number for a changing context; and of
 passes that were calibrated at a load."""
@@ -253,7 +251,7 @@ def _plain_seconds(timings: Timings) -> float:
     rate = timings.predicted_per_second
     if timings.draft_n or not rate or timings.predicted_n <= _MIN_TOKENS:
         return 0.0
-    if timings.cpu_wait is None or timings.cpu_wait > _MAX_CPU_WAIT:
+    if timings.cpu_wait is None or timings.cpu_wait > MAX_CPU_WAIT:
         return 0.0
     return 1 / rate
 

@@ -144,20 +144,22 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
         measured = [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
         assert measured[-1].done == measured[-1].total > 1
         assert [e.done for e in measured] == sorted(e.done for e in measured)
-    kept = bool(first.pass_ms)  # a busy machine may disturb the measurement, which is then not kept
-    assert len(first.pass_ms) == 32 if kept else any("disturbed" in note for note in first.notes)
-    assert paths.calibration_file().exists() == kept
+    # A busy machine may disturb the measurement: it is not kept then, or counts only until the cores are idle.
+    quiet, kept = bool(first.pass_ms), paths.calibration_file().exists()
+    assert len(first.pass_ms) == 32 if quiet else any("disturbed" in note for note in first.notes)
+    assert kept or not quiet
     async with worker() as backend:  # another process
         again, answer = await load(backend, *files, calibrate=True)
         measured_again = any(e.phase == "calibrating" for e in answer.of(LoadProgress))
-        assert measured_again != kept
-        assert not kept or again.pass_ms == first.pass_ms
+        assert measured_again != kept or not quiet
+        assert not quiet or again.pass_ms == first.pass_ms
         plain = await collect(backend.generate(say("a b c")))
         adaptive = await collect(backend.generate(say("a b c", Speculation(drafters=ALL))))
         assert adaptive.text == plain.text
         figures = adaptive.timings.speculation
-        assert figures is not None and figures.plain_ms
-        assert (adaptive.timings.speed_up is not None) == (adaptive.timings.draft_n > 0)
+        assert figures is not None and (figures.plain_ms or not again.pass_ms)
+        if figures.plain_ms:
+            assert (adaptive.timings.speed_up is not None) == (adaptive.timings.draft_n > 0)
 
 
 async def test_cancel_while_it_calibrates(files: tuple[Path, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from cpuchat.engine.llama.file_reading import Progress
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.errors import GenerationFailed, Interrupted
+from cpuchat.hardware.busy_cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.models.drafts.calibrations import Calibration, calibration_cache, implausible, is_plausible
 from cpuchat.protocol import LoadModel
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
@@ -26,7 +28,10 @@ from cpuchat.speculation.depth.disabled_reason import DISTURBED, SKIPPED, UNCALI
 KEPT_SECONDS: Final = 30 * 86_400.0
 """Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
 UNSTEADY_SECONDS: Final = 3_600.0
-"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle."""
+"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle. One that other
+programs disturbed is repeated as soon as the cores are idle."""
+_LOOK_SECONDS: Final = 0.2
+"""Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
 _MOST_COMPARED: Final = 10_000.0
 """More is no count of this program's: it forgets."""
 
@@ -50,11 +55,14 @@ def calibrated_costs(
     file = Path(command.calibration_file) if command.calibration_file else None
     target_key = calibration_key(target, None)
     key = calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else target_key
-    if costs := load_costs(file, key, any_age=not command.options.calibrate):
-        return costs, ""
+    costs = load_costs(file, key, any_age=not command.options.calibrate)
     if not command.options.calibrate:
-        return None, UNCALIBRATED
+        return costs, "" if costs else UNCALIBRATED
     known, earlier = load_costs(file, target_key), load_costs(file, key, any_age=True)
+    if any(one is not None and one.disturbed for one in (costs, known)) and _cores_idle(target.pool.cpus):
+        costs, known = (one if one is not None and not one.disturbed else None for one in (costs, known))
+    if costs is not None:
+        return costs, ""
     try:
         costs = measure(target, draft, thread, lambda n, total: on_progress("calibrating", n, total), known=known)
     except Aborted:
@@ -76,11 +84,26 @@ def calibrated_costs(
                 "Adaptive drafting stays off; reload the model when the machine is idle."
             )
         return earlier, DISTURBED
+    if costs.disturbed and earlier is not None and not earlier.disturbed:
+        costs = replace(earlier, steady=False)  # not for long, but better than these
+    elif costs.disturbed:
+        notes.append(
+            "Other programs disturbed the calibration: speed-ups show once plain decoding was timed in a chat. "
+            "The next load on idle cores calibrates again."
+        )
     fingerprint = target.info.fingerprint
     save_costs(file, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
     if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
         save_costs(file, target_key, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None), fingerprint)
     return costs, ""
+
+
+def _cores_idle(cpus: Collection[int]) -> bool:
+    """Return whether other programs leave these cores alone, after a moment."""
+    busy = BusyCores()
+    busy.since_last(cpus)
+    time.sleep(_LOOK_SECONDS)
+    return (busy.since_last(cpus) or 0.0) < MAX_BUSY_CORES
 
 
 def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
@@ -111,11 +134,20 @@ def load_costs(file: Path | None, key: str, *, any_age: bool = False) -> PassCos
     saved = calibration_cache(file).read().get(key) if file is not None else None
     if saved is None:
         return None
-    if not any_age and time.time() - saved.measured > (KEPT_SECONDS if saved.steady else UNSTEADY_SECONDS):
+    kept = KEPT_SECONDS if saved.steady and not saved.disturbed else UNSTEADY_SECONDS
+    if not any_age and time.time() - saved.measured > kept:
         return None
     try:
         overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
-        costs = PassCosts(saved.verify_ms, saved.draft_ms, saved.read_ms, overlap, saved.rollback_ms, saved.steady)
+        costs = PassCosts(
+            saved.verify_ms,
+            saved.draft_ms,
+            saved.read_ms,
+            overlap,
+            saved.rollback_ms,
+            saved.steady,
+            saved.disturbed,
+        )
         return costs if is_plausible(costs.verify_ms) else None
     except ValueError:
         return None
@@ -135,6 +167,7 @@ def save_costs(file: Path | None, key: str, costs: PassCosts, target: str = "", 
         target=target,
         draft=draft,
         steady=costs.steady,
+        disturbed=costs.disturbed,
         measured=time.time(),
         accepted=accepted,
         compared=compared,

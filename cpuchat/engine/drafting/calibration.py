@@ -19,8 +19,10 @@ import numpy as np
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.models.drafts.calibrations import implausible, is_plausible
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
+from cpuchat.timings import MAX_CPU_WAIT
 
 BUDGET_SECONDS: Final = 12.0
 """Seconds for the target's curve. A large model does not complete all points: the rest is extrapolated."""
@@ -51,7 +53,8 @@ def measure(
 ) -> PassCosts:
     """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
 
-    Empties their sequences. Under heavy load the result may still be implausible.
+    Empties their sequences. Under heavy load the result may still be implausible. The costs of the draft model are
+    followed in each answer, so a disturbance of those alone only makes the result unsteady.
 
     Args:
         budget: seconds for the target's curve.
@@ -64,23 +67,31 @@ def measure(
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
     overlapped = [n for n in _OVERLAP_POINTS if n in points]
     total = ((0 if known else len(points)) + (len(overlapped) if thread else 0)) * _ROUNDS
+    n_threads = target.pool.n_threads
     draft_ms = read_ms = 0.0
     overlap = None
     done = 0
     try:
         if known is None:
-            curve = _Curve(target.sequence, points, budget)
+            curve = _Curve(target.sequence, n_threads, points, budget)
             done = curve.measure(lambda n: on_progress(n, total))
-            known = PassCosts(curve.filled(), rollback_ms=curve.rollback_ms, steady=curve.is_steady)
+            known = PassCosts(
+                curve.filled(),
+                rollback_ms=curve.rollback_ms,
+                steady=curve.is_steady,
+                disturbed=curve.is_disturbed,
+            )
         if draft is not None:
-            sequence = draft.sequence
+            sequence, waits = draft.sequence, _Waits(n_threads)
             draft_ms, read_ms = thread.run(lambda: _draft_costs(sequence)) if thread else _draft_costs(sequence)
+            quiet = waits.share() <= MAX_CPU_WAIT
             if thread is not None:
-                overlap = _overlapped(
-                    target.sequence, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
+                overlap, quiet = _overlapped(
+                    target, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
                 )
                 if not is_plausible(overlap.verify_ms):  # measured another time
-                    overlap, known = None, replace(known, steady=False)
+                    overlap, quiet = None, False
+            known = replace(known, steady=known.steady and quiet)
         on_progress(total, total)
     finally:
         target.sequence.clear()
@@ -90,14 +101,15 @@ def measure(
 
 
 def _overlapped(
-    target: Sequence,
+    target: Model,
     draft: Sequence,
     thread: DraftThread,
     points: list[int],
     tell: Callable[[int], None],
     budget: float,
-) -> OverlapCosts:
-    """Time the target's passes while the draft model drafts without a pause."""
+) -> tuple[OverlapCosts, bool]:
+    """Time the target's passes while the draft model drafts without a pause; also returns whether nothing disturbed
+    them."""
     over = threading.Event()
 
     def draft_on() -> list[float]:
@@ -117,19 +129,33 @@ def _overlapped(
     try:
         drafting = thread.start(draft_on)
         try:
-            curve = _Curve(target, points, budget)
+            curve = _Curve(target.sequence, target.pool.n_threads, points, budget)
             curve.measure(tell)
         finally:
             over.set()
             steps = drafting.result()
     finally:
         thread.switch(was_on or thread.always)
-    return OverlapCosts(verify_ms=curve.filled(), draft_ms=statistics.median(steps))
+    return OverlapCosts(verify_ms=curve.filled(), draft_ms=statistics.median(steps)), not curve.is_disturbed
 
 
 def random_tokens(n: int, n_vocab: int) -> list[int]:
     """Return `n` token ids spread over the vocabulary, the same each time."""
     return np.random.Generator(np.random.PCG64(0)).integers(0, n_vocab, n).tolist()
+
+
+class _Waits:
+    """Tells for which share of the time the threads waited for a core that another program had."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._n_threads = n_threads
+        self._waited, self._start = cpu_wait_seconds(), perf_counter()
+
+    def share(self) -> float:
+        """Return the share since the last call; 0 where that is not known."""
+        share = cpu_wait_share(self._waited, perf_counter() - self._start, self._n_threads)
+        self._waited, self._start = cpu_wait_seconds(), perf_counter()
+        return share or 0.0
 
 
 class _Curve:
@@ -139,11 +165,12 @@ class _Curve:
     is implausible, it is retried.
     """
 
-    def __init__(self, sequence: Sequence, points: list[int], budget: float) -> None:
+    def __init__(self, sequence: Sequence, n_threads: int, points: list[int], budget: float) -> None:
         self._sequence = sequence
+        self._n_threads = n_threads
         self._points = points
         self._budget = budget
-        self._samples: dict[int, list[float]] = {}
+        self._samples: dict[int, list[tuple[float, float]]] = {}  # ms, and the share for which threads waited
         self._rollbacks: list[float] = []
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
@@ -152,6 +179,7 @@ class _Curve:
         started, done = perf_counter(), 0
         self._sequence.clear()
         _extend(self._sequence, self._tokens[:_N_PAST])
+        waits = _Waits(self._n_threads)
         for round_ in range(_ROUNDS):
             # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
@@ -159,19 +187,20 @@ class _Curve:
                     return done
                 if round_ == 0 and n <= 8:  # the first pass of a size builds its graph
                     self._pass(n)
-                self._samples.setdefault(n, []).append(self._pass(n))
+                    waits.share()
+                self._samples.setdefault(n, []).append((self._pass(n), waits.share()))
                 done += 1
                 tell(done)
         for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
                 if perf_counter() - started > _RETRY_BUDGET * self._budget:
                     return done
-                self._samples[n].append(self._pass(n))
+                self._samples[n].append((self._pass(n), waits.share()))
         return done
 
     @property
     def _best(self) -> dict[int, float]:
-        return {n: min(values) for n, values in self._samples.items()}
+        return {n: min(values)[0] for n, values in self._samples.items()}
 
     def filled(self) -> tuple[float, ...]:
         """Return ms for n = 1..32."""
@@ -186,7 +215,13 @@ class _Curve:
     def is_steady(self) -> bool:
         """Return whether the best two passes of most sizes took about the same time."""
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
-        return not pairs or statistics.median(second / best for best, second in pairs) < _STEADY
+        return not pairs or statistics.median(second[0] / best[0] for best, second in pairs) < _STEADY
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether other programs ran even during the best plain pass, or those of most sizes."""
+        waits = {n: min(values)[1] for n, values in self._samples.items()}
+        return max(waits[1], statistics.median(waits.values())) > MAX_CPU_WAIT
 
     def _pass(self, n: int) -> float:
         """Return the ms of one verify pass over `n` tokens, with an argmax of each row."""

@@ -94,7 +94,7 @@ def set_up_speculation(
         draft_quantization=draft.info.quantization if draft is not None else "",
         draft_traffic=traffic(draft) if draft is not None else None,
         draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),
-        pass_ms=costs.verify_ms if costs is not None else (),
+        pass_ms=costs.verify_ms if costs is not None and not costs.disturbed else (),
         no_speculation=why,
     )
     file = (

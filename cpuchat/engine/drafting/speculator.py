@@ -221,6 +221,6 @@ class Speculator:
             overlap=model is not None and model.overlap and controller.plan.depth > 0,
             draft_passes=model.passes if model is not None else 0,
             draft_ms=1e3 * self.seconds,
-            plain_ms=controller.plain_ms,
+            plain_ms=controller.timed_plain_ms,
             reason=self.disabled_reason or controller.reason,
         )

@@ -27,8 +27,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     `draft_ms` is that of one drafted token (0: measured without a draft model). `overlap` is (T(n), draft ms) if
     measured; the rest is as in the engine's `PassCosts`. `target` and `draft` are the fingerprints of both files (""
-    for no draft model). `steady` False: the measurements scattered. `measured` is in seconds since 1970. Of `compared`
-    tokens of the draft model in earlier answers the target wrote `accepted` too, older ones counting less.
+    for no draft model). `steady` False: the measurements scattered; `disturbed`: other programs had the cores for part
+    of them. `measured` is in seconds since 1970. Of `compared` tokens of the draft model in earlier answers the target
+    wrote `accepted` too, older ones counting less.
     """
 
     verify_ms: tuple[float, ...]
@@ -42,6 +43,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     measured: float
     accepted: float = 0.0
     compared: float = 0.0
+    disturbed: bool = False
 
 
 def calibration_cache(file: Path) -> JsonCache[Calibration]:
@@ -99,7 +101,9 @@ def target_costs(target: Path, file: Path | None = None) -> TargetCosts:
     pass_ms: tuple[float, ...] = ()
     draft_ms: dict[str, float] = {}
     for known in reversed(calibration_cache(file or paths.calibration_file()).read().values()):
-        if known.target != fingerprint or min(known.verify_ms, default=0) <= 0 or not is_plausible(known.verify_ms):
+        if known.target != fingerprint or known.disturbed:
+            continue
+        if min(known.verify_ms, default=0) <= 0 or not is_plausible(known.verify_ms):
             continue
         pass_ms = pass_ms or known.verify_ms
         if known.draft and known.draft_ms > 0:

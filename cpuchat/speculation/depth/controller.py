@@ -58,6 +58,8 @@ _TRIAL: Final = 128
 """Tokens after which a depth is tried whose time was not seen for long."""
 _CHUNK, _FIRST = 12, 6
 """Tokens that the draft model reads along at a time, and at first."""
+_TIMED: Final = 5
+"""Plain steps after which a calibrated time of twice or three times theirs is corrected to within 1 %."""
 _PROBE: Final = 96
 """Passes after which two plain steps show what one costs (the first is not representative)."""
 
@@ -89,6 +91,7 @@ class DepthController:
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         self._plain = Following(0.0)
+        self._untimed = _TIMED if costs is not None and costs.disturbed else 0  # plain steps to come
         self._draft_acceptance = Acceptance(DRAFT_PRIORS, *_DRAFT, known)
         self._acceptance: dict[DrafterName, Acceptance] = {
             "draft": self._draft_acceptance,
@@ -153,6 +156,7 @@ class DepthController:
             # The first plain step after another pass is slower than those that follow (its graph is rebuilt, the
             # caches hold something else): it is not representative.
             self._plain.observe(ms)
+            self._untimed = max(0, self._untimed - 1)
             if costs is not None:
                 costs.times.observe(1, ms)
         if self._has_read:
@@ -343,6 +347,11 @@ class DepthController:
     def plain_ms(self) -> float | None:
         """Return the current ms of a plain pass: calibrated, corrected by observations. None if unknown."""
         return self._costs.plain_ms if self._costs is not None else self._plain.ms or None
+
+    @property
+    def timed_plain_ms(self) -> float | None:
+        """Return `plain_ms` as a figure for the user: None also while it rests on a disturbed calibration alone."""
+        return self.plain_ms if not self._untimed else None
 
     @property
     def depth(self) -> int:

@@ -33,6 +33,7 @@ class PassCosts:
         overlap: the concurrent costs, where that is possible.
         rollback_ms: extra after a pass in which a token was rejected.
         steady: False when the measurements scattered so much that they should be repeated.
+        disturbed: True when other programs had the cores for part of the passes, which tell little of plain decoding.
 
     Raises:
         ValueError: not 32 positive times, or a negative one.
@@ -44,6 +45,7 @@ class PassCosts:
     overlap: OverlapCosts | None = None
     rollback_ms: float = 0.0
     steady: bool = True
+    disturbed: bool = False
 
     def __post_init__(self) -> None:
         curves = [self.verify_ms] + ([self.overlap.verify_ms] if self.overlap else [])

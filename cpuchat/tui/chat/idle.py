@@ -11,11 +11,8 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
-from cpuchat.hardware.busy_cores import BusyCores
+from cpuchat.hardware.busy_cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.tui.services import Services
-
-MAX_BUSY_CORES = 0.5
-"""Cores on which other programs may run; a program that computes takes a whole one."""
 
 
 class IdleProbe(ABC):

@@ -235,10 +235,14 @@ def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
     assert cached_costs.load_costs(file, KEY, any_age=True) is None
 
 
-@pytest.mark.parametrize(("steady", "days"), [(True, 30), (False, 1 / 24)])
-def test_a_calibration_ages_out(file: Path, monkeypatch: pytest.MonkeyPatch, steady: bool, days: float) -> None:
+@pytest.mark.parametrize(
+    ("changes", "days"), [({}, 30), ({"steady": False}, 1 / 24), ({"disturbed": True}, 1 / 24)], ids=str
+)
+def test_a_calibration_ages_out(
+    file: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, bool], days: float
+) -> None:
     """The more its measurements scattered, the sooner."""
-    costs = replace(COSTS, steady=steady)
+    costs = replace(COSTS, **changes)
     cached_costs.save_costs(file, KEY, costs)
     now = time.time()
     monkeypatch.setattr(cached_costs.time, "time", lambda: now + 0.9 * days * 86_400)
@@ -273,6 +277,44 @@ def test_a_size_that_was_disturbed_each_time_is_measured_again(
     costs = calibration.measure(models[0], None, None, lambda *_: None)
     assert costs.verify_ms == pytest.approx(COSTS.verify_ms)
     assert seen[3] <= 4 < seen[2] < 8
+
+
+def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best pass of a size counts: what a disturbance made slower says nothing about it."""
+    true, waited = dict(enumerate(COSTS.verify_ms, 1)), 0.0
+    seen: Counter[int] = Counter()
+    disturbed: dict[int, int] = {}  # passes over so many tokens, until as many were seen
+
+    def passed(_: object, n: int) -> float:
+        nonlocal waited
+        seen[n] += 1
+        waited = 0.5 if seen[n] <= disturbed.get(n, 0) else 0.0
+        return true[n] * (1.2 if waited else 1.0)
+
+    monkeypatch.setattr(calibration._Curve, "_pass", passed)
+    monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: waited)
+
+    def is_disturbed(until: dict[int, int]) -> bool:
+        seen.clear()
+        disturbed.clear()
+        disturbed.update(until)
+        return calibration.measure(models[0], None, None, lambda *_: None).disturbed
+
+    assert not is_disturbed({})
+    assert not is_disturbed(dict.fromkeys(range(1, 33), 2))
+    assert not is_disturbed(dict.fromkeys(range(2, 8), 99))
+    assert is_disturbed({1: 99}), "the speed-up over plain decoding would be wrong"
+    assert is_disturbed(dict.fromkeys(range(2, 33), 99))
+
+
+def test_a_draft_model_that_waited_for_a_core_is_measured_again_soon(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = PassCosts(COSTS.verify_ms)
+    for share, steady in ((0.0, True), (None, True), (0.5, False)):
+        monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_, share=share: share)
+        costs = calibration.measure(*models, None, lambda *_: None, known=known)
+        assert (costs.steady, costs.disturbed) == (steady, False)
 
 
 def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.engine import engine
-from cpuchat.engine.drafting import cached_costs
+from cpuchat.engine.drafting import cached_costs, calibration
 from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.llama import limits
@@ -304,6 +304,7 @@ def test_costs_are_measured_once(
     monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
     monkeypatch.setattr(calibrations, "LEAST", 0.0)
     monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
+    monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
     first = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" in chat.phases() and len(first.pass_ms) == 32
     again = chat.load(files[0], calibrate=True, **more)
@@ -364,6 +365,58 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
+
+
+class Cores:
+    """Stands in for `BusyCores`: so many are busy."""
+
+    busy = 0.0
+
+    def since_last(self, cpus: object) -> float:
+        return self.busy
+
+
+def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
+    chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plain pass took twice as long, so it must not tell how much faster drafts are."""
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    disturbed = replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True)
+    found = [disturbed]
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: found.pop())
+    monkeypatch.setattr(cached_costs, "BusyCores", Cores)
+    monkeypatch.setattr(cached_costs, "_LOOK_SECONDS", 0.0)
+    info = chat.load(files[0], **more)
+    [note] = info.notes
+    assert "Other programs disturbed the calibration" in note
+    assert info.pass_ms == () and target_costs(files[0], tmp_path / "costs.json").pass_ms == ()
+    _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
+    assert fixed.speculation is not None and fixed.draft_n
+    assert fixed.speculation.plain_ms is fixed.speed_up is None
+    monkeypatch.setattr(Cores, "busy", 1.5)
+    info = chat.load(files[0], **more)  # measures nothing: `found` is empty
+    assert (info.pass_ms, info.notes) == ((), ())
+    monkeypatch.setattr(Cores, "busy", 0.1)
+    found.append(quiet)
+    assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
+    _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
+    assert fixed.speculation is not None and fixed.speculation.plain_ms and fixed.speed_up
+
+
+def test_an_earlier_calibration_is_better_than_one_beside_other_programs(
+    chat: Chat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    found = [replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True), quiet]
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: found.pop())
+    with monkeypatch.context() as patch:
+        patch.setattr(cached_costs, "KEPT_SECONDS", -1.0)
+        for left in (1, 0):
+            info = chat.load(files[0], **more)
+            assert (info.pass_ms, info.notes, len(found)) == (quiet.verify_ms, (), left)
+    assert chat.load(files[0], **more).pass_ms == quiet.verify_ms  # for an hour, like one that scattered
 
 
 def test_a_stop_skips_the_measurement(chat: Chat, files: tuple[Path, Path], tmp_path: Path) -> None:

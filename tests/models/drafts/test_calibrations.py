@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
     assert found.measured_draft(draft_path) == 3.0
     assert found.measured_draft(path) == 0.0
     assert found.measured_draft(path.with_name("none.gguf")) == 0.0
+
+
+def test_what_other_programs_disturbed_tells_nothing(files: tuple[str, str, Path, Path]) -> None:
+    target, draft, path, _ = files
+    saved("a", costs(10.0), target, "")
+    saved("b", replace(costs(20.0, 3.0), disturbed=True), target, draft)
+    found = target_costs(path)
+    assert found.pass_ms[:2] == (10.0, 11.0) and found.draft_ms == {}
 
 
 QUIET = {

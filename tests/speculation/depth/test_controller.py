@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -75,6 +76,21 @@ def test_not_measured():
     assert controller.shadow_budget(40) == 0
     assert controller.reason == "off: not calibrated on this machine yet"
     assert controller.plain_ms == pytest.approx(35.0)
+
+
+def test_after_a_disturbed_calibration_plain_decoding_is_timed_before_it_is_a_figure():
+    """Twice too slow, it would make any fixed depth twice as good."""
+    slow = replace(COSTS, verify_ms=tuple(2 * ms for ms in COSTS.verify_ms), disturbed=True)
+    controller = DepthController(slow, has_draft_model=True)
+    controller.begin_answer(fixed=4)
+    for _ in range(200):
+        controller.record(PassRecord(COSTS.verify_ms[4], "draft", (0,) * 4, 4, 4, draft_ms=4 * COSTS.draft_ms))
+    assert controller.timed_plain_ms is None and controller.plain_ms
+    controller.begin_answer()
+    for _ in range(10):
+        controller.record(PassRecord(COSTS.verify_ms[0]))
+    assert controller.timed_plain_ms == controller.plain_ms == pytest.approx(COSTS.verify_ms[0], rel=0.02)
+    assert DepthController(COSTS, has_draft_model=True).timed_plain_ms == COSTS.verify_ms[0]
 
 
 @pytest.mark.parametrize("costs", [COSTS, None])
