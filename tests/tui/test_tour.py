@@ -8,8 +8,21 @@ import msgspec
 import pytest
 
 from cpuchat import paths, settings
+from cpuchat.planner.machine_specs import machines
 from cpuchat.timings import Timings
-from cpuchat.tui.tour.app import ANSWER, BESIDE, COMPARE, DRAFTING, END, LOADING, MACHINE, PREDICTION, TourApp
+from cpuchat.tui.tour.app import (
+    ANSWER,
+    BESIDE,
+    COMPARE,
+    DRAFTING,
+    ELSEWHERE,
+    END,
+    LOADING,
+    MACHINE,
+    PREDICTION,
+    TourApp,
+)
+from cpuchat.tui.tour.beside import LIVE
 from cpuchat.tui.tour.recording import Part, Recording, load_recording
 from tests.support.chat_app import running
 from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
@@ -26,6 +39,14 @@ RECORDING = Recording(
 
 class QuickTour(TourApp):
     PACE = 0.0
+
+
+class HeldTour(QuickTour):
+    """Shows the plan until a key is pressed."""
+
+    async def _hold(self, seconds: float) -> None:
+        if self.captions[-1] == ELSEWHERE:
+            await self._until(lambda: False, may_skip=True)
 
 
 @pytest.fixture
@@ -54,12 +75,28 @@ async def test_the_tour_runs_by_itself(recording_file: Path) -> None:
             PREDICTION,
             END,
         ]
-        assert [request.speculation.depth for request in backend.requests] == [0, 0, 4]
+        depths = {request.messages[-1].content: request.speculation.depth for request in backend.requests}
+        questions = ("What is cpuchat?", LIVE, "What is speculative decoding?")  # a slow tour asks for titles, too
+        assert [depths[one] for one in questions] == [0, 0, 4]
         assert app.conversation.drafting == "auto" and not app.transcript.colors_drafts
         await app.until(lambda: END in app.screen_text)
         app.press_last("x")
         await app.until(lambda: backend.closed)
     assert not paths.settings_file().exists() and settings.load().ui.color_drafts is False
+
+
+async def test_on_a_busy_machine_it_plans_for_another_one(
+    recording_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpuchat.hardware.bandwidth.peaks.known_peak", lambda *_, **__: None)
+    async with running(ScriptedBackend(model=WITH_DRAFT), kind=HeldTour) as app:
+        assert isinstance(app.app, HeldTour)
+        tour = app.app
+        await app.until(lambda: ELSEWHERE in tour.captions)
+        await app.until(lambda: ELSEWHERE in app.screen_text and machines()[0].name in app.screen_text)
+        assert tour.captions[-2:] == [PREDICTION, ELSEWHERE]
+        await app.press("right")
+        await app.until(lambda: tour.over)
 
 
 async def test_keys_pause_skip_and_quit(recording_file: Path) -> None:

@@ -116,6 +116,11 @@ class PlanScreen(PlanPanes[None]):
         )
 
     @property
+    def has_plans(self) -> bool | None:
+        """Return whether the machine of the list could be planned for; None while it is read."""
+        return bool(self._plans) if self._plans or self._problem else None
+
+    @property
     def _selected(self) -> Plan | None:
         return self._plans.get(self.query_one(ModelList).marked)
 
@@ -131,7 +136,8 @@ class PlanScreen(PlanPanes[None]):
     async def _show_plan(self) -> None:
         plan, machine_for = self._selected, self._machine_for
         if plan is None or machine_for is None:
-            self.show_details("Plan", [("", self._problem)] if self._problem else [])
+            hint = [("", self._problem), ("", "Meanwhile, plan for another machine.")]
+            self.show_details("Plan", hint if self._problem else [])
             return
         model, workload, draft, network = plan.model, plan.workload, self._draft(plan.model), plan.network
         plan = await run_in_daemon_thread(

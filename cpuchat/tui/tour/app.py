@@ -16,6 +16,7 @@ from textual.worker import Worker
 
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.transcript import ChatTranscript
+from cpuchat.tui.plan.screen import PlanScreen
 from cpuchat.tui.tour.beside import BesideScreen
 from cpuchat.tui.tour.recording import Recording, load_recording
 from cpuchat.tui.widgets.prompt import Prompt
@@ -37,6 +38,7 @@ DRAFTING = "Drafting is forced on: colored tokens were proposed by the draft mod
 COMPARE = "Q4 against Q8: fewer bytes per token mean more tokens per second, and the table shows the price."
 MACHINE = "This machine: its cores, caches and memory, and the read bandwidth that limits every model."
 PREDICTION = "That bandwidth and a model's header predict its speed and memory, before anything is downloaded."
+ELSEWHERE = "Other programs keep this machine busy, so this plans for another one. When it is idle: cpuchat probe."
 END = "The end. Run cpuchat to open the app; Ctrl+O lists its models."
 
 
@@ -100,7 +102,7 @@ class TourApp(ChatApp):
             (DRAFTING, self._show_drafting),
             (COMPARE, self._show_comparison),
             (MACHINE, lambda: self._show_screen(self.services.navigation.hardware, 20)),
-            (PREDICTION, lambda: self._show_screen(self.services.navigation.plan, 25)),
+            (PREDICTION, self._show_plans),
         ]
         for caption, show in steps:
             self._skipped = False
@@ -148,6 +150,18 @@ class TourApp(ChatApp):
     async def _show_screen(self, show: Callable[[], object], seconds: float) -> None:
         await self._open_screen(show)
         await self._hold(seconds)
+        await self._close_screen()
+
+    async def _show_plans(self) -> None:
+        """Show what models would do here; on another machine where this one cannot be measured."""
+        await self._open_screen(self.services.navigation.plan)
+        screen = self.screen
+        assert isinstance(screen, PlanScreen)
+        await self._until(lambda: screen.has_plans is not None)
+        if screen.has_plans is False:
+            screen.action_machine(1)
+            await self._show_step(ELSEWHERE)
+        await self._hold(25)
         await self._close_screen()
 
     async def _ask(self, question: str) -> None:

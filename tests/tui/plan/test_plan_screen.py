@@ -88,6 +88,7 @@ async def test_this_machine_says_what_is_missing_until_it_was_measured(monkeypat
     async with running() as app:
         await opened(app)
         assert "probe`" in app.screen_text  # its lines are short
+        assert "another machine" in figures(app)
         assert listed(app).marked == ""
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat)
