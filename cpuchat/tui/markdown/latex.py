@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from rich.cells import cell_len
+
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 _TOKEN = re.compile(r"\\[A-Za-z]+\*?|\\.|\s+|.", re.DOTALL)
 _DEEPEST = 20  # groups in groups
+_BLANK = "\u00a0"  # columns stay where they are when lines are wrapped
 
 
 def _names(text: str) -> frozenset[str]:
@@ -62,6 +65,13 @@ _PLAIN = _names("mathrm mathbf mathit mathsf mathcal mathfrak boldsymbol bm boxe
 _TEXTS = _names("text textbf textit textrm texttt mbox")
 _FRACTIONS = _names("frac dfrac tfrac")
 _ENVIRONMENTS = _names("align align* aligned equation equation* gather gather* gathered split")
+_MATRICES = {
+    "matrix": ("", ""), "smallmatrix": ("", ""), "array": ("", ""), "pmatrix": ("⎛⎜⎝(", "⎞⎟⎠)"),
+    "bmatrix": ("⎡⎢⎣[", "⎤⎥⎦]"),
+    "Bmatrix": ("⎧⎨⎩{", "⎫⎬⎭}"), "vmatrix": ("││││", "││││"), "Vmatrix": ("‖‖‖‖", "‖‖‖‖"), "cases": ("⎧⎨⎩{", ""),
+}  # fmt: skip
+"""Opening and closing brackets: of the first row, of those between, of the last, and of a single one."""
+_HELD = "\x00"  # stands for a matrix in a line; cleaned text has none
 _ACCENTS = {"hat": "\u0302", "widehat": "\u0302", "bar": "\u0304", "overline": "\u0305", "tilde": "\u0303",
             "vec": "\u20d7", "dot": "\u0307", "ddot": "\u0308"}  # fmt: skip
 _DOUBLE_STRUCK = str.maketrans("CEFHNPQRZ1", "ℂ𝔼𝔽ℍℕℙℚℝℤ𝟙")
@@ -75,12 +85,16 @@ _RAISED = (
 )
 _LOWERED = dict(zip("0123456789+-=()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ", strict=True))
 _MARKS = "′°\u0300-\u036f\u20d7⁺⁻⁼₊₋₌"
-_FACTORS = re.compile(rf"[\w.{_MARKS}∂∇∞√]+|\([^()]*\)")  # that need no parentheses over a fraction line
+_FACTORS = re.compile(rf"(?:[\w.{_MARKS}∂∇∞√]|\([^()]*\))+")  # that need no parentheses over a fraction line
 _FACTOR = re.compile(rf"\d[\d.]*|[d∂]?[^\W\d_][{_MARKS}⁰-ₜ²³¹ᵃ-ᶻ]*|\([^()]*\)")  # and under it, or under a root
 _NAME = re.compile(r"[^\W\d_]{2,}")
 
 Part = tuple[str, str]
 """A text and its kind: "script", "fraction", "function", "operator" or ""."""
+
+
+Matrix = tuple[str, list[list[str]]]
+"""Its environment, and its rows of cells."""
 
 
 class _UnknownError(Exception):
@@ -94,11 +108,16 @@ def unicode_math(source: str) -> str | None:
     body = source.removeprefix(opening).removesuffix(closing).strip()
     if opening == "$" and not re.search(r"[\\^_]", body) and _NAME.search(body):
         return None  # rather names of variables in a shell: $HOME/$USER
+    reader = _Reader(body)
     try:
-        shown = _Reader(body).read()
+        shown = reader.read()
     except _UnknownError:
         return None
     lines = [" ".join(line.split()) for line in shown.split("\n")]
+    if reader.matrices:
+        matrices = iter(reader.matrices)
+        draw = _drawn if opening in ("$$", "\\[") else _in_line
+        lines = [draw(line, [next(matrices) for _ in range(line.count(_HELD))]) for line in lines]
     return "\n".join(filter(None, lines)) or None
 
 
@@ -106,9 +125,12 @@ class _Reader:
     """Reads a formula once, from left to right. Each method raises `_UnknownError`."""
 
     def __init__(self, body: str) -> None:
-        self._tokens: list[str] = _TOKEN.findall(body)
+        self.matrices: list[Matrix] = []
+        """In the order of `_HELD` in what is read."""
+        self._tokens: list[str] = _TOKEN.findall(body.replace(_HELD, ""))
         self._at = 0
         self._depth = 0
+        self._in_matrix = False
 
     def read(self) -> str:
         shown = self._sequence("")
@@ -214,10 +236,45 @@ class _Reader:
                 return " mod ", ""
             case "tag":
                 return f"  ({self._argument()})", ""
-            case "begin" | "end" if self._verbatim() in _ENVIRONMENTS:
+            case "begin":
+                return self._environment(self._verbatim()), ""
+            case "end" if self._verbatim() in _ENVIRONMENTS:
                 return "", ""
             case _:
                 raise _UnknownError
+
+    def _environment(self, name: str) -> str:
+        if name in _ENVIRONMENTS:
+            return ""
+        if name not in _MATRICES or self._in_matrix:
+            raise _UnknownError
+        self._in_matrix = True
+        if name == "array":
+            self._verbatim()  # how its columns are aligned
+        self._go_deeper()
+        rows: list[list[str]] = []
+        self.matrices.append((name, rows))
+        row: list[str] = []
+        parts: list[Part] = []
+        while (token := self._peek()) not in ("", "}"):
+            if token not in ("&", "\\\\", "\\end"):
+                parts.append(self._part())
+                continue
+            self._next()
+            row.append(" ".join(_joined(parts).split()))
+            parts = []
+            if token == "&":
+                continue
+            if token == "\\\\" or row != [""]:  # the last row may end with \\ too
+                rows.append(row)
+            row = []
+            if token == "\\end":
+                if self._verbatim() != name or not rows:
+                    raise _UnknownError
+                self._depth -= 1
+                self._in_matrix = False
+                return _HELD
+        raise _UnknownError
 
     def _verbatim(self) -> str:
         """Read a group that is text."""
@@ -229,6 +286,48 @@ class _Reader:
                 raise _UnknownError
             shown += _ESCAPED.get(token, token) if token[0] == "\\" else token
         return shown
+
+
+def _in_line(line: str, matrices: list[Matrix]) -> str:
+    """Return a line with its matrices between the words: `(1, 2; 3, 4)`."""
+    for name, rows in matrices:
+        opening, closing = (bracket[3:] for bracket in _MATRICES[name])
+        line = line.replace(_HELD, f"{opening}{'; '.join(', '.join(row) for row in rows)}{closing}", 1)
+    return line
+
+
+def _drawn(line: str, matrices: list[Matrix]) -> str:
+    """Draw a line with its matrices over several lines; what stands beside a matrix is in its middle."""
+    height = max((len(rows) for _, rows in matrices), default=1)
+    texts = line.split(_HELD)
+    blocks = [[texts[0]]]
+    for matrix, text in zip(matrices, texts[1:], strict=True):
+        blocks += [_block(*matrix), [text]]
+    lines = [""] * height
+    for block in blocks:
+        above, width = (height - len(block)) // 2, cell_len(block[0])
+        for at in range(height):
+            lines[at] += block[at - above] if 0 <= at - above < len(block) else _BLANK * width
+    return "\n".join(one.rstrip() for one in lines)
+
+
+def _block(name: str, rows: list[list[str]]) -> list[str]:
+    """Draw a matrix, each column as wide as its widest cell."""
+    n_columns = max(map(len, rows))
+    cells = [[*row, *[""] * (n_columns - len(row))] for row in rows]
+    widths = [max(cell_len(row[at]) for row in cells) for at in range(n_columns)]
+    drawn: list[str] = []
+    for at, row in enumerate(cells):
+        edge = 3 if len(rows) == 1 else 0 if at == 0 else 2 if at == len(rows) - 1 else 1
+        opening, closing = (bracket[edge : edge + 1] for bracket in _MATRICES[name])
+        inside = (_BLANK * 2).join(_centered(cell, width, name) for cell, width in zip(row, widths, strict=True))
+        drawn.append(f"{opening}{inside}{closing}")
+    return drawn
+
+
+def _centered(cell: str, width: int, name: str) -> str:
+    left = 0 if name in ("cases", "array") else (width - cell_len(cell) + 1) // 2
+    return f"{_BLANK * left}{cell.replace(' ', _BLANK)}{_BLANK * (width - cell_len(cell) - left)}"
 
 
 def _enclosed(text: str, simple: re.Pattern[str]) -> str:

@@ -23,7 +23,7 @@ def plain(source: str) -> str:
         ("$E = mc^2$ and $n$", "E = mc² and n"),
         ("$O(n\\log n)$", "O(n log n)"),
         ("$\\log_2n + \\sin\\theta$", "log₂ n + sin θ"),
-        ("$$\\sum_{i=1}^{n}x_i = \\frac{n(n+1)}{2}$$", "∑ᵢ₌₁ⁿ xᵢ = (n(n+1))/2"),
+        ("$$\\sum_{i=1}^{n}x_i = \\frac{n(n+1)}{2}$$", "∑ᵢ₌₁ⁿ xᵢ = n(n+1)/2"),
         ("$\\frac{1}{2}mv^2$, $\\frac{1}{5}m$", "½mv², (1/5)m"),
         ("$\\frac{dy}{dx}$, $\\frac{x}{2a}$", "dy/dx, x/(2a)"),
         ("$\\sqrt{x+1}$, $\\sqrt[3]{x}$", "√(x+1), ∛x"),
@@ -43,9 +43,32 @@ def test_a_simple_formula_is_unicode(source: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (
+            "\\[R = \\begin{pmatrix} \\cos\\theta & -\\sin\\theta \\\\ \\sin\\theta & \\cos\\theta \\end{pmatrix}\\]",
+            "R = ⎛cos θ  -sin θ⎞\n    ⎝sin θ   cos θ⎠",
+        ),
+        (
+            "$$\n\\begin{bmatrix}\n1 & 22 \\\\\n333 & 4 \\\\\n5 & 6 \\\\\n\\end{bmatrix} x = b\n$$",
+            "⎡ 1   22⎤\n⎢333   4⎥ x = b\n⎣ 5    6⎦",
+        ),
+        (
+            "$$|x| = \\begin{cases} x & \\text{if } x \\ge 0 \\\\ -x & \\text{otherwise} \\end{cases}$$",
+            "|x| = ⎧x   if x ≥ 0\n      ⎩-x  otherwise",
+        ),
+        ("with \\(A = \\begin{pmatrix}1 & 2 \\\\ 3 & 4\\end{pmatrix}\\) as", "with A = (1, 2; 3, 4) as"),
+    ],
+)
+def test_a_matrix_is_drawn_over_several_lines_and_in_a_text_in_one(source: str, shown: str) -> None:
+    assert plain(source).replace("\u00a0", " ") == shown
+
+
+@pytest.mark.parametrize(
     "source",
     ["$\\mystery{x}$", "$a^{b$", "$a}$", "$\\frac{a}$", "$" + "{" * 40 + "a^2" + "}" * 40 + "$", "$" + "^" * 400 + "x$",
-     "$\\text{a $", "$x^$", "$\\begin{matrix}a^2\\end{matrix}$"],
+     "$\\text{a $", "$x^$", "$\\begin{tabular}a^2\\end{tabular}$", "$\\begin{pmatrix}a^2 & b$",
+     "$\\begin{pmatrix}a^2\\end{bmatrix}$", "$\\begin{pmatrix}\\begin{matrix}a^2\\end{matrix}\\end{pmatrix}$"],
 )  # fmt: skip
 def test_a_formula_with_anything_unknown_stays_as_written(source: str) -> None:
     assert plain(source) == source
