@@ -27,6 +27,7 @@ _COMPANIONS = {
 _HEAD = "a draft head"
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 """llama.cpp architectures that read the hidden states of another model."""
+_FORMAT = re.compile(r"[\s_-]+gguf$", re.IGNORECASE)
 _SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 
@@ -63,8 +64,9 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def name(self) -> str:
-        """`general.name`, or the file's name; cleaned for display."""
-        return clean_line(self.text("general.name")) or clean_line(self.path.stem)
+        """`general.name`, or the file's name; cleaned for display, without "GGUF" of a repository."""
+        name = clean_line(self.text("general.name"))
+        return _FORMAT.sub("", name) or name or clean_line(self.path.stem)
 
     @property
     def n_params(self) -> int:

@@ -103,6 +103,13 @@ def test_what_it_says_about_the_model(sound: Path) -> None:
     assert not header.is_projector
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"), [("Coder 1.5B GGUF", "Coder 1.5B"), ("Coder-gguf", "Coder"), ("GGUF", "GGUF")]
+)
+def test_the_name_is_without_the_format(sound: Path, tmp_path: Path, written: str, shown: str) -> None:
+    assert read_header(edited(sound, tmp_path / "m.gguf", {"general.name": written})).name == shown
+
+
 def test_heads_of_keys_and_values_are_those_of_the_queries_unless_the_header_says(sound: Path, tmp_path: Path) -> None:
     changes = {"qwen2.attention.head_count": [4, 2], "qwen2.attention.head_count_kv": None}
     assert read_header(edited(sound, tmp_path / "m.gguf", changes)).heads_kv == [4, 2]
