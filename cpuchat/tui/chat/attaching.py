@@ -81,6 +81,7 @@ class Attaching:
         self._known_counts: tuple[ModelInfo | None, dict[str, int]] = (None, {})
         self._show = show
         self._typed = ""  # the mark or command that is completed
+        self._accepted = ""  # the file that was completed last, with the space after it
         self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
         self._folder = folder
@@ -90,6 +91,7 @@ class Attaching:
 
     def changed(self) -> None:
         """Follow a change of the prompt."""
+        self._begin_range()
         text = self._prompt.text if self._composer.attaches else ""
         typed = text and text != self._prompt.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
@@ -148,7 +150,16 @@ class Attaching:
         start = column - len(mark or "")
         self._prompt.replace(insert, (row, start), (row, column))
         self._prompt.move_cursor((row, start + len(insert)))
+        self._accepted = insert if insert.endswith(" ") else ""
         return True
+
+    def _begin_range(self) -> None:
+        """Let a range follow a completed file (`@file:10-80`): remove the space between them."""
+        row, column = self._prompt.cursor_location
+        before = self._prompt.document.get_line(row)[:column]
+        if self._accepted and before.endswith(f"{self._accepted}:"):
+            self._accepted = ""
+            self._prompt.replace(":", (row, column - 2), (row, column))
 
     def _accept_command(self, name: str) -> bool:
         typed = self._typed

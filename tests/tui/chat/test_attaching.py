@@ -129,6 +129,22 @@ async def test_a_file_that_vanishes_before_the_message_is_sent_is_missed() -> No
         assert not app.backend.requests
 
 
+async def test_a_range_can_follow_a_completed_file() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press(*"@src/")
+        await app.until(lambda: offered(app) == ["@src/main.py"])
+        await app.press("tab")
+        assert app.prompt.text == "@src/main.py "
+        await app.press(":")
+        await app.until(lambda: app.prompt.text == "@src/main.py:")
+        await app.press("2", "space", "a", "space", ":")
+        assert app.prompt.text == "@src/main.py:2 a :"
+        await app.press("enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert last_asked(app).startswith("src/main.py, line 2:\n```\ntwo\n```")
+
+
 async def test_attachments_are_folded_in_the_transcript() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
