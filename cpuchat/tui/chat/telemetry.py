@@ -65,7 +65,8 @@ def _state(frame: Frame) -> Line:
     words = {"loading": "loading", "prefill": "prefill", "decoding": "decoding", "done": "done"}
     text = "queued" if figures.ahead else words.get(figures.phase, figures.phase)
     if figures.phase == "done":
-        text = " · ".join(filter(None, (text, stop_reason(figures.stop_reason or "failed"))))
+        reason = figures.stop_reason
+        text = " · ".join(filter(None, (text, stop_reason(reason)))) if reason else "failed"
     elif figures.phase == "idle":
         text = "ready" if figures.n_ctx else frame.why("n_ctx")
     return [frame.text("label", fit(text, frame.width))]

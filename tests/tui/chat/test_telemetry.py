@@ -119,6 +119,11 @@ def drawn(state: str, height: int, **changed: object) -> list[str]:
     return ["".join(segment.text for segment in row) for row in TelemetryPanel().compose_rows(frame, height)]
 
 
+@pytest.mark.parametrize(("reason", "words"), [(None, "failed"), ("end", "done"), ("cancelled", "done · stopped")])
+def test_an_answer_that_failed_is_not_called_done(reason: str | None, words: str) -> None:
+    assert words in drawn("loaded", 23, phase="done", stop_reason=reason)
+
+
 @pytest.mark.parametrize("state", ["serving", "served"])
 def test_what_a_first_token_at_a_server_waited_for_stays_on_smaller_screens(state: str) -> None:
     for height in (23, 33):
