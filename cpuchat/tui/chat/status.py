@@ -142,6 +142,8 @@ class StatusLine(Widget):
             return [f"{full} off", f"{name} off"]
         if not now.adaptive:
             depth = "fixed depth" if now.depth is None else f"depth {now.depth} (fixed)"
+        elif now.depth:
+            depth = f"depth {now.depth} (adaptive)"
         else:
-            depth = f"depth {now.depth} (adaptive)" if now.depth else "adaptive depth"
+            depth = "off (adaptive)" if now.reason else "adaptive depth"
         return [f"{full} · {depth}", full, name]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cpuchat.model_info import EngineInfo
+from cpuchat.telemetry.speculation import Drafting
 from cpuchat.tui.chat.status import StatusLine
 from tests.support.scripted_backend import MODEL
 from tests.support.snapshots import HostApp
@@ -64,3 +65,17 @@ async def test_a_context_that_is_almost_full_is_marked() -> None:
         assert "! " not in str(status.render())
         status.show_context(MODEL.n_ctx * 8 // 10 + 1)
         assert "! " in str(status.render())
+
+
+async def test_drafting_that_is_off_for_now_is_not_called_adaptive_alone() -> None:
+    status = StatusLine()
+    async with HostApp(status).run_test(size=(120, 3)) as pilot:
+        status.show_model(msgspec.structs.replace(MODEL, draft="Qwen2.5-0.5B-Instruct", draft_quantization="Q8_0"))
+        for drafting, words in (
+            (Drafting(wanted=True), "draft 0.5B Q8_0 · adaptive depth"),
+            (Drafting(wanted=True, depth=0, reason="off: calibration skipped"), "draft 0.5B Q8_0 · off (adaptive)"),
+            (Drafting(wanted=True, depth=3), "draft 0.5B Q8_0 · depth 3 (adaptive)"),
+        ):
+            status.show_drafting(drafting)
+            await pilot.pause()
+            assert words in str(status.render())
