@@ -314,8 +314,10 @@ class ChatScreen(TypingScreen, SendingScreen):
         if (at := self.question_index(self.selected_message)) < 0:
             self.tell("No message to edit yet.")
             return
-        message = self.conversation.messages[at]
-        self._composer.edit(message, last=at == self.question_index())
+        self.edit_question(at)
+
+    def edit_question(self, index: int) -> None:
+        self._composer.edit(self.conversation.messages[index], last=index == self.question_index())
         self._show_prompt_title()
         self.refresh_bindings()
 

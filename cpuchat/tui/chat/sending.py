@@ -32,6 +32,10 @@ class SendingScreen(PanesScreen):
     def action_models(self) -> object:
         raise NotImplementedError
 
+    def edit_question(self, index: int) -> None:
+        """Edit the message with this index in the prompt."""
+        raise NotImplementedError
+
     def _show_messages(self, end: int | None = None) -> None:
         """Show the messages before the one with the index `end`."""
         raise NotImplementedError
@@ -106,7 +110,7 @@ class SendingScreen(PanesScreen):
             if not_begun or storable(message.text) != self.last_sent():
                 self._held = True
                 self._composer.put_back(message)
-        if isinstance(last, Failed) and last.code == "context_full" and self.conversation.kept_all:
+        if isinstance(last, Failed) and last.code == "context_full" and (last.alone or self.conversation.kept_all):
             self._full = last
         elif isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
             self._stream.loaded = False
@@ -129,10 +133,15 @@ class SendingScreen(PanesScreen):
     # The queue
 
     def _go_on(self) -> None:
-        """Ask what to do about a full context, or send the next message, unless the last answer failed."""
+        """Ask what to do about a full context, or send the next message, unless the last answer failed. A message that
+        is too long by itself is edited: it would be sent again with the next one.
+        """
         if (failed := self._full) is not None:
             self._full = None
-            self.context_full(failed)
+            if not failed.alone:
+                self.context_full(failed)
+            elif self._composer.editing is None and not self._prompt.text and self.questions():
+                self.edit_question(self.question_index())
         elif not self._held:
             self.call_next(self._send_queued)
 

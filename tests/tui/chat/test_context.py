@@ -190,11 +190,27 @@ async def test_a_message_that_does_not_fit_alone_is_an_error_and_nothing_is_summ
         await app.ready()
         await app.send("First")
         await app.conversation.history.set_options(when_full=choice)
-        await app.send("Very long")
-        await app.pilot.pause()
+        await app.write("Very long")
+        await app.press("enter")
+        await app.until(lambda: "Edit last message" in app.screen_text)
         assert app.app.screen is app.chat and len(app.backend.requests) == 2
         assert "The last message needs" in app.transcript.messages[-1].content
         assert app.stored()[-1] == ("user", "Very long")
+
+
+async def test_a_message_that_does_not_fit_alone_is_edited_so_that_the_next_one_does_not_contain_it() -> None:
+    alone: list[Step] = [Failed(code="context_full", message="The last message needs 9,000 tokens.", alone=True)]
+    async with running(ScriptedBackend([alone, answer("One.")])) as app:
+        await app.ready()
+        await app.write("Very long")
+        await app.press("enter")
+        await app.until(lambda: "Edit last message" in app.screen_text)
+        assert app.prompt.text == "Very long"
+        await app.write("Short")
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
+        assert [message.content for message in app.backend.requests[-1].messages] == ["Short"]
+        assert app.prompt.text == ""
 
 
 async def test_an_edited_summary_is_saved_without_a_model() -> None:
