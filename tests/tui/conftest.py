@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.hardware.busy_cores import BusyCores
+from tests.support import idle
+
+idle.install()
 
 
 @pytest.fixture(autouse=True)
