@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from textual.app import App
 from textual.driver import Driver
+from textual.timer import Timer, TimerCallback
 
 from cpuchat.tui.terminal import crash
 
@@ -34,6 +35,15 @@ class GuardedApp(App[R], Generic[R]):
         from cpuchat.tui.terminal.driver import Terminal
 
         return Terminal
+
+    def set_timer(
+        self, delay: float, callback: TimerCallback | None = None, *, name: str | None = None, pause: bool = False
+    ) -> Timer:
+        """As Textual's, whose timer never fires when its task is preempted for longer than `delay` at its start: a
+        terminal that was resized just then would keep its old size for ever."""
+        timer = super().set_timer(delay, callback, name=name, pause=pause)
+        timer._skip = False  # its task begins later
+        return timer
 
     def on_load(self) -> None:
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
