@@ -32,6 +32,8 @@ class Database:
         self._erase_due = False
         try:
             _make_private(path)
+            if notice := repair.salvage_if_requested(path):
+                self._notices.append(notice)
             try:
                 self._db = self._opened()
             except (sqlite3.Error, OverflowError, UnicodeError) as error:

@@ -127,11 +127,11 @@ def request_salvage(path: Path) -> None:
         _request(path).touch(mode=0o600)
 
 
-def salvage_if_requested(path: Path) -> str | None:
-    """Salvage the file if that was requested, as `salvage`; returns None if it was not."""
+def salvage_if_requested(path: Path) -> str:
+    """Salvage the file if that was requested, as `salvage`; returns "" if it was not, or the file is gone."""
     if not _request(path).exists():
-        return None
-    notice = salvage(path)
+        return ""
+    notice = salvage(path) if path.exists() else ""
     _request(path).unlink(missing_ok=True)
     return notice
 
