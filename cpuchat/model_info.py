@@ -49,9 +49,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches.
 
-    `cpus` are the logical CPUs that compute, `cores_reason` is why these. `peak_read` is the measured read bandwidth
-    of those and of the draft model's cores together in bytes per second (0: not measured), `cache_bytes` their L3
-    caches together (0: not known).
+    `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
+    model's cores together in bytes per second (0: not measured), `cache_bytes` their L3 caches together (0: not known).
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
@@ -86,7 +85,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_cpus: tuple[int, ...] = ()
     pass_ms: tuple[float, ...] = ()
     no_speculation: str = ""
-    cores_reason: str = ""
     peak_read: float = 0.0
     cache_bytes: int = 0
     traffic: Traffic | None = None

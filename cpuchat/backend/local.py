@@ -147,8 +147,8 @@ class LocalBackend:
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """Return `event` with what only the parent knows: the reason for the placement, files that cannot be
-        written, and servers that run.
+        """Return `event` with what only the parent knows: notes on the placement, on files that cannot be
+        written, and on servers that run.
         """
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
@@ -158,7 +158,7 @@ class LocalBackend:
             )
         if others := [one.url for one in running_servers() if one.pid != os.getpid()]:
             notes += (f"cpuchat serve is running too ({', '.join(others)}): they share cores and memory.",)
-        return ModelLoaded(model=msgspec.structs.replace(model, cores_reason=placement.reason, notes=notes))
+        return ModelLoaded(model=msgspec.structs.replace(model, notes=notes))
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False

@@ -86,11 +86,6 @@ def overlapped(read: float, compute: float, exponent: float) -> float:
     return longer * (1 + (shorter / longer) ** exponent) ** (1 / exponent)
 
 
-def decode_rate(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:
-    """Return tok/s of plain decoding with `n_past` tokens in the context."""
-    return 1 / pass_cost(profile, work, 1, n_past).seconds
-
-
 def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int, n_past: int = 0) -> PassCost:
     """Return the time to evaluate a prompt, in micro-batches; its last token's logits give the first token."""
     total = PassCost(0.0, 0.0, 0.0, 0.0)

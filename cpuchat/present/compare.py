@@ -10,7 +10,7 @@ from cpuchat.compare.difference import Difference
 from cpuchat.compare.figures import MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
 from cpuchat.compare.memory import MemoryTogether
 from cpuchat.compare.rounds import Round, SideAnswer, Turn
-from cpuchat.present.answers import roofline_json, stop_reason, timings_json
+from cpuchat.present.answers import roofline_json, timings_json
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.meter import Figures as MeterFigures
@@ -223,11 +223,6 @@ def sentences(comparison: Comparison, turn: Turn) -> list[str]:
         comparison.in_turn,
     ]
     return [one for one in found if one]
-
-
-def side_status(answer: SideAnswer) -> str:
-    """How one answer ended, in a few words; "" when it is simply complete."""
-    return "failed" if answer.failed is not None else stop_reason(answer.stop_reason)
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

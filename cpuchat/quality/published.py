@@ -33,11 +33,6 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     same_family: bool = False
 
-    @property
-    def relation(self) -> str:
-        """Return a phrase with what it has in common with the model asked for."""
-        return "the same family and quantization" if self.same_family else "another family, the same quantization"
-
 
 _LLAMA_3, _LLAMA_2, _QWEN_3, _QWEN_36 = "Llama-3-8B", "Llama-2-7B", "Qwen3-4B-2507", "Qwen3.6-27B"
 

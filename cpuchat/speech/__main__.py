@@ -70,10 +70,8 @@ def _serve(options: argparse.Namespace, requests: BinaryIO, answers: BinaryIO) -
 
     voice: Voice | None = None
     try:
-        start = time.perf_counter()
         voice = _load(options.engine, options.voice, options.speed)
-        loaded = time.perf_counter() - start
-        send(VoiceReady(engine=options.engine, rate=voice.rate, cpus=own_cpus(), load_seconds=loaded))
+        send(VoiceReady(engine=options.engine, rate=voice.rate, cpus=own_cpus()))
         decoder = msgspec.json.Decoder(Synthesize)
         for line in requests:
             request = decoder.decode(line)

@@ -22,7 +22,6 @@ class VoiceReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     engine: EngineName
     rate: int
     cpus: tuple[int, ...]
-    load_seconds: float
 
 
 class Sound(msgspec.Struct, frozen=True, kw_only=True, tag="sound"):

@@ -24,6 +24,11 @@ def work(shape: str, quantization: str = "Q8_0", layers: int | None = None) -> M
     return model_work(header_of(shape, quantization, layers=layers))
 
 
+def decode_rate(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:
+    """Return tok/s of plain decoding with `n_past` tokens in the context."""
+    return 1 / pass_cost(profile, work, 1, n_past).seconds
+
+
 def two_cores(overlap: float = 4.0) -> CostProfile:
     """About two Zen 4 cores: few tokens are multiplied slowly, and all of them faster with weights in the caches."""
     slow, fast = 3e10, 1.2e11

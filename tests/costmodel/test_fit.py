@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from cpuchat.costmodel.fit import Observation, fit
-from cpuchat.costmodel.passes import decode_rate, pass_cost, prefill_cost
+from cpuchat.costmodel.passes import pass_cost, prefill_cost
 from cpuchat.costmodel.profile import CostProfile, Rate, interpolated
 from cpuchat.costmodel.usual import usual, usual_profile
 from cpuchat.costmodel.work import ModelWork, Weights
 from cpuchat.models.costs import with_points
 from tests.costmodel.made_up import (
     QUANTIZATIONS,
+    decode_rate,
     guess,
     probe,
     probe_by_cases,

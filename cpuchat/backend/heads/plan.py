@@ -88,7 +88,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
             has_template=bool(self.header.chat_template),
             n_threads=len(placement.cpus),
             cpus=placement.cpus,
-            cores_reason=placement.reason,
             fingerprint=self.fingerprint,
             draft=head.path.stem if head is not None else named,
             draft_quantization=head.quantization if head is not None else "",

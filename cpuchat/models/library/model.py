@@ -15,8 +15,8 @@ Source = Literal["demo", "huggingface", "folder"]
 class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a model's header for lists. Sizes in bytes, of all parts of a split model.
 
-    `n_params_active` are the parameters that one token uses, `weights_per_token` their bytes: all of them, except for
-    experts that it is not sent to. `work` is that of its passes. A "head" only predicts further tokens for a model in
+    `n_params_active` are the parameters that one token uses: all of them, except for experts that it is not sent to.
+    `work` is that of its passes. A "head" only predicts further tokens for a model in
     another file. `damaged`: what is wrong with it, or why it cannot be loaded. `name` "": not a language model.
     """
 
@@ -30,7 +30,6 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx_train: int = 0
     has_template: bool = False
     size: int = 0
-    weights_per_token: int = 0
     work: ModelWork | None = None
     kind: Literal["model", "head"] = "model"
     damaged: str | None = None

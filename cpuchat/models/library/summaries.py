@@ -19,7 +19,6 @@ from cpuchat.models.library.model import HeaderSummary, LocalModel
 from cpuchat.models.library.places import INCOMPLETE, Place, model_files
 from cpuchat.models.traffic import traffic_of
 from cpuchat.models.work import model_work
-from cpuchat.telemetry.traffic import pass_bytes
 from cpuchat.text import clean_line
 
 _VERSION = 100 * COST_MODEL + 4
@@ -106,7 +105,6 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
     if header.is_projector:
         return HeaderSummary()
     traffic = traffic_of(header)
-    weights = msgspec.structs.replace(traffic, kv=(), state=0)
     return HeaderSummary(
         name=header.name[:_MAX_NAME],
         architecture=header.architecture[:_MAX_NAME],
@@ -118,7 +116,6 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         n_ctx_train=header.n_ctx_train,
         has_template=bool(header.chat_template),
         size=header.file_size,
-        weights_per_token=round(pass_bytes(weights, 1, 0)),
         work=msgspec.structs.replace(model_work(header), name="") if header.tensors else None,
         kind="head" if header.is_head else "model",
         damaged=_not_loadable(header),

@@ -98,10 +98,6 @@ class Session:
         self._input_at = self._seen_at = clock()
 
     @property
-    def n_watching(self) -> int:
-        return len(self._viewers) - (self._owner is not None)
-
-    @property
     def overdue(self) -> bool:
         """Return whether nobody uses it any more."""
         now = self._clock()
