@@ -346,9 +346,9 @@ class Conversation:
 
     def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         generate = lambda one: with_reasoning_time(self.backend.generate(one))  # noqa: E731
-        if self.tools is None:
+        if (tools := self.tools) is None:
             return generate(request)
-        return self.tools.answer(generate, request, self.backend.count_tokens)
+        return tools.answer(generate, request, self.backend.count_tokens, guided=not (self.model and self.model.server))
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None

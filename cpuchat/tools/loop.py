@@ -30,8 +30,9 @@ Ask = Callable[[Tool, ToolCall], Awaitable[Choice]]
 """Shows a call with its arguments to the user and returns what they choose."""
 _REFUSED = ToolResult(text="The user refused this call. Go on without it, or ask.", failed=True, ended="refused")
 _STOPPED = ToolResult(text="The user stopped this call.", failed=True, ended="stopped")
-_RESULTS = "These are results of tools that you called:"
-_ANSWER = "Answer from them, in words; no tool can be called any more."
+_NEXT = "[If this answers the question, answer it now, in words. If not, call another tool.]"
+"""Follows a result in the request to a small model: without it, Qwen2.5 Coder 1.5B repeats its call."""
+_ANSWER = "Answer the question from this."
 _CHANGED = ToolResult(text="Not run: the tool changed after the user was asked. Call it again.", failed=True)
 
 
@@ -52,13 +53,19 @@ class ToolLoop:
             self._running.cancel()
 
     async def answer(
-        self, generate: Callable[[Generate], AsyncGenerator[AnyEvent, None]], request: Generate, count: Count
+        self,
+        generate: Callable[[Generate], AsyncGenerator[AnyEvent, None]],
+        request: Generate,
+        count: Count,
+        *,
+        guided: bool = False,
     ) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of all answers to a request, and of the calls between them.
 
         `GenerationFinished` of an answer with calls comes before `CallsMade`. Ends with that of an answer without
         calls, one that was stopped, `Failed`, or `CallDone` of a call that was stopped. A model that gets no further
-        with calls, or writes nothing after them, answers once more without; the note of that answer says why.
+        with calls, or writes nothing after them, answers once more without; the note of that answer says why. `guided`
+        tells the model after each round what to do next.
         """
         limits, self._stopped = CallLimits(), False
         self.toolbox.collect()
@@ -96,7 +103,10 @@ class ToolLoop:
                 text, n_tokens = await shortened(result.text, free, count)
                 result = msgspec.structs.replace(result, text=text)
                 free = max(free - n_tokens, 0) if free is not None else None
-                messages.append(Message(role="tool", content=result.text, call_id=call.id, tool=call.name))
+                content = (
+                    f"{result.text}\n\n{_NEXT}" if guided and call is calls[-1] and not result.failed else result.text
+                )
+                messages.append(Message(role="tool", content=content, call_id=call.id, tool=call.name))
                 results.append(result)
                 yield CallDone(request_id=last.request_id, call=call, result=result)
                 if self._stopped:
@@ -157,8 +167,8 @@ def _without_tools(
     """
     *before, question = asked
     results = dict.fromkeys((call.name, json.dumps(call.arguments, ensure_ascii=False), one.text) for call, one in made)
-    told = "\n\n".join(f"{name} {arguments}:\n{text}" for name, arguments, text in results)
-    content = f"{_RESULTS}\n\n{told}\n\n{_ANSWER}\n\n{question.content}"
+    told = (f"{name} {arguments} returned:\n\n{text}" for name, arguments, text in results)
+    content = "\n\n".join((question.content, *told, _ANSWER))
     return msgspec.structs.replace(
         request, messages=(*before, msgspec.structs.replace(question, content=content)), tools=()
     )

@@ -206,8 +206,19 @@ async def test_a_model_that_only_calls_answers_without_tools(
     assert len(model.requests) == n_rounds + 1 and len(told(events)) == n_rounds
     last = model.requests[-1]
     (question,) = last.messages
-    assert not last.tools and not question.calls and question.content.endswith("What is it?")
-    assert question.content.count('look {"at": "it"}:\na cat') == (1 if calls[0] == LOOK else 0)
+    assert not last.tools and not question.calls and question.content.startswith("What is it?")
+    assert question.content.count('look {"at": "it"} returned:\n\na cat') == (1 if calls[0] == LOOK else 0)
+
+
+async def test_a_small_model_is_told_what_to_do_after_results(tmp_path: Path) -> None:
+    model = Scripted([LOOK, MORE], [ToolCall(name="gone")], result="a cat")
+    loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), User("chat").ask)
+    request = Generate(messages=(Message(role="user", content="What is it?"),), chat_id="one")
+    events = [event async for event in loop.answer(model.generate, request, uncounted, guided=True)]
+    assert told(events)[:2] == ["a cat", "a cat"]
+    first, second, third = (one.content for one in model.requests[-1].messages if one.role == "tool")
+    assert first == "a cat" and second.startswith("a cat\n\n[If this answers the question")
+    assert third.startswith("There is no tool gone") and "[" not in third
 
 
 async def test_a_model_that_writes_nothing_after_its_calls_is_asked_again_without_tools(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         assert "server eyes, says that it only reads" in await asked(app)
         await app.press("right", "enter")
         await app.until(lambda: not app.chat.busy)
-        assert backend.requests[1].messages[-1].content == "seen"
+        assert backend.requests[1].messages[-1].content.startswith("seen\n\n[If this")
         await choose("down")
         await app.until(lambda: "gone-mad: No such file" in app.screen_text)
         await choose("down", "down")
