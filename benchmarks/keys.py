@@ -4,7 +4,8 @@
 
 The program in a pseudo-terminal of 120x40 writes a long answer; letters are typed into the prompt at irregular times.
 Each is timed from the write into the terminal to the arrival of the output that shows it. At a given rate, a worker
-that computes nothing writes (`paced_worker.py`); beside a model, every core computes.
+that computes nothing writes (`paced_worker.py`); beside a model, every core computes. Of the slowest keys it says how
+long after a paint they were pressed, and when the next one came, which may have been another's.
 
 About 3 minutes.
 """
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import models
 from common import MeasureError, Row, Target, arguments, machine, report, run_main
@@ -30,23 +32,32 @@ ESCAPE, CLEAR = "\x1b", "\x15"
 TARGET_MS = 50.0
 
 
-def delays(terminal: Terminal, count: int) -> list[float]:
-    """ms of each key."""
+class Key(NamedTuple):
+    """ms from the press to the letter, since the output before the press, and to the first output after it."""
+
+    ms: float
+    since: float
+    first: float
+
+
+def delays(terminal: Terminal, count: int) -> list[Key]:
+    """Press so many keys."""
     chance = random.Random(1)
-    found: list[float] = []
+    found: list[Key] = []
     while len(found) < count:
         for letter in LETTERS[: count - len(found)]:
             terminal.skip(chance.uniform(0.1, 0.4))
-            pressed = time.perf_counter()
+            before, pressed = terminal.last_output, time.perf_counter()
             terminal.type(letter)
-            found.append(1e3 * (terminal.wait_for_bytes(letter.encode()) - pressed))
+            shown, first = terminal.wait_for_bytes(letter.encode())
+            found.append(Key(1e3 * (shown - pressed), 1e3 * (pressed - before), 1e3 * (first - pressed)))
         terminal.type(CLEAR)
         terminal.skip(0.3)
     return found
 
 
-def measured(model: str, count: int, started_by: Sequence[str] = ()) -> list[float]:
-    """ms of each key while `model` writes, ascending."""
+def measured(model: str, count: int, started_by: Sequence[str] = ()) -> list[Key]:
+    """The keys pressed while `model` writes, the fastest first."""
     config = "[engine]\nctx = 8192\n[sampling]\ntemperature = 0.0\n[chat]\nmax_tokens = 8000\n"
     with app("--model", model, config=config, started_by=started_by) as (terminal, _):
         terminal.wait_for(is_ready, 180.0)
@@ -84,14 +95,18 @@ def main() -> None:
     started_by = [sys.executable, __file__, "--paced", f"{options.rate:g}"]
     file = models.model(*options.model.split(":"))
     rows: list[Row] = []
+    remarks = [f"{count} keys each"]
     for what, found, target in (
         (f"at {options.rate:g} tok/s", measured("demo", count, started_by), Target(TARGET_MS, at_least=False)),
         (f"beside {options.model}", measured(str(file), count), None),
     ):
-        p99 = found[min(len(found) - 1, int(0.99 * len(found)))]
-        rows.append(Row(f"key to screen {what}, median", "ms", [statistics.median(found)]))
+        ms = [key.ms for key in found]
+        p99 = ms[min(len(ms) - 1, int(0.99 * len(ms)))]
+        rows.append(Row(f"key to screen {what}, median", "ms", [statistics.median(ms)]))
         rows.append(Row(f"key to screen {what}, p99", "ms", [p99], (), target))
-    report("keys", where, rows, quick=options.quick, remarks=[f"{count} keys each"])
+        slowest = (f"{key.ms:.0f} ms ({key.since:.0f} after a paint, next {key.first:.0f})" for key in found[:-6:-1])
+        remarks.append(f"slowest keys {what}: {', '.join(slowest)}")
+    report("keys", where, rows, quick=options.quick, remarks=remarks)
 
 
 if __name__ == "__main__":

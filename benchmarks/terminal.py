@@ -106,20 +106,22 @@ class Terminal:
         while (left := until - time.perf_counter()) > 0:
             self._unseen.append(self._read(left))
 
-    def wait_for_bytes(self, wanted: bytes, seconds: float = 10.0) -> float:
-        """Take the output until it has `wanted`; the time at which that had arrived.
+    def wait_for_bytes(self, wanted: bytes, seconds: float = 10.0) -> tuple[float, float]:
+        """Take the output until it has `wanted`; the times at which that and the first output had arrived.
 
         Raises:
             MeasureError: it ended, or the time is up.
         """
-        deadline, taken = time.perf_counter() + seconds, b""
+        deadline, taken, first = time.perf_counter() + seconds, b"", 0.0
         while wanted not in taken:
             if time.perf_counter() > deadline:
                 raise MeasureError(f"{wanted!r} is not on the screen after {seconds:.0f} s")
             chunk = self._read(0.05)
+            if chunk and not first:
+                first = self.last_output
             taken = taken[-len(wanted) :] + chunk
             self._unseen.append(chunk)
-        return self.last_output
+        return self.last_output, first
 
     def shown_at(self, found: Callable[[str], bool], seconds: float) -> float:
         """Take the output of so many seconds and look at it then, as looking delays what is measured: the time at which
