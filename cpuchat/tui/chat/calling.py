@@ -9,6 +9,7 @@ from pathlib import Path
 from textual import work
 
 from cpuchat import paths
+from cpuchat.errors import CpuchatError
 from cpuchat.text import clean_line
 from cpuchat.tool_calls import Tool, ToolCall
 from cpuchat.tools.approval import Approvals, Choice
@@ -79,8 +80,11 @@ class CallingScreen(PresetsScreen):
             self.offer_folder(None)
             self.tell("The model can no longer read files.")
         elif chosen:
-            with self._telling():
+            try:
                 self.offer_folder(paths.expanded(chosen))
+            except CpuchatError as error:
+                self.refuse(str(error), "error")
+            else:
                 self.tell(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
 
     async def _ask_folder(self) -> str | None:

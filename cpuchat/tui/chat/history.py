@@ -22,6 +22,7 @@ from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.messages import last_turn
+from cpuchat.tui.chat.slash import running_command
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
@@ -40,6 +41,13 @@ class HistoryScreen(Screen[None]):
         """Show a toast, as plain text."""
         timeout = 5 if severity == "information" else 10
         self.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
+
+    def refuse(self, text: str, severity: str = "warning") -> None:
+        """Say why something cannot be done. The command that was typed for it goes back into an empty prompt."""
+        self.tell(text, severity)
+        prompt = self.query_one(Prompt)
+        if not prompt.text and (command := running_command.get()):
+            prompt.put(command)
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""

@@ -66,7 +66,7 @@ class PresetsScreen(CompactingScreen):
             self._choose(presets.get(name))
             return
         if name:
-            self.tell(f"No preset named {clean_line(name)}. /preset lists them.", "warning")
+            self.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
             return
         found: list[Preset | None] = [*presets.values()]
         if self.conversation.preset.name:
@@ -117,8 +117,10 @@ class PresetsScreen(CompactingScreen):
         preset = self.conversation.preset
         chosen = choice or await self._ask_reasoning()
         if chosen is not None:
-            with self._telling():
+            try:
                 await preset.set_reasoning(*reasoning_of(chosen))
+            except CpuchatError as error:
+                self.refuse(str(error), "error")
             self._show_prompt_title()
 
     async def _ask_reasoning(self) -> str | None:

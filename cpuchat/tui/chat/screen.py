@@ -169,13 +169,13 @@ class ChatScreen(TypingScreen, SendingScreen):
 
     def refuse_while_writing(self, action: str) -> bool:
         if self._stream.writing:
-            self.tell(f"You can {action} when the answer is done (Esc stops it).", "warning")
+            self.refuse(f"You can {action} when the answer is done (Esc stops it).")
         return self._stream.writing
 
     def refuse_while_busy(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while something runs."""
         if self.busy and not self.refuse_while_writing(action):
-            self.tell(f"You can {action} when the model is loaded (Esc stops the load).", "warning")
+            self.refuse(f"You can {action} when the model is loaded (Esc stops the load).")
         return self.busy
 
     def _started(self) -> None:

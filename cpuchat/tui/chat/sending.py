@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from textual import on
 
@@ -16,7 +18,7 @@ from cpuchat.tui.chat.composer import Outgoing
 from cpuchat.tui.chat.messages import sent_message, system_prompt
 from cpuchat.tui.chat.panes import PanesScreen
 from cpuchat.tui.chat.queued import QueuedMessages
-from cpuchat.tui.chat.slash import commands, is_command, with_argument
+from cpuchat.tui.chat.slash import commands, is_command, running_command, with_argument
 from cpuchat.tui.chat.welcome import COMPARE
 
 
@@ -48,7 +50,7 @@ class SendingScreen(PanesScreen):
         why.
         """
         if self._composer.editing is None and (is_command(text) or with_argument(text)):
-            self._run_command(*(with_argument(text) or (text, "")))
+            self._run_command(text, *(with_argument(text) or (text, "")))
         elif text == COMPARE and not self._transcript.has_messages and self.check_action("compare", ()):
             self.action_compare()
         elif self._stream.path is None:
@@ -62,22 +64,29 @@ class SendingScreen(PanesScreen):
             self._send_queued()
             self._show_prompt_title()
 
-    def _run_command(self, name: str, argument: str) -> None:
+    def _run_command(self, text: str, name: str, argument: str) -> None:
         command = commands(self).get(name)
         if command is None:
             self.tell(f"Unknown command {name}. Type / for a list; your text stays in the prompt.", "warning")
             return
         self._prompt.clear()
-        if argument:
-            run = {
-                "/rename": self.action_rename_chat,
-                "/preset": self.action_preset,
-                "/reasoning": self.action_chat_reasoning,
-                "/tools": self.action_tools,
-            }
-            self.call_later(run[name], argument)
-        else:
-            self.call_later(command[1])
+        with_arguments = {
+            "/rename": self.action_rename_chat,
+            "/preset": self.action_preset,
+            "/reasoning": self.action_chat_reasoning,
+            "/tools": self.action_tools,
+        }
+        run = partial(with_arguments[name], argument) if argument else command[1]
+        self.call_later(self._run_typed, text, run)
+
+    async def _run_typed(self, text: str, run: Callable[[], object]) -> None:
+        """Run a command in a context that knows how it was typed, which workers inherit."""
+        token = running_command.set(text)
+        try:
+            if inspect.isawaitable(ran := run()):
+                await ran
+        finally:
+            running_command.reset(token)
 
     def _send_queued(self) -> None:
         """Send the next message of the queue if nothing runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from textual.screen import Screen
@@ -12,6 +13,9 @@ from cpuchat.tui.commands import offered
 
 _BEGUN = re.compile(r"/[a-z-]*")
 _WITH_ARGUMENT = re.compile(r"(/rename|/preset|/reasoning|/tools) +(\S.*)")
+
+running_command: ContextVar[str] = ContextVar("running_command", default="")
+"""The command that started what runs in this context, as it was typed."""
 
 
 def is_command(text: str) -> bool:

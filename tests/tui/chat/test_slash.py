@@ -7,6 +7,7 @@ from cpuchat.tui.chat.attaching import Paths
 from cpuchat.tui.chat.slash import commands
 from cpuchat.tui.help import HelpScreen
 from tests.support.chat_app import RunningApp, running
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 def offered(app: RunningApp) -> list[str]:
@@ -70,3 +71,34 @@ async def test_commands_with_an_argument() -> None:
         await app.send("/tools off", wait=False)
         await app.until(lambda: "tools" not in app.status)
         assert len(app.backend.requests) == 1
+
+
+async def test_a_refused_command_stays_in_the_prompt() -> None:
+    save_preset(Preset(name="Code review"))
+    gate = Gate()
+    async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
+        await app.count_up_to(gate)
+        for command in ("/preset Code review", "/new", "/again"):
+            told = len(app.notices)
+            await app.write(command)
+            await app.press("enter")
+            await app.until(lambda told=told: any("when the answer is done" in one for one in app.notices[told:]))
+            assert app.prompt.text == command
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        for command, problem in (
+            ("/preset nobody", "No preset"),
+            ("/reasoning x", "Not a choice"),
+            ("/tools /x", "/x"),
+        ):
+            await app.write(command)
+            await app.press("enter")
+            await app.until(lambda problem=problem: any(problem in notice for notice in app.notices))
+            assert app.prompt.text == command
+        await app.send("/preset Code review", wait=False)
+        await app.until(lambda: app.conversation.preset.name == "Code review")
+        assert not app.prompt.text
+        await app.write("")
+        await app.chat.run_action("preset('nobody')")  # not typed
+        await app.until(lambda: sum("No preset" in notice for notice in app.notices) == 2)
+        assert not app.prompt.text
