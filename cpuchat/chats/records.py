@@ -95,8 +95,9 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that an answer was generated with, beside its chat's own system prompt and the seed in its timings.
 
     `path` is the model's file, `draft` the draft model's name, "" without one. `default_sampling` is what is used with
-    this model where the settings have nothing. `preset` is the name of the chat's preset, `system_prompt` what that had
-    in place of the chat's, "" for none.
+    this model where the settings have nothing. `unset` names options of `sampling` that were not sent to the server,
+    which used its own values. `preset` is the name of the chat's preset, `system_prompt` what that had in place of the
+    chat's, "" for none.
     """
 
     sampling: Sampling = Sampling()
@@ -109,6 +110,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft: str = ""
     draft_quantization: str = ""
     default_sampling: Sampling = Sampling()
+    unset: tuple[str, ...] = ()
     preset: str = ""
     system_prompt: str = ""
 
@@ -123,15 +125,17 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if preset is not None:
             given |= {"preset": preset.name, "system_prompt": preset.system_prompt or ""}
         found = cls(**given, **known, default_sampling=default_sampling)
-        return found if model is None or not model.server else found._at_server(model.ignored)
+        return found if model is None or not model.server else found._at_server(request.unset, model.ignored)
 
-    def _at_server(self, ignored: tuple[str, ...]) -> AnswerSettings:
-        """Return those that a server got: not the drafters of this machine, and nothing that it does not take."""
+    def _at_server(self, unset: tuple[str, ...], ignored: tuple[str, ...]) -> AnswerSettings:
+        """Return those that a server got: not the drafters of this machine, no option that nobody has set, and nothing
+        that it does not take.
+        """
         default = AnswerSettings()
-        unset = {name: getattr(default.sampling, name) for name in ignored if name in Sampling.__struct_fields__}
+        unsent = tuple(name for name in Sampling.__struct_fields__ if name in unset or name in ignored)
         others = {name: getattr(default, name) for name in ignored if name in self.__struct_fields__}
-        sampling = msgspec.structs.replace(self.sampling, **unset)
-        return msgspec.structs.replace(self, **others, sampling=sampling, speculation=default.speculation)
+        sampling = msgspec.structs.replace(self.sampling, **{name: getattr(default.sampling, name) for name in unsent})
+        return msgspec.structs.replace(self, **others, sampling=sampling, unset=unsent, speculation=default.speculation)
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from cpuchat.protocol import (
     Speculation,
 )
 from cpuchat.servers import ServerModel
+from cpuchat.settings import SamplingSection
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, remote_server
 
@@ -278,6 +279,19 @@ async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorde
         await backend.close()
     assert got.finished.note == "top-k, seed, reasoning not supported by the server"
     assert (kept.sampling, kept.reasoning, kept.speculation) == (Sampling(top_p=0.5), None, Speculation())
+    assert kept.unset == ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+
+
+async def test_options_that_nobody_has_set_are_recorded_as_the_servers_own() -> None:
+    async with remote_server() as server:
+        backend = RemoteBackend()
+        await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        options = SamplingSection(top_p=0.5).request_options()
+        kept = AnswerSettings.of(chat("Hello", **options), backend.model, Sampling())
+        await backend.close()
+    assert kept.sampling.top_p == 0.5 and set(kept.unset) == set(Sampling.__struct_fields__) - {"top_p", "seed"}
+    here = AnswerSettings.of(chat("Hello", **options), None, Sampling())  # all options are sent to a worker
+    assert not here.unset
 
 
 async def test_an_address_with_its_own_path_is_found() -> None:
