@@ -1,16 +1,21 @@
-"""Renders answers with drafted tokens colored, as plain text instead of Markdown.
+"""Renders answers with drafted tokens colored: as plain text while they are written, then as Markdown.
 
-Bold, plain, underlined and italic tell the drafters apart without colors too.
+Of Markdown only the layout is kept: its styles would be taken for those of drafters. Bold, plain, underlined and italic
+tell the drafters apart without colors too.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 
 from rich.style import Style
 
 from cpuchat.text import expand_tabs
 from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.render import render
 from cpuchat.tui.markdown.rows import Row, Run, wrap
 
 Span = tuple[int, str]
@@ -18,6 +23,10 @@ Span = tuple[int, str]
 Spans = tuple[Span, ...]
 
 _NAMES = {"": "the model", "draft": "draft", "lookup": "lookup", "suffix": "suffix"}
+_NOBODY = "\0"  # decoration
+_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+_WORD_REACH = 24  # times its length: an address, of which nothing is shown, may come before a word
+_MARK_REACH = 8  # characters of markup before a punctuation mark
 
 
 def style_of(drafter: str, palette: Palette) -> Style:
@@ -95,12 +104,43 @@ def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
 
 
 def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[Row]:
-    """Wrap `text`, colored by `spans`; nothing in it is read as markup."""
-    stream = DraftedStream(width, palette)
-    for piece, drafter in pieces(text, spans):
-        stream.feed(piece, drafter)
-    final, tail = stream.update()
-    return final + tail
+    """Render `text` as Markdown, colored by `spans` in place of its own styles.
+
+    What is shown is found again in `text` from word to word. A word that is not in there, as those of a formula may be,
+    counts as proposed by who proposed the one before.
+    """
+    rows = render(text, width, palette)
+    drafters = [drafter for piece, drafter in pieces(text, spans) for _ in piece]
+    at = 0
+    for row in rows:
+        proposed = [_NOBODY] * len(row.text)
+        for token in _TOKEN.finditer(row.text, row.lead):
+            is_word = token[0].isalnum()
+            reach = _WORD_REACH * len(token[0]) if is_word else _MARK_REACH
+            found = text.find(token[0], at, at + reach + len(token[0]))
+            if found >= 0:
+                at = found + len(token[0])
+                proposed[token.start() : token.end()] = drafters[found:at]
+            elif is_word and drafters:
+                proposed[token.start() : token.end()] = [drafters[max(0, at - 1)]] * len(token[0])
+        row.runs = _recolored(row, proposed, palette)
+    return rows
+
+
+def _recolored(row: Row, proposed: list[str], palette: Palette) -> list[Run]:
+    """Return the runs of `row` with each character in the style of who `proposed` it; decoration keeps its own."""
+    runs: list[Run] = []
+    at = 0
+    for text, style in row.runs:
+        ground = Style(bgcolor=style.bgcolor, link=style.link)
+        for drafter, part in groupby(zip(proposed[at : at + len(text)], text, strict=True), key=itemgetter(0)):
+            shown = "".join(character for _, character in part)
+            if drafter != _NOBODY:
+                runs.append((shown, ground + style_of(drafter, palette)))
+            else:
+                runs.append((shown, style if shown.strip() else ground))
+        at += len(text)
+    return runs
 
 
 def legend(spans: Spans, width: int, palette: Palette) -> list[Row]:

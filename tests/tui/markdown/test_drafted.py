@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from rich.style import Style
 from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, drafted_rows, legend, pieces, style_of
 from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_lines
 from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.render import render
 from cpuchat.tui.markdown.rows import Row
 
 PLAIN = Palette()
@@ -32,13 +34,18 @@ def test_neighbours_of_one_drafter_become_one_span() -> None:
     assert spans.spans() == ((3, ""), (6, "draft"), (1, ""))
 
 
+def streamed(parts: list[tuple[str, str]], width: int) -> list[Row]:
+    """Return the rows of an answer that comes at once."""
+    stream = DraftedStream(width, PLAIN)
+    for text, name in parts:
+        stream.feed(text, name)
+    final, tail = stream.update()
+    return final + tail
+
+
 @given(proposed)
 def test_no_character_is_lost_and_each_keeps_its_mark(parts: list[tuple[str, str]]) -> None:
-    spans = SpanList()
-    for text, name in parts:
-        spans.add(len(text), name)
-    whole = "".join(text for text, _ in parts)
-    rows = drafted_rows(whole, spans.spans(), 500, PLAIN)
+    rows = streamed(parts, 500)
     shown = [(char, style) for row in rows for text, style in row.runs for char in text if not char.isspace()]
     wanted = [(char, style_of(name, PLAIN)) for text, name in parts for char in text if not char.isspace()]
     assert shown == wanted
@@ -47,15 +54,13 @@ def test_no_character_is_lost_and_each_keeps_its_mark(parts: list[tuple[str, str
 @given(proposed, st.integers(4, 20))
 def test_a_stream_gives_what_the_whole_gives(parts: list[tuple[str, str]], width: int) -> None:
     stream = DraftedStream(width, PLAIN)
-    spans = SpanList()
     done: list[Row] = []
     tail: list[Row] = []
     for text, name in parts:
         stream.feed(text, name)
-        spans.add(len(text), name)
         final, tail = stream.update()
         done += final
-    whole = drafted_rows("".join(text for text, _ in parts), spans.spans(), width, PLAIN)
+    whole = streamed(parts, width)
     assert [row.text for row in done + tail] == [row.text for row in whole]
     assert all(cell_len(row.text) <= width for row in whole)
 
@@ -75,6 +80,44 @@ def test_what_was_streamed_is_finished_with_the_same_marks(parts: list[tuple[str
     assert marks == every[len(every) - len(marks) :]
 
 
+PARTS = [
+    ("## Lists\n\n- **alpha** ", ""), ("beta_gamma [delta](https://epsilon.example/zeta) eta\n- `theta` ", "draft"),
+    ("\u03b9ota\n\n```python\nkappa(1, 2)\n", "lookup"), ("```\n\n| lambda | mu |\n|---|---|\n| nu | ", "suffix"),
+    ("xi |\n\n$\\pi_1$ rho \\* sigma_tau", ""),
+]  # fmt: skip
+
+
+def test_a_finished_answer_is_rendered_with_each_word_as_it_was_proposed() -> None:
+    spans = SpanList()
+    for text, name in PARTS:
+        spans.add(len(text), name)
+    whole = "".join(text for text, _ in PARTS)
+    rows = drafted_rows(whole, spans.spans(), 60, PLAIN)
+    assert [row.text for row in rows] == [row.text for row in render(whole, 60, PLAIN)]
+    styles: dict[str, set[Style]] = {}
+    for row in rows:
+        for text, style in row.runs:
+            for word in re.findall(r"[^\W_]+", text):
+                styles.setdefault(word, set()).add(style)
+    proposed_by = {
+        "": ["Lists", "alpha", "xi", "rho", "sigma", "tau"], "draft": ["beta", "gamma", "delta", "eta", "theta"],
+        "lookup": ["ιota", "kappa"], "suffix": ["lambda", "mu", "nu"],
+    }  # fmt: skip
+    for name, words in proposed_by.items():
+        for word in words:
+            assert styles[word] == {style_of(name, PLAIN)}, word
+
+
+@given(proposed, st.integers(4, 60))
+def test_a_finished_answer_has_all_that_its_markdown_has(parts: list[tuple[str, str]], width: int) -> None:
+    spans = SpanList()
+    for text, name in parts:
+        spans.add(len(text), name)
+    whole = "".join(text for text, _ in parts)
+    rows = drafted_rows(whole, spans.spans(), width, PLAIN)
+    assert [row.text for row in rows] == [row.text for row in render(whole, width, PLAIN)]
+
+
 def test_switching_in_the_middle_of_an_answer_shows_all_of_it() -> None:
     plain, colored = View(40, PLAIN), View(40, PLAIN, color_drafts=True)
     answer = OpenMessage("Model", plain, drafted=True)
@@ -89,6 +132,8 @@ def test_switching_in_the_middle_of_an_answer_shows_all_of_it() -> None:
     assert answer.message().spans == ((8, ""), (11, "draft"), (5, "lookup"))
     answer.restyle(plain)
     assert "own and drafted more" in " ".join(line.text for line in answer.lines)
+    finished = message_lines(answer.finish(""), colored)
+    assert "own and drafted more" in " ".join(line.text for line in finished)
 
 
 def test_an_answer_without_drafters_stays_markdown() -> None:
