@@ -104,8 +104,21 @@ def run(command: list[str]) -> None:
     subprocess.run(command, check=True)
 
 
+def is_elsewhere(build: Path, source: Path) -> bool:
+    """Whether the CMake cache in `build` was made in another folder or for another source; CMake would refuse it."""
+    try:
+        lines = (build / "CMakeCache.txt").read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    cached = dict(line.split("=", 1) for line in lines if "=" in line)
+    made_for = {"CMAKE_CACHEFILE_DIR:INTERNAL": build, "CMAKE_HOME_DIRECTORY:INTERNAL": source}
+    return any(Path(cached[name]).resolve() != folder.resolve() for name, folder in made_for.items() if name in cached)
+
+
 def cmake(source: Path, build: Path, targets: list[str], jobs: int, **changes: str) -> None:
     definitions = [f"-D{key}={value}" for key, value in {**SWITCHES, **changes}.items()]
+    if is_elsewhere(build, source):
+        shutil.rmtree(build)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     run(["cmake", "-S", str(source), "-B", str(build), *generator, *definitions])
     run(["cmake", "--build", str(build), "--parallel", str(jobs), "--target", *targets])

@@ -58,6 +58,8 @@ def histogram(values, bins):
     return counts
 """
 """An answer that repeats code: what the free drafters are for."""
+DEPTH = 3
+"""Of the recording in the package."""
 
 
 async def load(backend: LocalBackend, target: Path, draft: Path) -> ModelInfo:
@@ -111,7 +113,7 @@ async def main() -> None:
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help="target and draft model")
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--max-tokens", type=int, default=320)
-    parser.add_argument("--depth", type=int, default=0, help="draft depth; 0 = adaptive")
+    parser.add_argument("--depth", type=int, default=DEPTH, help=f"draft depth; 0 = adaptive (default {DEPTH})")
     chosen = parser.parse_args()
     if len(chosen.files) not in (0, 2):
         parser.error("give both files, or none")
