@@ -18,6 +18,7 @@ from cpuchat.errors import CpuchatError
 from cpuchat.text import clean
 from cpuchat.tui.app import ChatApp, Resume
 from cpuchat.tui.terminal import crash
+from cpuchat.tui.terminal.colors import set_colorterm
 from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.last_resort import LastResort
 
@@ -29,6 +30,7 @@ _ENDING = [
 def run(make: Callable[[Resume], ChatApp]) -> int:
     """Run what `make` returns until the user leaves it; returns the exit code: 0, 1 after an error, 128 + the number of
     the signal that ended it."""
+    set_colorterm()
     resume = Resume()
     while True:
         app = make(resume)
