@@ -19,6 +19,8 @@ class AppState(msgspec.Struct, omit_defaults=True):
     last: str | None = None
     sidebar: bool | None = None
     telemetry: bool | None = None
+    light_terminals: tuple[str, ...] = ()
+    """Those that reported a light background last, by name."""
 
 
 def read_state() -> AppState:

@@ -29,7 +29,7 @@ from cpuchat.tui.navigation import Navigator
 from cpuchat.tui.own_files import OwnFiles
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal import crash, parsed_styles
-from cpuchat.tui.terminal.background import BackgroundReported, is_light_by_environment
+from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_start, remember
 from cpuchat.tui.terminal.gate import Gate
 from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.key_order import OrderedKeys
@@ -125,7 +125,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._looking = False
         self._register_own_files()
         self.asks_background = self.console.color_system != "standard"
-        self._is_light = is_light_by_environment()
+        self._is_light = is_light_at_start()
         self._begin_with_theme(conversation.settings.ui.theme)
         self._moves = conversation.settings.ui.motion
         if not self._moves:
@@ -160,6 +160,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._is_light = event.is_light
         if is_auto:
             self.show_theme(themes.AUTO)
+        self.run_worker(remember(event.is_light), group="background")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._gate]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -10,12 +11,16 @@ from time import monotonic
 from textual._xterm_parser import XTermParser
 from textual.message import Message
 
+from cpuchat.app_state import read_state, update_state
+from cpuchat.tui.threads import run_in_daemon_thread
+
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"
 _REPLY = re.compile(rf"\x1b\]11;rgba?:{_PART}/{_PART}/{_PART}(?:/{_PART})?(?:\x07|\x1b\\)")
 _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?\Z")
 _ESCAPE = re.compile(r"\x1b\Z")
 _HOLD_SECONDS = 0.1  # for the rest of a reply; as Textual waits for that of a key
+_MOST_KEPT = 16  # names of terminals
 _SOON_SECONDS = 3.0  # an Esc alone may be the beginning of a reply for so long
 
 
@@ -27,9 +32,30 @@ class BackgroundReported(Message):
         self.is_light = is_light
 
 
-def is_light_by_environment() -> bool:
-    """Return whether `COLORFGBG`, which some terminals set, names a light background."""
-    return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+def is_light_at_start() -> bool:
+    """Return whether the background is light by `COLORFGBG`, which some terminals set, or else by what the terminal
+    reported last time: the first paint does not wait for its reply.
+    """
+    if colors := os.environ.get("COLORFGBG", ""):
+        return colors.rpartition(";")[2] in ("7", "15")
+    return _terminal() in read_state().light_terminals
+
+
+async def remember(is_light: bool) -> None:
+    """Keep what the terminal reported for the next start."""
+    await run_in_daemon_thread(lambda: _remember(is_light))
+
+
+def _remember(is_light: bool) -> None:
+    name, known = _terminal(), read_state().light_terminals
+    if is_light != (name in known):
+        others = tuple(one for one in known if one != name)
+        with contextlib.suppress(OSError):  # then it is not remembered
+            update_state({"light_terminals": (name, *others)[:_MOST_KEPT] if is_light else others})
+
+
+def _terminal() -> str:
+    return os.environ.get("TERM_PROGRAM", "") or os.environ.get("TERM", "")
 
 
 class BackgroundParser(XTermParser):

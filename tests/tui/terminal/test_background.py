@@ -7,7 +7,8 @@ from textual import events
 from textual.message import Message
 
 from cpuchat import settings
-from cpuchat.tui.terminal.background import BackgroundParser, BackgroundReported
+from cpuchat.app_state import read_state
+from cpuchat.tui.terminal.background import BackgroundParser, BackgroundReported, is_light_at_start, remember
 from tests.support.chat_app import running
 
 WHITE, BLACK = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\", "\x1b]11;rgb:1c/1c/1c\x07"
@@ -62,3 +63,21 @@ async def test_the_default_theme_follows_the_background_and_a_chosen_one_stays()
         assert app.app.theme == "cpuchat"
         app.app.services.show_theme("auto")  # chosen in the settings
         assert app.app.theme == "cpuchat-light"
+
+
+async def test_a_terminal_that_was_light_is_light_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLORFGBG", raising=False)
+    monkeypatch.setenv("TERM_PROGRAM", "bright")
+    for was_light, is_light in ((False, True), (True, False), (False, False)):
+        async with running() as app:
+            await app.ready()
+            assert app.app.theme == ("cpuchat-light" if was_light else "cpuchat")
+            app.app.post_message(BackgroundReported(is_light=is_light))
+            await app.until(lambda is_light=is_light: ("bright" in read_state().light_terminals) == is_light)
+    await remember(True)
+    assert is_light_at_start()
+    monkeypatch.setenv("COLORFGBG", "15;0")  # it says so itself
+    assert not is_light_at_start()
+    monkeypatch.delenv("COLORFGBG")
+    monkeypatch.setenv("TERM_PROGRAM", "other")
+    assert not is_light_at_start()
