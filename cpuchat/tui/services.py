@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from textual.app import App
+from textual.signal import Signal
 
 from cpuchat import paths, settings
 from cpuchat.backend.base import Backend
@@ -142,6 +143,7 @@ class Services:
         """Shows the theme that a name in the settings means."""
         self.keymap: dict[str, str] = {}
         """Keys that the user moved, by action."""
+        self.keys_changed = Signal[None](app, "keys_changed")
         self.describe_machine = welcome
         """Describes the machine for an empty chat. Slow: call it in a thread."""
         self.first_run = not paths.state_file().exists()
@@ -183,6 +185,7 @@ class Services:
         """Use these keys, by action, from now on."""
         self.keymap = keymap
         self._app.set_keymap({id: moved or keys.unbound(id) for id, moved in keymap.items()})
+        self.keys_changed.publish(None)
 
     def set_folders(self, folders: list[str]) -> None:
         """Search these folders for models from now on."""

@@ -149,6 +149,9 @@ async def test_a_key_is_changed_named_when_taken_and_changed_back() -> None:
         assert any("Ctrl+O is taken by “Choose, download or delete models”" in notice for notice in app.notices)
         await app.until(lambda: app.app.services.keymap == {"chat.downloads": "ctrl+b"})
         assert "● Pause, resume, cancel or load downloads" in app.screen_text and "Ctrl+B" in app.screen_text
+        write_keymap('[chat]\ndownloads = "ctrl+b"\nnew = "ctrl+y"\n')
+        app.app.reload_own_files()
+        await app.until(lambda: "● Start a new chat" in app.screen_text and "Ctrl+Y" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat)
         await app.press("ctrl+b")

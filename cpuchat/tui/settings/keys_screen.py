@@ -64,6 +64,7 @@ class KeysScreen(ListScreen[None]):
 
     def on_mount(self) -> None:
         self._show()
+        self._services.keys_changed.subscribe(self, lambda _: self._show())
 
     def _show(self) -> None:
         listed = self.query_one(ModelList)
@@ -101,7 +102,6 @@ class KeysScreen(ListScreen[None]):
         except (CpuchatError, OSError) as error:
             self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
             return
-        self._show()
         self.refresh_bindings()
 
     def action_close(self) -> None:
