@@ -340,7 +340,7 @@ class PlainChat:
         try:
             await asyncio.to_thread(settings.update, {"model": {"last": str(source)}})
         except (CpuchatError, OSError) as error:  # a full disk: everything else works
-            self._terminal.warn(f"The model is not remembered for the next start: {error}")
+            self._terminal.warn(f"Could not remember the model for the next start: {error}")
 
     async def _model(self, name: str) -> None:
         from cpuchat.servers import ServerModel, is_url

@@ -55,7 +55,7 @@ def tools_of(values: Mapping[str, Any], terminal: Terminal, *, raw: bool, has_fo
         raise UsageError(f"{flag} cannot be used with --raw, which skips the chat template.", "Leave one out.")
     if has_form:
         raise UsageError(
-            f"{flag} cannot be used with --json-schema or --grammar: calls have a form of their own.",
+            f"{flag} cannot be used with --json-schema or --grammar: tool calls have their own format.",
             "Leave one out.",
         )
     return tool_loop(folder, names, terminal, is_allowed=is_allowed, remedy=" (--allow-tools allows it)")
@@ -170,7 +170,7 @@ async def _asked(
     from cpuchat.present import tools as words
 
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
-        terminal.warn(f"cpuchat: {words.title(call)} was refused: nobody can be asked{remedy}.")
+        terminal.warn(f"cpuchat: {words.title(call)} was refused: no terminal to ask for approval{remedy}.")
         return "refuse"
     terminal.warn(f"{call.name} ({words.owner(tool)})\n{words.arguments(call)}")
     terminal.warn("Run it? y: yes, a: yes, and do not ask again for this tool, anything else: no")

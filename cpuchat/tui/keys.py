@@ -103,7 +103,7 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.reasoning", "", "chat_reasoning", "reasoning", "Choose reasoning for this chat…", CHATS),
     Key("chat", "chat.preset", "", "preset", "preset", "Choose a preset for this chat…", CHATS),
     Key("chat", "chat.tools", "", "tools", "tools", "Let the model read files in a folder…", CHATS),
-    Key("chat", "chat.forget_approvals", "", "forget_approvals", "ask again", "Ask again before every call of a tool",
+    Key("chat", "chat.forget_approvals", "", "forget_approvals", "ask again", "Ask again before every tool call",
         CHATS),
     Key("chat", "chat.tool_servers", "", "tool_servers", "servers", "Start or end an MCP server…", CHATS),
     Key("chat", "chat.save_preset", "", "save_preset", "save preset", "Save as a preset…", CHATS),

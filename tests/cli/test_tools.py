@@ -36,7 +36,7 @@ async def _answer(reply: Reply) -> None:
     ("options", "said", "noted"),
     [
         (("--allow-tools",), "It says: the content", "the model calls read_file(path: notes.md)"),
-        ((), "It says: The user refused this call.", "nobody can be asked (--allow-tools allows it)"),
+        ((), "It says: The user refused this call.", "no terminal to ask for approval (--allow-tools allows it)"),
     ],
 )
 async def test_a_model_reads_a_file_if_that_is_allowed(

@@ -119,7 +119,7 @@ class CompactingScreen(SpeakingScreen):
             self.tell(answers.failure(problem), "error")
         elif finished is not None and len(self.conversation.messages) > before:
             lost = trimmed is not None or finished.stop_reason != "end"
-            told = f"{answers.summarized(finished, trimmed)} F4 on it edits it."
+            told = f"{answers.summarized(finished, trimmed)} Select it and press F4 to edit it."
             self.tell(told, "warning" if lost else "information")
             if again:
                 await self.answer_last()

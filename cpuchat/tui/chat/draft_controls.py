@@ -43,7 +43,7 @@ def cycle(services: Services) -> str:
         return f"Drafting always, {depth} tokens per pass, {when}, even where that is slower.{limits} F9: off."
     if conversation.in_effect.speculation.drafters == "off":
         return "Drafting auto: off, because tuning found it slower with this model (F2, then F8, undoes the tuning)."
-    return f"Drafting auto {when}: as deep as it pays."
+    return f"Drafting auto {when}, with adaptive depth."
 
 
 def color(services: Services, transcript: Transcript) -> str:

@@ -190,7 +190,7 @@ class PresetsScreen(CompactingScreen):
         name = clean_line(preset.name)
         of_new_chats = self.services.settings.chat.preset == preset.name
         question = f"Delete the preset {name}? Chats that have it keep it."
-        question += " New chats begin without a preset then." if of_new_chats else ""
+        question += " New chats will have no preset." if of_new_chats else ""
         if await self.app.push_screen_wait(ConfirmScreen("Preset", question, "Delete", "Keep")):
             with self._telling():
                 await asyncio.to_thread(delete_preset, preset.name)

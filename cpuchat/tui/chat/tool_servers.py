@@ -30,7 +30,7 @@ class ToolServersScreen(CallingScreen):
             servers = await asyncio.to_thread(load_servers)
             if not servers:
                 file = paths.shown(paths.tool_servers_file())
-                raise UsageError(f"There are no MCP servers in {file}.", "Its form is in docs/tools.md.")
+                raise UsageError(f"There are no MCP servers in {file}.", "docs/tools.md shows the format.")
             rows = listing([self._row(name, config) for name, config in servers.items()])
             self.app.push_screen(CommandPalette(providers=[rows], placeholder="MCP server …"))
 

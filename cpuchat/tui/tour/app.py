@@ -31,11 +31,11 @@ _READ = 1.5
 BESIDE_SECONDS = 45.0
 """Seconds that a recording is shown, at most."""
 
-LOADING = "cpuchat chats with language models on the CPU. The first one is being loaded, and the machine measured."
+LOADING = "cpuchat chats with language models on the CPU. It is loading a first model and measuring this machine."
 ANSWER = "A toy model of 8 million parameters answers on this CPU, and the panel follows each token and byte."
-BESIDE = "Beside it a recording: {model}, at its speed on the machine named below it. Colored text was drafted."
+BESIDE = "Next to it, a recording of {model} at its speed on the machine named below. Colored text was drafted."
 DRAFTING = "Drafting is forced on: colored tokens were proposed by the draft model, and the panel shows what they cost."
-COMPARE = "Q4 against Q8: fewer bytes per token mean more tokens per second, and the table shows the price."
+COMPARE = "Q4 against Q8: fewer bytes per token mean more tokens per second, and the table shows what it costs."
 MACHINE = "This machine: its cores, caches and memory, and the read bandwidth that limits every model."
 PREDICTION = "That bandwidth and a model's header predict its speed and memory, before anything is downloaded."
 ELSEWHERE = "Other programs keep this machine busy, so this plans for another one. When it is idle: cpuchat probe."
