@@ -123,6 +123,9 @@ def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[
                 proposed[token.start() : token.end()] = drafters[found:at]
             elif is_word and drafters:
                 proposed[token.start() : token.end()] = [drafters[max(0, at - 1)]] * len(token[0])
+        for place, character in enumerate(row.text[1:-1], 1):
+            if character == " " and _NOBODY not in (proposed[place - 1], proposed[place + 1]):
+                proposed[place] = proposed[place + 1]  # tokens begin with their space
         row.runs = _recolored(row, proposed, palette)
     return rows
 

@@ -130,7 +130,7 @@ async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_r
         await app.send("Why?")
         assert "proposed by" not in app.screen_text
         await app.press("ctrl+t")
-        assert "A **bold** word" in app.screen_text
+        assert "A bold word" in app.screen_text
         assert "proposed by the model 27 %, draft 73 %" in app.screen_text
         chat_id = app.conversation.chat.id if app.conversation.chat else ""
         await app.press("ctrl+n")
