@@ -20,6 +20,7 @@ from cpuchat.tui.tour.app import (
     LOADING,
     MACHINE,
     PREDICTION,
+    Caption,
     TourApp,
 )
 from cpuchat.tui.tour.beside import LIVE
@@ -44,9 +45,17 @@ class QuickTour(TourApp):
 class HeldTour(QuickTour):
     """Shows the plan until a key is pressed."""
 
+    over_chat = ""
+    """The sentence over the chat once the plan is closed."""
+
     async def _hold(self, seconds: float) -> None:
         if self.captions[-1] == ELSEWHERE:
             await self._until(lambda: False, may_skip=True)
+
+    async def _settle(self) -> None:
+        if self.captions[-1] == ELSEWHERE:
+            self.over_chat = str(self.screen.query_one(Caption).render())
+        await super()._settle()
 
 
 @pytest.fixture
@@ -97,6 +106,7 @@ async def test_on_a_busy_machine_it_plans_for_another_one(
         assert tour.captions[-2:] == [PREDICTION, ELSEWHERE]
         await app.press("right")
         await app.until(lambda: tour.over)
+        assert ELSEWHERE in tour.over_chat
 
 
 async def test_keys_pause_skip_and_quit(recording_file: Path) -> None:

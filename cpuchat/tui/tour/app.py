@@ -192,6 +192,7 @@ class TourApp(ChatApp):
         while self.screen is not self.chat_screen and asyncio.get_running_loop().time() < deadline:
             await self.screen.run_action("close")
             await asyncio.sleep(_LOOK_SECONDS)
+        await self._show_caption()  # it may have changed since that of the chat was shown
         await self._settle()
 
     async def _settle(self) -> None:
