@@ -96,9 +96,7 @@ class CallSplitter:
             self._has_said = self._has_said or bool(said.strip())
             return said
         starts = form.starts(self._names)
-        if not self._has_said and (
-            any(start.startswith(text.lstrip()) for start in starts) or may_begin(text, self._names)
-        ):
+        if not self._has_said and (any(start.startswith(text.lstrip()) for start in starts) or may_begin(text)):
             self._held = text
             return ""
         n_said = len(text) - held_back(text, self._triggers)

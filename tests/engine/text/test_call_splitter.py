@@ -14,6 +14,8 @@ LOOK = Tool(name="look")
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
 BARE = CallFormat(shape="object", arguments_key="parameters")
 UNMARKED = '{\n  "name": "look",\n  "arguments": {\n    "at": "it"\n  }\n}'
+OTHER = '{"name": "add", "arguments": {"a": 2}}'
+ANNA = '{"name": "Anna", "arguments": {"for": 1}, "age": 30}'
 BARE_CALL = '{"name": "look", "parameters": {"at": "it"}}'
 
 
@@ -51,6 +53,14 @@ def split(text: str, form: CallFormat = GENERIC, size: int = 3) -> tuple[str, st
         (f"So: {UNMARKED}", GENERIC, (f"So: {UNMARKED}", "", [])),
         ('```json\n{"name": "other"}\n```', GENERIC, ('```json\n{"name": "other"}\n```', "", [])),
         ("```python\nlook()\n```", GENERIC, ("```python\nlook()\n```", "", [])),
+        (f"{{{UNMARKED}}}", GENERIC, ("", "", ["look"])),  # in two braces
+        (f"```json\n{{{UNMARKED}}}\n```\nSo.", GENERIC, ("\nSo.", "", ["look"])),
+        (f"{{{UNMARKED}\n", GENERIC, ("", "", ["look"])),
+        (OTHER, GENERIC, ("", "", ["add"])),  # a tool that does not exist: the model is told so
+        (f"```json\n{OTHER}\n```", GENERIC, ("", "", ["add"])),
+        (ANNA, GENERIC, (ANNA, "", [])),
+        (f"```json\n{ANNA}\n```", GENERIC, (f"```json\n{ANNA}\n```", "", [])),
+        ('{{"a": 1}}', GENERIC, ('{{"a": 1}}', "", [])),
     ],
 )
 def test_calls_are_no_text(text: str, form: CallFormat, expected: tuple[str, str, list[str]], size: int) -> None:
