@@ -28,6 +28,7 @@ _OF_OTHERS = (QUESTIONS[0], CODE, *QUESTIONS[2:])
 
 FIRST_RUN = {"What can you do?": "Ask", "What is speculative decoding?": "Watch", COMPARE: "Compare"}
 """Questions of a first run with the demo model, and what each shows."""
+_STEPS_WIDTH = len("1  Compare  ") + max(map(len, FIRST_RUN))
 
 
 def questions(is_demo: bool, can_compare: bool | None, first_run: bool = False) -> tuple[str, ...]:
@@ -54,6 +55,7 @@ class WelcomePane(Static):
         self._about = Welcome()
         self._serving = ""
         self._questions: tuple[str, ...] = ()
+        self._has_room = True
         self.border_title = "New chat"
 
     def show(self, questions: tuple[str, ...], idle: bool) -> None:
@@ -74,6 +76,13 @@ class WelcomePane(Static):
         if (self._about, self._serving) != before:
             self._draw()
 
+    def on_resize(self) -> None:
+        """Leave the steps of the first run out where a question would be broken into two lines."""
+        has_room = self.content_size.width >= _STEPS_WIDTH
+        if has_room != self._has_room:
+            self._has_room = has_room
+            self._draw()
+
     def _draw(self) -> None:
         lines: list[Content] = []
         first_run = self._services.first_run and bool(self._questions) and CODE not in self._questions
@@ -81,7 +90,7 @@ class WelcomePane(Static):
             lines = [
                 Content.from_markup(
                     f"[$heading b]{number}[/]  $step[@click=screen.suggest({number})]$question[/]",
-                    step=f"{FIRST_RUN[question]:<9}" if first_run else "",
+                    step=f"{FIRST_RUN[question]:<9}" if first_run and self._has_room else "",
                     question=question,
                 )
                 for number, question in enumerate(self._questions, 1)

@@ -323,6 +323,14 @@ async def test_the_first_run_begins_with_three_steps() -> None:
     assert paths.state_file().exists()  # the next run is not the first one
 
 
+async def test_where_a_question_of_the_first_run_would_be_broken_the_steps_are_left_out() -> None:
+    async with running(first_run=True, size=(100, 30), model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
+        await app.ready()
+        await app.until(lambda: "2  What is speculative decoding?" in app.screen_text)
+        await app.pilot.resize_terminal(120, 30)
+        await app.until(lambda: "2  Watch    What is speculative decoding?" in app.screen_text)
+
+
 async def test_an_empty_chat_offers_questions_by_number() -> None:
     async with running() as app:
         await app.ready()
