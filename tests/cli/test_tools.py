@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from cpuchat import paths
+from cpuchat.cli.terminal import Terminal as OwnTerminal
+from cpuchat.cli.tools import tool_loop
+from cpuchat.errors import SettingsError
 from tests.cli.program import run, run_process
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
@@ -156,3 +159,14 @@ def test_servers_are_listed_with_their_tools(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "cpuchat.tools.mcp_client", None)
     done = run("ask", "--tools", "noise", "Hello")
     assert done.returncode == 25 and 'uv tool install ".[tools]"' in done.stderr
+
+
+def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure(tmp_path, "noise")
+    tools = tool_loop(None, ["all"], OwnTerminal())
+    assert tools is not None and [source.timeout for source in tools.toolbox.sources] == [60.0]
+    assert "mcpServers.remote: a server at an address" in capfd.readouterr().err
+    with pytest.raises(SettingsError, match="a server at an address"):
+        tool_loop(None, ["noise", "remote"], OwnTerminal())
