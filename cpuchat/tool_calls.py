@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, Literal
 
 import msgspec
@@ -52,6 +53,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
                 msgspec.structs.force_setattr(self, field, text)
             msgspec.structs.force_setattr(self, "arguments", {})
             msgspec.structs.force_setattr(self, "problem", "The arguments have a value that cannot be sent.")
+
+    def declaration(self, *, as_text: bool) -> dict[str, Any]:
+        """Return it in the form that chat templates and servers take; `as_text`: arguments are JSON in a string."""
+        arguments = json.dumps(self.arguments, ensure_ascii=False) if as_text else self.arguments
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,11 +23,7 @@ def with_calls(found: dict[str, Any], message: Message, *, as_text: bool) -> dic
         return {**found, "tool_call_id": message.call_id, "name" if as_text else "tool_name": message.tool}
     if not message.calls:
         return found
-    calls = []
-    for call in message.calls:
-        arguments = json.dumps(call.arguments, ensure_ascii=False) if as_text else call.arguments
-        calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
-    return {**found, "tool_calls": calls}
+    return {**found, "tool_calls": [call.declaration(as_text=as_text) for call in message.calls]}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cpuchat.engine.prompt.template_helper import TemplateHelper, TemplateRejection
 from cpuchat.protocol import Message
-from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tool_calls import Tool
 from cpuchat.tools.call_format import CallFormat
 from cpuchat.tools.generic import GENERIC, as_text
 from cpuchat.tools.learning import learn_format
@@ -144,16 +144,11 @@ def _as_dict(message: Message, arguments_as_text: bool) -> dict[str, Any]:
     if message.role == "tool":
         fields |= {"tool_call_id": message.call_id, "name": message.tool}
     if message.calls:
-        fields["tool_calls"] = [_call(call, arguments_as_text) for call in message.calls]
+        fields["tool_calls"] = [call.declaration(as_text=arguments_as_text) for call in message.calls]
     if message.role == "assistant" and message.reasoning:
         # One thing, three names: Qwen, GLM, Kimi, ... / gpt-oss, LFM, Command / Solar, Bielik.
         fields |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message.reasoning)
     return fields
-
-
-def _call(call: ToolCall, arguments_as_text: bool) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False) if arguments_as_text else call.arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _system_into_user(messages: Sequence[Message]) -> list[Message]:

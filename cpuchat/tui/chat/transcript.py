@@ -78,11 +78,10 @@ class ChatTranscript(Transcript):
             return []
         return self._matcher.spans(self._entries.line(at).text)
 
-    def _render_stale(self) -> None:
-        shown = self._chunk_timer is not None  # before that, the first lines are waited for
-        super()._render_stale()
+    def _render_rest(self) -> None:
+        super()._render_rest()
         # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
-        if shown and self._chunk_timer is not None and self.app.screen is self.screen:
+        if self._chunk_timer.is_running and self.app.screen is self.screen:
             spare_from_collections()
 
     def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:

@@ -6,7 +6,6 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from time import perf_counter
@@ -23,6 +22,7 @@ from textual.strip import Strip
 from cpuchat.protocol import Channel
 from cpuchat.text import clean
 from cpuchat.tui import keys
+from cpuchat.tui.loop_timer import LoopTimer
 from cpuchat.tui.markdown import palette as palettes
 from cpuchat.tui.markdown.entries import Entries, Entry
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View, plain_text
@@ -71,9 +71,8 @@ class Transcript(ScrollView, can_focus=True):
         """New text scrolls into view."""
         self._steering = False
         self._restyle_asked = False
-        # The loop's timers, since Textual's never fire when they are late at their start.
-        self._flush_timer: asyncio.TimerHandle | None = None
-        self._chunk_timer: asyncio.TimerHandle | None = None
+        self._flush_timer = LoopTimer(self.flush)
+        self._chunk_timer = LoopTimer(self._render_rest)
         self._not_before = 0.0
 
     # What is shown
@@ -95,7 +94,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def set_messages(self, messages: list[TranscriptMessage], top: int | None = None) -> None:
         """Show only these, from the end or from the one at `top`, which is selected; long chats in chunks."""
-        self._stop_flush_timer()
+        self._flush_timer.stop()
         self._entries = Entries([Entry(message) for message in messages])
         self._current = self._jump = top
         self._end = 0
@@ -135,7 +134,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def finish_answer(self, note: str = "") -> TranscriptMessage | None:
         """Close the open answer, render it as a whole and return it; None without one."""
-        self._stop_flush_timer()
+        self._flush_timer.stop()
         if (index := self._entries.open_index()) is None:
             return None
         entry = self._entries[index]
@@ -222,7 +221,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def _render_stale(self) -> None:
         """Render outdated entries: all visible ones, others up to `CHUNK` characters."""
-        self._stop_chunk_timer()
+        self._chunk_timer.stop()
         view = self._view
         if view is None or not self._entries:
             return
@@ -246,30 +245,22 @@ class Transcript(ScrollView, can_focus=True):
             self._steer(self._entries.starts[top] + line)
         self.refresh()
         if left:
-            self._chunk_timer = asyncio.get_running_loop().call_later(_CHUNK_PAUSE, self._render_stale)
+            self._chunk_timer.start(_CHUNK_PAUSE)
+
+    def _render_rest(self) -> None:
+        """Render the next chunk of a long chat, whose first lines are shown."""
+        self._render_stale()
 
     def _first_line(self, index: int) -> int:
         """Return the line of a message to scroll to when it is shown."""
         return 0
 
     def _flush_soon(self) -> None:
-        if self._flush_timer is None:
-            wait = self._not_before - perf_counter()
-            self._flush_timer = asyncio.get_running_loop().call_later(max(0.0, wait), self.flush)
-
-    def _stop_chunk_timer(self) -> None:
-        if self._chunk_timer is not None:
-            self._chunk_timer.cancel()
-            self._chunk_timer = None
-
-    def _stop_flush_timer(self) -> None:
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-            self._flush_timer = None
+        self._flush_timer.start(self._not_before - perf_counter())
 
     def flush(self) -> None:
         """Render what has come since the last flush (a timer does it otherwise)."""
-        self._stop_flush_timer()
+        self._flush_timer.stop()
         index = self._entries.open_index()
         if index is None:
             return
@@ -376,8 +367,8 @@ class Transcript(ScrollView, can_focus=True):
         self._resized()
 
     def on_unmount(self) -> None:
-        self._stop_flush_timer()
-        self._stop_chunk_timer()
+        self._flush_timer.stop()
+        self._chunk_timer.stop()
 
     def _refresh_marker(self) -> None:
         if self._current is not None:
