@@ -97,7 +97,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option("--rpc-layers", type=int, metavar="N", help="Layers on the RPC workers; 0 = those that do not fit here.")
 @click.option("--tools-folder", metavar="DIR", help="Let the model read files in this folder, call by call.")
 @click.option(
-    "--tools", "tool_servers", multiple=True, metavar="NAME", help="Let the model call tools of this MCP server."
+    "--tools",
+    "tool_servers",
+    multiple=True,
+    metavar="NAME",
+    help="Let the model call tools of this MCP server, or `all`.",
 )
 @click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(

@@ -238,8 +238,9 @@ def speculation_options() -> Decorator:
     return stacked(
         setting(
             "--draft-model", "speculation.draft_model",
-            "Draft model with the same vocabulary; default: the catalog's recommendation; none = no draft model.",
-            metavar="FILE|REPO|none",
+            "Draft model with the same vocabulary, or a draft head (mtp: the model's own); default: the catalog's "
+            "recommendation; none = no draft model.",
+            metavar="FILE|REPO|mtp|none",
         ),
         setting(
             "--drafters", "speculation.drafters",

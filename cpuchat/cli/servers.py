@@ -34,7 +34,7 @@ def servers(ctx: click.Context) -> int:
     return 0
 
 
-@servers.command("list")
+@servers.command("list", short_help="List servers with their models.")
 @click.argument("urls", metavar="[URL]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def listing(urls: tuple[str, ...], as_json: bool) -> int:
@@ -108,7 +108,7 @@ def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -
         print("  " + "  ".join(filter(None, (model.name, *facts))))
 
 
-@servers.command("key")
+@servers.command("key", short_help="Store the API key of a server, in the system's keyring or a file.")
 @click.argument("url")
 @click.option("--delete", is_flag=True, help="Delete the stored key.")
 def key(url: str, delete: bool) -> int:
