@@ -112,7 +112,7 @@ class Terminal:
         """
         match event:
             case LoadProgress(phase=phase):
-                text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skip="")
+                text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skips=False)
             case PrefillProgress():
                 text = prefill_progress(event, left_s)
         self.status(text)

@@ -43,13 +43,13 @@ _CALIBRATING = "calibrating speculation for this model"
 _SERVER_LOADS = "the server is loading the model"
 
 
-def load_progress(name: str, event: LoadProgress, skip: str = " · Esc skips") -> str:
-    """Format the state line of a load; the percentage keeps its width. `skip`: how to skip the calibration."""
+def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
+    """Format the state line of a load; the percentage keeps its width. `skips`: Esc skips the calibration."""
     share = f"{min(100, 100 * event.done // event.total):3d} %" if event.total > 1 else ""  # one step has no share
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
-        return f"{_CALIBRATING}{skip} {share}".rstrip()
+        return f"{_CALIBRATING}{' · Esc skips' if skips else ''} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
 
 

@@ -55,9 +55,11 @@ class Answering:
         tell: Callable[[str, str], None],
         begun: Callable[[], None],
         show_messages: Callable[[], None],
+        has_queue: Callable[[], bool],
     ) -> None:
         """Take the callbacks: `tell(text, severity)` shows a toast; `begun()` is called with the first event of a
-        stream, `show_messages()` when the transcript must show the conversation's messages.
+        stream, `show_messages()` when the transcript must show the conversation's messages; while messages are queued
+        (`has_queue()`), Esc is theirs.
         """
         self._conversation = conversation
         self._transcript = transcript
@@ -65,6 +67,7 @@ class Answering:
         self._tell = tell
         self._begun = begun
         self._show_messages = show_messages
+        self._has_queue = has_queue
         self._reader = reader
         self._replaces = False  # the answer is to take the place of something that is not shown any more
         self._open = False  # an answer is being written
@@ -172,7 +175,7 @@ class Answering:
             case LoadProgress():
                 remote = event.phase in answers.SERVER_PHASES
                 name = self.loading or ("the server" if remote else "the model")
-                state = answers.load_progress(name, event)
+                state = answers.load_progress(name, event, skips=not self._has_queue())
                 self._status.show_state(state)
                 if self._open:  # a dead worker is started again before it answers
                     self._transcript.set_pending(state if remote else "Restarting the worker…")

@@ -91,7 +91,7 @@ class ChatScreen(TypingScreen, SendingScreen):
         self._figures = LiveFigures(self, self.services)
         self._answering = Answering(
             self.conversation, self._transcript, self.query_one(StatusLine), self._make_reader(), self.tell,
-            self._begun, self._show_messages,
+            self._begun, self._show_messages, lambda: bool(self._composer.queue),
         )  # fmt: skip
         self._stream = ChatStream(
             self, self.services, self._answering, self._initial_model,

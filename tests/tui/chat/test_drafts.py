@@ -226,6 +226,25 @@ async def test_measuring_the_machine_says_so_and_that_it_can_be_skipped() -> Non
         await app.ready()
 
 
+async def test_while_messages_are_queued_only_the_prompt_says_what_esc_does() -> None:
+    first, second, third = Gate(), Gate(), Gate()
+    calibrating = [LoadProgress(phase="calibrating", done=done, total=32) for done in (8, 16, 24)]
+    steps = [calibrating[0], first, calibrating[1], second, calibrating[2], third, ModelLoaded(model=WITH_DRAFT)]
+    async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
+        await app.until(first.reached.is_set)
+        await app.send("Hello", wait=False)
+        first.open()
+        await app.until(lambda: "calibrating speculation for this model  50 %" in app.status)
+        assert "Esc unqueues all" in app.screen_text and "Esc skips" not in app.screen_text
+        await app.until(second.reached.is_set)
+        await app.press("escape")
+        await app.until(lambda: app.prompt.text == "Hello")
+        second.open()
+        await app.until(lambda: "calibrating speculation for this model · Esc skips  75 %" in app.status)
+        third.open()
+        await app.ready()
+
+
 async def test_settings_of_the_draft_model_offer_to_load_again() -> None:
     async with running() as app:
         await app.ready()
