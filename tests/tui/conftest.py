@@ -16,6 +16,13 @@ def on_a_measured_machine(measured_machine: None) -> None:
 
 
 @pytest.fixture(autouse=True)
+def without_idle_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep titles and probes, which begin after some idle seconds, out of tests that take long on a busy machine."""
+    for module in ("titling", "pass_probe", "build_probe"):
+        monkeypatch.setattr(f"cpuchat.tui.chat.{module}.CHECK_SECONDS", 3600.0)
+
+
+@pytest.fixture(autouse=True)
 def on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what waits for idle cores begin while tests keep them busy."""
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: 0.0)

@@ -304,6 +304,7 @@ async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
     async with running(ScriptedBackend([answer(LONG, reasoning="Think about bandwidth.")]), size=size) as app:
         app.prompt.cursor_blink = False
         await app.ready()
+        await app.until(lambda: "a 4B model" in " ".join(app.screen_text.split()))
         snapshot(app.app, f"chat-empty-{name}")
         await app.send("Why does a CPU write slower than it reads the prompt?")
         snapshot(app.app, f"chat-answer-{name}")

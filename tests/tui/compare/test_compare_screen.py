@@ -235,7 +235,7 @@ async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -
         screen = app.app.screen
         assert isinstance(screen, CompareScreen)
         assert screen.comparison.sides[1] == Side(path=MODEL.path, changes={"kv": "q8_0"})
-        assert screen.query_one(Prompt).has_focus  # nothing was asked yet
+        await app.until(lambda: screen.query_one(Prompt).has_focus)  # nothing was asked yet
 
 
 async def test_sides_of_a_race_are_not_possible_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
