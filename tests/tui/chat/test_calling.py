@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from textual.command import CommandPalette
 
 from cpuchat import paths
 from cpuchat.tool_calls import Tool, ToolCall
@@ -123,6 +124,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
 
         async def choose(*keys: str) -> None:
             app.chat.action_tool_servers()
+            await app.until(lambda: isinstance(app.app.screen, CommandPalette))  # a notice may name the server, too
             await app.until(lambda: "gone" in app.screen_text)
             await app.press(*keys, "enter")
 
