@@ -25,6 +25,8 @@ _last: tuple[dict[str, str], _Variables] = ({}, frozenset())
 
 def keep() -> None:
     """Keep what is parsed from now on, if this version of Textual parses sheets one by one."""
+    # The same number without a call of Python: each widget whose styles change has all rules looked up in a set.
+    setattr(RuleSet, "__hash__", object.__hash__)  # noqa: B010
     if _parse is not None:
         setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
 
