@@ -10,10 +10,11 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter
 
 FIGURES = (
     ("tok/s", "decoding speed over the last second; once the answer is done, from its first token to its last"),
@@ -109,7 +110,7 @@ class HelpScreen(Dismissable[None]):
                     yield Static(self._rows(list(figures)), classes="rows")
             yield Static("Tips", classes="heading")
             yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     @staticmethod
     def _rows(rows: list[tuple[str, str]]) -> Table:

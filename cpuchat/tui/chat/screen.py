@@ -10,7 +10,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Footer, TextArea
+from textual.widgets import TextArea
 
 from cpuchat.attachments import start_folder
 from cpuchat.chats.search import Matcher
@@ -38,6 +38,7 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage
 from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import Prompt
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
@@ -79,7 +80,7 @@ class ChatScreen(TypingScreen, SendingScreen):
                 yield Prompt(self.submit_or_save, id="prompt")
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._transcript = self.query_one(ChatTranscript)

@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Footer
 
 from cpuchat.compare.side import Side
 from cpuchat.errors import CpuchatError
@@ -25,6 +24,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
@@ -94,7 +94,7 @@ class OtherSideScreen(ListScreen[Side | None]):
             yield ModelList(id="rows")
         yield DownloadLine(self._services.downloading)
         yield QuantizeLine(self._services.quantizing)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.query_one(ModelList).show([ListRow(note="Reading…")])

@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.kept import KeptComparison, Opened
@@ -37,6 +37,7 @@ from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import Prompt
 
 
@@ -82,7 +83,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         yield QualityTab(self.comparison, self._services.settings)
         yield AgainstPane()
         yield Prompt(self.submit, id="prompt")
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_compose(self) -> None:
         width = self.app.size.width

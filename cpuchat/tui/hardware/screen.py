@@ -15,7 +15,7 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
@@ -29,6 +29,7 @@ from cpuchat.tui.hardware.placements import PlacementList, PlacementsPane, spec_
 from cpuchat.tui.hardware.typical import TypicalModels
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tune import report
 from cpuchat.tune.trial import Outcome, Step, Trial
 
@@ -86,7 +87,7 @@ class HardwareScreen(Dismissable[None]):
             yield FactsTable(id="facts")
         yield PlacementsPane(id="where")
         yield TypicalModels(id="runs")
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._read_facts()

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.gguf.header import GGUFHeader
@@ -22,6 +22,7 @@ from cpuchat.text import clean, clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter
 
 _LABEL = 22
 _MOST_TEMPLATE = 20_000  # characters of a template that are shown
@@ -44,7 +45,7 @@ class InspectionScreen(Dismissable[None]):
         with VerticalScroll(id="inspection") as pane:
             pane.border_title = Content(self._about)
             yield Static("Reading the header…", id="waiting", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._read()

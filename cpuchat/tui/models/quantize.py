@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Input, Static
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, QuantizeFailed
@@ -27,6 +27,7 @@ from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
@@ -76,7 +77,7 @@ class QuantizeScreen(ListScreen[Path | None]):
             yield Input(id="out", compact=True)
         yield Static(id="state", markup=False)
         yield QuantizeLine(self._services.quantizing)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._show_types()

@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.timer import Timer
-from textual.widgets import Footer, Input
+from textual.widgets import Input
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import CatalogModel
@@ -35,6 +35,7 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.quantize_line import QuantizeLine
@@ -76,7 +77,7 @@ class ModelsScreen(ReadingScreen):
                 yield Labelled(id="details")
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     # List
 

@@ -11,7 +11,6 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ScreenResultType
-from textual.widgets import Footer
 
 from cpuchat.errors import CpuchatError
 from cpuchat.planner.claims import Claim, claims
@@ -23,6 +22,7 @@ from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.threads import run_in_daemon_thread
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
@@ -40,7 +40,7 @@ class PlanPanes(ListScreen[ScreenResultType]):
                 yield ModelList(id="models")
             with Vertical(id="about"):
                 yield Labelled(id="details")
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def show_list(self, title: str, subtitle: str, rows: list[ListRow], mark: str) -> None:
         """Show a list in the frame of these titles."""

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Label
+from textual.widgets import Label
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError
@@ -19,6 +19,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.keymap import load_keymap, problem_with, save_keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
 
@@ -60,7 +61,7 @@ class KeysScreen(ListScreen[None]):
             pane.border_title = "Keys"
             pane.border_subtitle = paths.shown(paths.keymap_file())
             yield ModelList(id="rows")
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._show()

@@ -13,7 +13,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Checkbox, Footer, Input, Select, Static, TabbedContent, TabPane, TextArea
+from textual.widgets import Checkbox, Input, Select, Static, TabbedContent, TabPane, TextArea
 
 from cpuchat import paths
 from cpuchat import settings as settings_file
@@ -28,6 +28,7 @@ from cpuchat.tui.fields import NOTES, TABS, Field, current, fields
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tune.compare import percent
 
 _RECOMMENDED = {"header": "by the model's header", "catalog": "by the catalog", "demo": "for the demo model"}
@@ -191,7 +192,7 @@ class SettingsScreen(Dismissable[Settings | None]):
                         if note := _SERVED_TAB if self._is_served and tab in _OF_THE_WORKER else NOTES.get(tab):
                             yield Static(note, classes="note", markup=False)
         yield Static(id="hint", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_compose(self) -> None:
         # Textual sets the classes of breakpoints only after the first layout: the first picture would be another one.

@@ -9,7 +9,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.widgets import Footer, OptionList
+from textual.widgets import OptionList
 
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present import downloads
@@ -19,6 +19,7 @@ from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.downloads.list import DownloadList
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import DetailsScreen
 
@@ -48,7 +49,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
         with Vertical(id="about") as about:
             about.border_title = "About"
             yield Labelled(id="details")
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._downloading.changed.subscribe(self, lambda _: self._show())

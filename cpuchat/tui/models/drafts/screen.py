@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Footer
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.candidates import Candidate, recommended
@@ -25,6 +24,7 @@ from cpuchat.tui.models.drafts.reader import DraftReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
@@ -53,7 +53,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
             with Vertical(id="about"):
                 yield Labelled(id="details")
         yield DownloadLine(self._services.downloading)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._show()

@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Footer
 
 from cpuchat.errors import AccessDenied, CpuchatError
 from cpuchat.models.downloads.state import RUNNING
@@ -27,6 +26,7 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen
 from cpuchat.tui.widgets.model_list import ModelList
@@ -66,7 +66,7 @@ class RepositoryScreen(ListScreen[Path | None]):
                 about.border_title = "About"
                 yield Labelled(id="details")
         yield DownloadLine(self._services.downloading)
-        yield Footer(show_command_palette=False)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._services.downloading.changed.subscribe(self, lambda _: self._show())

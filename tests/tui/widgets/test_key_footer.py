@@ -1,0 +1,80 @@
+"""A footer changes only the keys that changed."""
+
+from __future__ import annotations
+
+from textual.app import App, ComposeResult
+from textual.widgets._footer import FooterKey
+
+from cpuchat.tui.widgets.key_footer import KeyFooter
+
+
+class _KeyedApp(App[None]):
+    BINDINGS = [("a", "one", "One"), ("b", "two", "Two"), ("c", "three", "Three")]
+    ENABLE_COMMAND_PALETTE = False
+    states: dict[str, bool | None] = {}
+    done = ""
+
+    def compose(self) -> ComposeResult:
+        yield KeyFooter()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Enable an action, or disable (None) or hide (False) it."""
+        return self.states.get(action, True)
+
+    def action_one(self) -> None:
+        self.done = "one"
+
+    def action_two(self) -> None:
+        self.done = "two"
+
+    def action_three(self) -> None:
+        self.done = "three"
+
+    def keys(self) -> list[FooterKey]:
+        return list(self.query_one(KeyFooter).query(FooterKey))
+
+
+def _text(app: _KeyedApp) -> str:
+    return "".join(strip.text for strip in app.screen._compositor.render_strips(app.size)[-1:]).rstrip()
+
+
+async def test_a_key_that_is_disabled_keeps_its_widget() -> None:
+    app = _KeyedApp()
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        before = app.keys()
+        assert [key.has_class("-disabled") for key in before] == [False, False, False]
+        app.states = {"two": None}
+        app.refresh_bindings()
+        await pilot.pause()
+        assert app.keys() == before
+        assert [key.has_class("-disabled") for key in before] == [False, True, False]
+        await pilot.click(before[1])
+        assert app.done == ""
+        app.states = {}
+        app.refresh_bindings()
+        await pilot.pause()
+        assert [key.has_class("-disabled") for key in before] == [False, False, False]
+        await pilot.click(before[1])
+        assert app.done == "two"
+
+
+async def test_keys_come_and_go_in_their_order() -> None:
+    app = _KeyedApp()
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        assert _text(app) == " a One  b Two  c Three"
+        app.states = {"one": False}
+        app.refresh_bindings()
+        await pilot.pause()
+        assert _text(app) == " b Two  c Three"
+        await pilot.click(app.keys()[0])
+        assert app.done == "two"
+        app.states = {"three": False}
+        app.refresh_bindings()
+        await pilot.pause()
+        assert _text(app) == " a One  b Two"
+        app.states = {}
+        app.refresh_bindings()
+        await pilot.pause()
+        assert _text(app) == " a One  b Two  c Three"
