@@ -37,6 +37,7 @@ from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage
+from cpuchat.tui.widgets.breakpoints import set_size_classes
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import Prompt
@@ -62,15 +63,17 @@ class ChatScreen(TypingScreen, SendingScreen):
         self.conversation.asks_when_full = True
         self.conversation.preset.of_new_chats = lambda: self.conversation.settings.chat.preset
         self._initial_model, self._initial_text = initial_model, text
-        self.set_class(not self.conversation.messages, "-empty", update=False)
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_compose(self) -> None:
+        set_size_classes(self)
 
     def compose(self) -> ComposeResult:
         yield StatusLine(id="status")
         with Horizontal(id="body"):
             yield ChatList(id="chats")
             with Vertical(id="middle"):
-                with Horizontal(id="talk"):
+                with Horizontal(id="talk", classes="" if self.conversation.messages else "-empty"):
                     yield ChatTranscript(id="transcript")
                     yield WelcomePane(self.services)
                     yield TelemetryPanel(id="telemetry")
@@ -250,7 +253,7 @@ class ChatScreen(TypingScreen, SendingScreen):
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
         empty, path = not self._transcript.has_messages, self._stream.path
-        self.set_class(empty, "-empty")
+        self.query_one("#talk").set_class(empty, "-empty")
         offered: tuple[str, ...] = ()
         if empty and path is not None:
             known = isinstance(path, Path) and is_demo(path)

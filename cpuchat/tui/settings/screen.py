@@ -26,6 +26,7 @@ from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.fields import NOTES, TABS, Field, current, fields
 from cpuchat.tui.services import Services
+from cpuchat.tui.widgets.breakpoints import set_size_classes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -195,9 +196,7 @@ class SettingsScreen(Dismissable[Settings | None]):
         yield KeyFooter()
 
     def on_compose(self) -> None:
-        # Textual sets the classes of breakpoints only after the first layout: the first picture would be another one.
-        width = self.app.size.width
-        self.add_class([name for least, name in self.HORIZONTAL_BREAKPOINTS or () if width >= least][-1])
+        set_size_classes(self)
 
     def on_mount(self) -> None:
         self._theme_before = self.app.theme
