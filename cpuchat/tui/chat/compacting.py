@@ -13,16 +13,16 @@ from cpuchat.errors import CpuchatError
 from cpuchat.present import answers
 from cpuchat.protocol import ContextTrimmed, Failed, GenerationFinished, PrefillProgress, TextDelta
 from cpuchat.telemetry.prefill import PrefillClock
+from cpuchat.tui.chat.comparing import ComparingScreen
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.messages import SUMMARY
-from cpuchat.tui.chat.speaking import SpeakingScreen
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
 
 _CHOICES = tuple(Choice(choice, label) for choice, label in answers.WHEN_FULL.items())
 
 
-class CompactingScreen(SpeakingScreen):
+class CompactingScreen(ComparingScreen):
     """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     _transcript: ChatTranscript
@@ -30,10 +30,6 @@ class CompactingScreen(SpeakingScreen):
 
     async def answer_last(self) -> None:
         """Answer the last question again."""
-        raise NotImplementedError
-
-    def submit(self, text: str) -> None:
-        """Send a message."""
         raise NotImplementedError
 
     def action_compact(self) -> None:
@@ -137,15 +133,6 @@ class CompactingScreen(SpeakingScreen):
     def _summary(self, message_id: int) -> StoredMessage | None:
         messages = self.conversation.messages
         return next((one for one in messages if one.is_summary and message_id and one.id == message_id), None)
-
-    def submit_or_save(self, text: str) -> None:
-        """Save an edited summary, which needs no model; submit anything else."""
-        editing = self._composer.editing
-        if editing is None or not self.is_summary(editing):
-            self.submit(text)
-        elif not self.refuse_while_writing("save the summary"):
-            self._composer.cancel_editing()
-            self.save_summary(editing, text)
 
     @work(exclusive=True, group="context")
     async def save_summary(self, message_id: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Opens the compare screen from the chat screen, and returns to the chat; ends the reasoning of an answer."""
+"""Opens the compare screen from the chat screen, and returns to the chat."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from cpuchat.chats.records import Chat
 from cpuchat.chats.request import sent_text
 from cpuchat.servers import ServerModel, Source
 from cpuchat.tui.chat.attaching import Attaching
-from cpuchat.tui.chat.history import HistoryScreen
+from cpuchat.tui.chat.speaking import SpeakingScreen
 from cpuchat.tui.chat.welcome import COMPARE
-from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.prompt import Prompt
 
@@ -25,22 +24,13 @@ FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
 
 
-class ComparingScreen(HistoryScreen):
+class ComparingScreen(SpeakingScreen):
     """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
-    services: Services
     _attaching: Attaching
-
-    def refuse_while_busy(self, action: str) -> bool:
-        """Notify that `action` must wait, and return True, while an answer or a load is running."""
-        raise NotImplementedError
 
     def load_model(self, path: Source) -> None:
         """Load in the background; refuses while something runs."""
-        raise NotImplementedError
-
-    def silence(self) -> bool:
-        """Stop reading aloud; False if nothing was read."""
         raise NotImplementedError
 
     @work(exclusive=True, group="compare")

@@ -23,8 +23,10 @@ from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.messages import last_turn
 from cpuchat.tui.chat.slash import running_command
+from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from cpuchat.tui.widgets.prompt import Prompt
 
@@ -36,6 +38,8 @@ class HistoryScreen(Screen[None]):
     """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     conversation: Conversation
+    services: Services
+    _stream: ChatStream
 
     def tell(self, text: str, severity: str = "information") -> None:
         """Show a toast, as plain text."""
@@ -51,7 +55,15 @@ class HistoryScreen(Screen[None]):
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""
-        raise NotImplementedError
+        if self._stream.writing:
+            self.refuse(f"You can {action} when the answer is done (Esc stops it).")
+        return self._stream.writing
+
+    def refuse_while_busy(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while an answer or a load is running."""
+        if self._stream.busy and not self.refuse_while_writing(action):
+            self.refuse(f"You can {action} when the model is loaded (Esc stops the load).")
+        return self._stream.busy
 
     def open_comparison(self, chat: Chat, message_id: int = 0) -> object:
         """Show a stored comparison, from the turn with this message unless 0."""

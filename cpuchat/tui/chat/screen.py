@@ -171,17 +171,6 @@ class ChatScreen(TypingScreen, SendingScreen):
         await self._stream.stop()
         return True
 
-    def refuse_while_writing(self, action: str) -> bool:
-        if self._stream.writing:
-            self.refuse(f"You can {action} when the answer is done (Esc stops it).")
-        return self._stream.writing
-
-    def refuse_while_busy(self, action: str) -> bool:
-        """Say that `action` has to wait, and return True, while something runs."""
-        if self.busy and not self.refuse_while_writing(action):
-            self.refuse(f"You can {action} when the model is loaded (Esc stops the load).")
-        return self.busy
-
     def _started(self) -> None:
         self._held = False
         self.show_chat_title()
@@ -278,10 +267,11 @@ class ChatScreen(TypingScreen, SendingScreen):
         return True
 
     async def action_stop(self) -> None:
-        if not self._attaching.close():
-            await super().action_stop()
+        if not self._attaching.close() and (not self.silence() or self._stream.writing):
+            await self._stop_working()
 
-    async def stop_working(self) -> None:
+    async def _stop_working(self) -> None:
+        """Stop what is written or loaded; else leave what Esc leaves."""
         if self._stream.writing:
             await self._stream.stop()  # what is queued is sent then
         elif self._composer.queue:

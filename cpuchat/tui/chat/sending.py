@@ -45,6 +45,15 @@ class SendingScreen(PanesScreen):
     def _show_welcome(self) -> None:
         raise NotImplementedError
 
+    def submit_or_save(self, text: str) -> None:
+        """Save an edited summary, which needs no model; submit anything else."""
+        editing = self._composer.editing
+        if editing is None or not self.is_summary(editing):
+            self.submit(text)
+        elif not self.refuse_while_writing("save the summary"):
+            self._composer.cancel_editing()
+            self.save_summary(editing, text)
+
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, queue it while something runs, or leave it in the prompt and say
         why.

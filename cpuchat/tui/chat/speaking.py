@@ -8,36 +8,27 @@ from textual import work
 
 from cpuchat.errors import CpuchatError
 from cpuchat.tui.chat.answering import Answering
-from cpuchat.tui.chat.comparing import ComparingScreen
+from cpuchat.tui.chat.history import HistoryScreen
 from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.reader import Reader
-from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.markdown.transcript import Transcript
 
 _FIGURES_SECONDS = 1.0
 
 
-class SpeakingScreen(ComparingScreen):
-    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
+class SpeakingScreen(HistoryScreen):
+    """Base of the chat screen."""
 
     _answering: Answering
     _figures: LiveFigures
-    _stream: ChatStream
 
     async def on_unmount(self) -> None:
         self.services.machine_watch.close()
         await self._reader.close()
 
     def silence(self) -> bool:
+        """Stop reading aloud; False if nothing was read."""
         return self._reader.stop()
-
-    async def stop_working(self) -> None:
-        """Stop what is written or loaded; else leave what Esc leaves."""
-        raise NotImplementedError
-
-    async def action_stop(self) -> None:
-        if not self.silence() or self._stream.writing:
-            await self.stop_working()
 
     def _make_reader(self) -> Reader:
         """Return the reader, connected to the figures."""

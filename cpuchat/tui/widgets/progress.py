@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.style import Style
-from textual.app import RenderResult
 from textual.widget import Widget
 
 CLASSES = {f"progress--{part}" for part in ("fill", "track", "dim", "failed")}
@@ -32,9 +31,6 @@ class ProgressLine(Widget):
 
     def __init__(self) -> None:
         super().__init__(classes="-idle")
-
-    def render(self) -> RenderResult:
-        raise NotImplementedError
 
     def style_of(self, part: str) -> Style:
         return style_of(self, part)
