@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -20,7 +19,7 @@ from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.parser import parse
 from cpuchat.tui.markdown.render import code_blocks, missing, render
 from cpuchat.tui.markdown.rows import Line, Row, copied_text, to_line, wrap
-from cpuchat.tui.markdown.streaming import LONG_BLOCK, Stream, commit_point
+from cpuchat.tui.markdown.streaming import Stream
 
 PALETTE = Palette()
 
@@ -330,79 +329,3 @@ def test_hostile_nesting_is_shown(source: str) -> None:
 def test_any_text_can_be_rendered(text: str) -> None:
     text = clean(text)
     assert not missing(text, render(text, 40, PALETTE))
-
-
-# Streaming
-
-
-def stream_all(source: str, cuts: list[int]) -> str:
-    stream = Stream(40, PALETTE)
-    done: list[Row] = []
-    tail: list[Row] = []
-    edges = [0, *sorted(min(cut, len(source)) for cut in cuts), len(source)]
-    for a, b in itertools.pairwise(edges):
-        stream.feed(source[a:b])
-        final, tail = stream.update()
-        done += final
-    return "".join(row.text for row in done + tail)
-
-
-@settings(max_examples=80, deadline=None)
-@given(SOURCES, st.lists(st.integers(0, 200), max_size=12))
-def test_streaming_in_any_cutting_shows_every_word(source: str, cuts: list[int]) -> None:
-    source = clean(source) + "\n\nend"  # a last line of markup alone is held back until it is decided
-    shown = stream_all(source, cuts)
-    assert not Counter(re.findall("word", source)) - Counter(re.findall("word", re.sub(r"[^\w]", "", shown)))
-
-
-def test_streaming_commits_blocks_once() -> None:
-    stream = Stream(40, PALETTE)
-    stream.feed("# Title\n\nfirst paragraph\n\nsecond **par")
-    final, tail = stream.update()
-    assert [row.text for row in final] == ["Title", "first paragraph"]
-    assert [row.text for row in tail] == ["", "second par"]
-    assert tail[1].runs[-1][1].bold
-    stream.feed("agraph**\n")
-    final, tail = stream.update()
-    assert (final, [row.text for row in tail]) == ([], ["", "second paragraph"])
-
-
-def test_an_undecided_line_waits() -> None:
-    stream = Stream(40, PALETTE)
-    stream.feed("text\n--")
-    assert [row.text for row in stream.update()[1]] == ["text"]
-    stream.feed("> arrow")
-    assert [row.text for row in stream.update()[1]] == ["text", "--> arrow"]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "```python\n" + "value = compute(1, 'text')  # note\n" * 120,
-        "```text\n" + "just a line of text\n" * 120 + "```\nafter",
-        "- an item of some length, with words\n" * 120,
-        "| name | value |\n|---|---:|\n" + "| something | 1234 |\n" * 120,
-        '```python\ns = """\n' + "inside a string\n" * 120,
-    ],
-)
-def test_long_blocks_are_committed_in_parts(source: str) -> None:
-    stream = Stream(60, PALETTE)
-    done: list[Row] = []
-    tail: list[Row] = []
-    for at in range(0, len(source), 50):
-        stream.feed(source[at : at + 50])
-        final, tail = stream.update()
-        done += final
-    assert not missing(source, done + tail)
-    whole = [row.text for row in render(source, 60, PALETTE)]
-    assert [row.text for row in done + tail] == whole
-    if '"""' not in source:
-        assert sum(len(row.text) for row in tail) < 2 * LONG_BLOCK
-
-
-@pytest.mark.parametrize(
-    ("tail", "start"),
-    [("one", 0), ("one\n\ntwo", 5), ("one\n\n- a\n- b", 5), ("```\na\n\nb", 0), ("# h\ntext", 4), ("", 0)],
-)
-def test_commit_point(tail: str, start: int) -> None:
-    assert commit_point(tail) == start
