@@ -1,4 +1,4 @@
-"""Tests branches of chats: in the store, in files of earlier versions, and through a conversation."""
+"""Tests branches of chats: in files, also of earlier versions, and through a conversation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.chats.records import AnswerSettings, StoredMessage
-from cpuchat.chats.search import Matcher
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.tree import Tree
 from cpuchat.compare.kept import sides_of, turns_of
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
@@ -59,29 +57,6 @@ def asked(core: Conversation) -> list[str]:
     """Return what the model was asked last."""
     assert isinstance(core.backend, ScriptedBackend)
     return [message.content for message in core.backend.requests[-1].messages]
-
-
-# --- the tree ---
-
-
-def test_the_newest_message_ends_the_open_branch_unless_another_does() -> None:
-    rows = [(1, 0), (2, 1), (3, 2), (4, 1), (5, 4)]
-    tree = Tree(rows)
-    assert (tree.leaf, tree.path(tree.leaf)) == (5, [1, 4, 5])
-    assert Tree(rows, leaf=3).path(3) == [1, 2, 3]
-    assert Tree(rows, leaf=99).leaf == 5 and Tree().leaf == 0
-    assert tree.siblings(4) == [2, 4] and tree.siblings(5) == [5]
-    assert tree.subtree(1) == [1, 2, 3, 4, 5] and tree.subtree(2) == [2, 3]
-    assert tree.after_deletion(2) == 5 and tree.after_deletion(4) == 3
-    assert tree.after_deletion(5) == 4 and tree.after_deletion(1) == 0
-
-
-@pytest.mark.parametrize("parent", [None, "x", 1.5, -1, 3, 99, b"\xff"])
-def test_a_message_without_a_sound_parent_follows_the_one_before(parent: object) -> None:
-    tree = Tree([(1, 0), (2, 1), (3, parent), (7, 5), (8, 5)])
-    assert tree.path(3) == [1, 2, 3]
-    assert tree.siblings(7) == [7, 8]  # what both followed is lost; they are still two answers to it
-    assert tree.path(7) == [1, 2, 3, 7]
 
 
 # --- files ---
@@ -394,14 +369,3 @@ async def test_a_branch_that_cannot_be_stored_as_the_open_one_is_shown(monkeypat
         monkeypatch.setattr(ChatStore, "set_leaf", full)
         await core.open_chat(core.chat.id, one.id)
         assert core.messages[1] == one
-
-
-# --- what a search marks ---
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted", "found"),
-    [("나무 너무 나무", "너무", ["너무"]), ("か が", "が", ["が"]), ("Café CAFE", "cafe", ["Café", "CAFE"])],
-)
-def test_letters_are_told_apart_as_the_index_does(text: str, wanted: str, found: list[str]) -> None:
-    assert [text[start:end] for start, end in Matcher(wanted).spans(text)] == found
