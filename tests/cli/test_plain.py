@@ -85,7 +85,7 @@ async def test_a_full_chat_does_what_it_remembers_and_the_message_is_answered(tm
     assert asked[3][-1] == "Other?" and done.stdout.count(": Fine.") == 5
     for words in (
         "Summarized. The summary replaces",
-        "The model is not remembered",
+        "Could not remember the model",
         "No preset from the next answer on.",
         "Deleted. /undo puts it back",
         "Put back and opened.",

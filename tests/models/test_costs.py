@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.costmodel.observations import KNOTS, Observation
-from cpuchat.costmodel.passes import compute_ceiling, decode_rate, pass_cost
+from cpuchat.costmodel.passes import compute_ceiling, pass_cost
 from cpuchat.costmodel.profile import CostProfile
 from cpuchat.costmodel.usual import usual_profile
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
@@ -30,7 +30,7 @@ from cpuchat.settings import parse
 from cpuchat.speculation.depth.costs import interpolate
 from cpuchat.synthetic.model import write_model
 from cpuchat.timings import Timings
-from tests.costmodel.made_up import probe, recorded_probe, two_cores, work
+from tests.costmodel.made_up import decode_rate, probe, recorded_probe, two_cores, work
 from tests.models.library.test_usage import answer, info
 
 CPUS = (0, 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.costmodel.passes import decode_rate
 from cpuchat.costmodel.usual import Figure
 from cpuchat.costmodel.work import bytes_read
 from cpuchat.engine.llama.load_plan import plan_load
@@ -31,7 +30,7 @@ from cpuchat.planner.plan import Workload, make_plan
 from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.model import header_of, layer_tensors, metadata, write_model
 from cpuchat.synthetic.shapes import SHAPES, Shape
-from tests.costmodel.made_up import two_cores
+from tests.costmodel.made_up import decode_rate, two_cores
 from tests.support.big_headers import big_header
 from tests.support.costs import reading
 from tests.support.shapes import TINY_MOE

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from cpuchat import paths
-from cpuchat.costmodel.passes import decode_rate
 from cpuchat.costmodel.usual import SCENARIOS, cpu_of, usual
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.machine_specs import MachineSpec, all_machines, find_machine, machines, read_machine
 from cpuchat.planner.model_specs import find_model
+from tests.costmodel.made_up import decode_rate
 
 OWN = """
 name = "Lab server"

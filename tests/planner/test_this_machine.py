@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.costmodel.passes import decode_rate
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
@@ -27,7 +26,7 @@ from cpuchat.planner.this_machine import ThisMachine
 from cpuchat.protocol import LoadOptions
 from cpuchat.settings import Settings
 from cpuchat.synthetic.model import write_model
-from tests.costmodel.made_up import probe, two_cores
+from tests.costmodel.made_up import decode_rate, probe, two_cores
 from tests.models.library.test_usage import answer, info
 from tests.support.topology import simulate_topology
 

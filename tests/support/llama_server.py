@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpuchat.backend.heads.process import free_port
 from cpuchat.backend.remote.metrics import Metrics, parse
 
 _READY_SECONDS = 180.0
@@ -34,23 +34,25 @@ def llama_server(
 
     With `draft` it speculates at that depth; `rates` force the acceptance of the first, second, ... drafted token.
     """
-    port = free_port()
     options: dict[str, Any] = {
-        "model": str(model), "port": port, "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
+        "model": str(model), "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
         "rates": list(rates), "api_key": api_key, "metrics": metrics,
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.support.llama_server", json.dumps(options)]
     root = Path(__file__).parent.parent.parent
-    process = subprocess.Popen(
-        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(process, url)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        try:
+            if not (url := process.stdout.readline().decode().strip()):
+                log.seek(0)
+                raise RuntimeError(f"the llama-server did not start: {log.read().decode(errors='replace')[-2000:]}")
+            _wait_until_ready(url)
+            yield url
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def slots(url: str) -> list[dict[str, Any]]:
@@ -71,11 +73,9 @@ def _get(url: str) -> str:
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def _wait_until_ready(url: str) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the llama-server ended with {process.returncode}")
         with contextlib.suppress(OSError, urllib.error.URLError), _opener.open(f"{url}/health", timeout=5):
             return
         time.sleep(0.05)
@@ -90,7 +90,7 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     params.model.path = options["model"]
     params.hostnames = ["127.0.0.1"]
-    params.port = options["port"]
+    params.port = 0  # one that is free
     params.n_ctx = options["n_ctx"]
     params.n_parallel = 1
     params.cpuparams.n_threads = 1
@@ -107,7 +107,7 @@ def main() -> None:
         if options["rates"]:
             speculative.synth_rates = options["rates"]
     server = xllamacpp.Server(params)
-    sys.stderr.write(f"{server.listening_address}\n")
+    print(server.listening_address, flush=True)
     sys.stdin.read()
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.costmodel.passes import decode_rate
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
@@ -30,7 +29,7 @@ from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.timings import DrafterCount
 from cpuchat.tune.placements import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
-from tests.costmodel.made_up import probe, two_cores, work
+from tests.costmodel.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info
 from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from textual.app import App, ComposeResult
+from textual.pilot import Pilot
 from textual.widgets._footer import FooterKey
 
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -30,8 +34,18 @@ class _KeyedApp(App[None]):
     def action_three(self) -> None:
         self.done = "three"
 
-    def keys(self) -> list[FooterKey]:
+    def shown(self) -> list[FooterKey]:
         return list(self.query_one(KeyFooter).query(FooterKey))
+
+
+async def _until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await pilot.pause()
+
+
+def _disabled(app: _KeyedApp) -> list[bool]:
+    return [key.has_class("-disabled") for key in app.shown()]
 
 
 def _text(app: _KeyedApp) -> str:
@@ -41,20 +55,18 @@ def _text(app: _KeyedApp) -> str:
 async def test_a_key_that_is_disabled_keeps_its_widget() -> None:
     app = _KeyedApp()
     async with app.run_test() as pilot:
-        await pilot.pause()
-        before = app.keys()
-        assert [key.has_class("-disabled") for key in before] == [False, False, False]
+        await _until(pilot, lambda: _disabled(app) == [False, False, False])
+        before = app.shown()
         app.states = {"two": None}
         app.refresh_bindings()
-        await pilot.pause()
-        assert app.keys() == before
-        assert [key.has_class("-disabled") for key in before] == [False, True, False]
+        await _until(pilot, lambda: _disabled(app) == [False, True, False])
+        assert app.shown() == before
         await pilot.click(before[1])
         assert app.done == ""
         app.states = {}
         app.refresh_bindings()
-        await pilot.pause()
-        assert [key.has_class("-disabled") for key in before] == [False, False, False]
+        await _until(pilot, lambda: _disabled(app) == [False, False, False])
+        assert app.shown() == before
         await pilot.click(before[1])
         assert app.done == "two"
 
@@ -62,19 +74,15 @@ async def test_a_key_that_is_disabled_keeps_its_widget() -> None:
 async def test_keys_come_and_go_in_their_order() -> None:
     app = _KeyedApp()
     async with app.run_test() as pilot:
-        await pilot.pause()
-        assert _text(app) == " a One  b Two  c Three"
+        await _until(pilot, lambda: _text(app) == " a One  b Two  c Three")
         app.states = {"one": False}
         app.refresh_bindings()
-        await pilot.pause()
-        assert _text(app) == " b Two  c Three"
-        await pilot.click(app.keys()[0])
+        await _until(pilot, lambda: _text(app) == " b Two  c Three")
+        await pilot.click(app.shown()[0])
         assert app.done == "two"
         app.states = {"three": False}
         app.refresh_bindings()
-        await pilot.pause()
-        assert _text(app) == " a One  b Two"
+        await _until(pilot, lambda: _text(app) == " a One  b Two")
         app.states = {}
         app.refresh_bindings()
-        await pilot.pause()
-        assert _text(app) == " a One  b Two  c Three"
+        await _until(pilot, lambda: _text(app) == " a One  b Two  c Three")
