@@ -1,4 +1,4 @@
-"""Reads and changes the TOML files that people edit: settings, presets and keys."""
+"""Reads the files that people edit, and changes those in TOML: settings, presets and keys."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpuchat import paths
+from cpuchat import config_file, paths
 from cpuchat.errors import SettingsError
 from cpuchat.settings import explained
 from cpuchat.tools.limits import CALL_SECONDS
@@ -43,20 +43,15 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_servers() -> dict[str, Server | SettingsError]:
-    """Return the servers that are not disabled, by name; none without a file. One that is not valid is the error, which
-    names what is wrong; values of `env` are not shown.
+    """Return the servers that are not disabled, by name; none where the file is missing or empty. One that is not valid
+    is the error, which names what is wrong; values of `env` are not shown.
 
     Raises:
         SettingsError: the file cannot be read, is no JSON, or has no object of servers.
     """
     file = paths.tool_servers_file()
-    try:
-        text = paths.read_text(file)
-    except FileNotFoundError:
+    if not (text := config_file.read(file)):
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError(f"Cannot read {file}: {reason}.", "Fix or remove it.") from None
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:

@@ -27,6 +27,8 @@ def configure(text: str) -> None:
 
 def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_servers() == {}
+    configure("")
+    assert load_servers() == {}
     monkeypatch.setenv("TOKEN", "abc")
     monkeypatch.setenv("OTHER_SECRET", "xyz")
     monkeypatch.delenv("ABSENT", raising=False)
