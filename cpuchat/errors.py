@@ -288,10 +288,14 @@ class GrammarUnmet(CpuchatError):
 
 
 class ToolServerFailed(CpuchatError):
-    """An MCP server cannot be started or used."""
+    """An MCP server cannot be started or used. `reason`: why, without the server's name; by default the message."""
 
     code = "tool_server"
     exit_code = 25
+
+    def __init__(self, message: str, hint: str = "", reason: str = "") -> None:
+        super().__init__(message, hint)
+        self.reason = reason or message
 
 
 class Interrupted(CpuchatError):

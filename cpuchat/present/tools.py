@@ -84,7 +84,7 @@ def owner(tool: Tool) -> str:
 def server_state(server: ToolServer) -> str:
     """Format `running, 3 tools, about 400 tokens in each prompt`, or why it does not run."""
     if server.problem is not None:
-        return server.problem.message.removeprefix(f"The MCP server {server.name} ")
+        return server.problem.reason
     if server.state != "running":
         return server.state
     n_tokens = sum(len(json.dumps(tool.declaration())) for tool in server.tools) // _CHARACTERS_PER_TOKEN

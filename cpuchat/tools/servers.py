@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from cpuchat import paths
-from cpuchat.errors import CpuchatError, ToolServerFailed
+from cpuchat.errors import ToolServerFailed
 from cpuchat.text import clean_line
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools.config import Server
@@ -35,7 +35,7 @@ class ToolServer:
         self.name = name
         self.timeout = server.timeout
         self.tools: tuple[Tool, ...] = ()
-        self.problem: CpuchatError | None = None
+        self.problem: ToolServerFailed | None = None
         self.log = paths.log_dir() / f"tools-{name}.log"
         self._server = server
         told = msgspec.json.encode([server.command, server.args, server.cwd])
@@ -162,12 +162,13 @@ class ToolServer:
         return ToolResult(text=text, failed=True)
 
     def _failure(self, what: str) -> ToolServerFailed:
-        message = f"The MCP server {self.name} {clean_line(what)[:_LONGEST_REASON]}."
+        reason = f"{clean_line(what)[:_LONGEST_REASON]}."
         places = [paths.tool_servers_file()]
         with contextlib.suppress(OSError):
             if self.log.stat().st_size:
                 places.append(self.log)
-        return ToolServerFailed(message, f"See {' and '.join(map(paths.shown, places))}.")
+        hint = f"See {' and '.join(map(paths.shown, places))}."
+        return ToolServerFailed(f"The MCP server {self.name} {reason}", hint, reason)
 
 
 async def _mcp_client() -> Any:

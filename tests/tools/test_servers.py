@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -178,6 +179,7 @@ async def test_a_server_that_does_not_start_says_why(server: Server, reason: str
     with pytest.raises(ToolServerFailed, match=f"The MCP server odd {reason}") as error:
         await started.ready()
     assert ("tools-odd.log" in error.value.hint) == ("Sunday" in reason)
+    assert re.match(reason, error.value.reason)
     assert started.state == "failed"
     await started.close()
 
