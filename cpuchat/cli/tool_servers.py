@@ -53,12 +53,14 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
                 print(json_line({"servers": [_fields(name, one) for name, one in listed.items()]}))
                 return
             for name, one in listed.items():
-                state = server_state(one) if isinstance(one, ToolServer) else f"invalid: {one.message}"
+                if isinstance(one, ToolServer):
+                    state, problem, lines = server_state(one, box.offered(one)), one.problem, _tool_lines(one)
+                else:
+                    state, problem, lines = f"invalid: {one.message}", one, list[str]()
                 click.echo(f"{clean_line(name)}: {state}")
-                problem = one.problem if isinstance(one, ToolServer) else one
                 if problem is not None:
                     click.echo(f"  {problem.hint}")
-                for line in _tool_lines(one) if isinstance(one, ToolServer) else ():
+                for line in lines:
                     click.echo(line)
         finally:
             await box.close()

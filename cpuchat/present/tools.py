@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.telemetry.units import plural
@@ -81,15 +82,22 @@ def owner(tool: Tool) -> str:
     return f"server {clean_line(tool.source)}, {'says that it only reads' if tool.read_only else 'may change things'}"
 
 
-def server_state(server: ToolServer) -> str:
-    """Format `running, 3 tools, about 400 tokens in each prompt`, or why it does not run."""
+def server_state(server: ToolServer, offered: Sequence[Tool]) -> str:
+    """Format `running, 3 tools, about 400 tokens in each prompt`, or why it does not run.
+
+    Args:
+        offered: those of its tools that are offered; where that is not all: `running, 128 of 200 tools, …`.
+    """
     if server.problem is not None:
         return server.problem.reason
     if server.state != "running":
         return server.state
-    n_tokens = sum(len(json.dumps(tool.declaration())) for tool in server.tools) // _CHARACTERS_PER_TOKEN
-    cost = f", about {max(round(n_tokens, -2), 100):,} tokens in each prompt" if server.tools else ""
-    return f"running, {plural(len(server.tools), 'tool')}{cost}"
+    n_tools = plural(len(server.tools), "tool")
+    if server.has_more or len(offered) < len(server.tools):
+        n_tools = f"{len(offered)} of {'over ' if server.has_more else ''}{n_tools}"
+    n_tokens = sum(len(json.dumps(tool.declaration())) for tool in offered) // _CHARACTERS_PER_TOKEN
+    cost = f", about {max(round(n_tokens, -2), 100):,} tokens in each prompt" if offered else ""
+    return f"running, {n_tools}{cost}"
 
 
 def _value(value: Any) -> str:

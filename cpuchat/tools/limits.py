@@ -20,7 +20,7 @@ MOST_BYTES = 64_000_000
 MOST_MESSAGES = 10_000
 """A server that writes more bytes in one message, or more bytes or messages during a call, is ended."""
 MOST_TOOLS = 128
-"""They are in every prompt."""
+"""They are in every prompt. Those that come after are not offered."""
 MOST_ROUNDS = 20
 """Answers with calls to one question."""
 _MOST_REPEATS = 2

@@ -33,10 +33,14 @@ for _name in ("mcp", "client"):  # which would write to the terminal
 
 
 class Connection:
-    """An open session, as `open` makes one. `changed`: the server says that its tools are others than those read."""
+    """An open session, as `open` makes one.
+
+    `changed`: the server says that its tools are others than those read. `has_more`: it has some beyond them.
+    """
 
     def __init__(self, process: ServerProcess) -> None:
         self.changed = False
+        self.has_more = False
         self._process = process
         self._client: Client
         self._task: asyncio.Task[None]
@@ -94,6 +98,7 @@ class Connection:
                     break
         except Exception as error:
             raise self._failure(error) from None
+        self.has_more = bool(cursor)
         return tuple(found)
 
     async def call(self, call: ToolCall) -> ToolResult:

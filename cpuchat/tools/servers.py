@@ -53,6 +53,11 @@ class ToolServer:
             return "starting"
         return "failed" if self.problem is not None else "stopped"
 
+    @property
+    def has_more(self) -> bool:
+        """Return whether it has tools beyond `tools`: reading ends where there are enough to offer."""
+        return self._connection is not None and self._connection.has_more
+
     async def ready(self) -> None:
         """Start the server unless it runs, and read its tools if they have changed.
 

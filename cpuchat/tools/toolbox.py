@@ -95,6 +95,10 @@ class Toolbox:
                     offered.append(msgspec.structs.replace(tool, name=name))
         self.tools = tuple(offered)
 
+    def offered(self, source: Source) -> list[Tool]:
+        """Return those tools of a source that are offered: no more than MOST_TOOLS of all sources are."""
+        return [tool for owner, tool in self._owners.values() if owner is source]
+
     async def find(self, call: ToolCall) -> Tool | ToolResult:
         """Return the tool that a call names, whose source is ready for it; or, of a call that cannot be made, what the
         model is told.

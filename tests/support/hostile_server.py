@@ -12,6 +12,8 @@ change     a call changes the tool, and it says so
 malformed  the schema of its tool is none
 strict     it ends when it is asked for its versions
 silent     it never answers
+many       it has 200 tools
+endless    its list of tools has no end
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def answer(request: dict[str, object]) -> None:
         result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
         send(id=number, result=result)
     elif method == "tools/list":
-        send(id=number, result={"tools": [tool()]})
+        tools = [tool()] * {"many": 200, "endless": 100}.get(way, 1)
+        send(id=number, result={"tools": tools, **({"nextCursor": "more"} if way == "endless" else {})})
     elif method != "tools/call":
         if way == "strict":
             sys.exit("expected initialize")

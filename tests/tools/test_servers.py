@@ -14,6 +14,7 @@ import pytest
 
 from cpuchat import paths
 from cpuchat.errors import ToolServerFailed
+from cpuchat.present.tools import server_state
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
 from cpuchat.tools.config import Server
@@ -141,6 +142,14 @@ async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         after, _ = await call(box)
         assert isinstance(before, Tool) and isinstance(after, Tool) and before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize(("way", "told"), [("many", "128 of 200 tools"), ("endless", "128 of over 200 tools")])
+async def test_tools_that_are_not_offered_are_told(way: str, told: str, tmp_path: Path) -> None:
+    async with hostile(way, tmp_path) as server:
+        box = Toolbox([server])
+        assert await box.start() == [] and len(box.tools) == 128
+        assert server_state(server, box.offered(server)).startswith(f"running, {told}, about ")
 
 
 @pytest.mark.parametrize(

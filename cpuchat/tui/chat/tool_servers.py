@@ -53,7 +53,7 @@ class ToolServersScreen(CallingScreen):
                     self.offer_tools()
                 raise
             self.offer_tools()
-            self.tell(f"MCP server {name}: {server_state(server)}. Each call needs your approval.")
+            self.tell(f"MCP server {name}: {self._server_state(server)}. Each call needs your approval.")
 
     @work(group="tool servers")
     async def end_server(self, name: str) -> None:
@@ -71,4 +71,7 @@ class ToolServersScreen(CallingScreen):
             if isinstance(config, SettingsError):
                 return Row(clean_line(name), partial(self.start_server, name, config), about="invalid: see why")
             return Row(name, partial(self.start_server, name, config), about="start")
-        return Row(name, partial(self.end_server, name), about=server_state(running))
+        return Row(name, partial(self.end_server, name), about=self._server_state(running))
+
+    def _server_state(self, server: ToolServer) -> str:
+        return server_state(server, self._toolbox.offered(server))
