@@ -157,7 +157,7 @@ async def start_tools(tools: ToolLoop | None, session: Session) -> None:
         session.on_interrupt = lambda: None
         starting.cancel()  # if this is
     if starting.cancelled():
-        raise Interrupted("Stopped before the first token.")
+        raise Interrupted("Stopped before the MCP servers were ready.")
     for problem in starting.result():
         raise problem
 

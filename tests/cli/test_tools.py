@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from cpuchat import paths
+from cpuchat.cli.session import Session
 from cpuchat.cli.terminal import Terminal as OwnTerminal
-from cpuchat.cli.tools import tool_loop
-from cpuchat.errors import SettingsError
+from cpuchat.cli.tools import start_tools, tool_loop
+from cpuchat.errors import Interrupted, SettingsError
+from cpuchat.settings import Settings
 from tests.cli.program import run, run_process
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
@@ -170,3 +172,14 @@ def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
     assert "mcpServers.remote: a server at an address" in capfd.readouterr().err
     with pytest.raises(SettingsError, match="a server at an address"):
         tool_loop(None, ["noise", "remote"], OwnTerminal())
+
+
+async def test_servers_that_are_stopped_while_they_start_are_named(tmp_path: Path) -> None:
+    configure(tmp_path, "silent")
+    session = Session(Settings(), OwnTerminal())
+    starting = asyncio.ensure_future(start_tools(tool_loop(None, ["silent"], OwnTerminal()), session))
+    await asyncio.sleep(0)
+    session.on_interrupt()
+    with pytest.raises(Interrupted, match="Stopped before the MCP servers were ready"):
+        await starting
+    await session.conversation.close()
