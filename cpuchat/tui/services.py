@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.library.model import LocalModel
-    from cpuchat.tools.approval import Approvals
     from cpuchat.tools.config import Server
 
 
@@ -152,8 +151,6 @@ class Services:
         """In which the model may read files from the start."""
         self.tool_servers: Mapping[str, Server | SettingsError] = {}
         """MCP servers to start with the chat."""
-        self.approvals: Approvals | None = None
-        """Of calls of tools; None until the first."""
         self.leaving = False
         """True once the app is quitting."""
         self._app = app

@@ -27,12 +27,12 @@ from cpuchat.tui.widgets.dialogs import Choice as Answer
 class CallingScreen(PresetsScreen):
     """Base of the chat screen."""
 
-    _tools_folder: Folder | None = None
-
-    @cached_property
-    def tool_servers(self) -> dict[str, ToolServer]:
-        """Return the MCP servers that are offered, by name."""
-        return {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.tool_servers: dict[str, ToolServer] = {}
+        """The MCP servers that are offered, by name."""
+        self._tools_folder: Folder | None = None
+        self._toolbox = Toolbox(())
 
     def offer_folder(self, path: Path | None) -> None:
         """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
@@ -53,20 +53,14 @@ class CallingScreen(PresetsScreen):
         self.query_one(StatusLine).show_tools(len(box.tools))
 
     @cached_property
-    def _toolbox(self) -> Toolbox:
-        return Toolbox(())
-
-    @cached_property
     def _tool_loop(self) -> ToolLoop:
         """Return the only one: the answer that runs may have it."""
         return ToolLoop(self._toolbox, self._approvals, self._ask_call)
 
-    @property
+    @cached_property
     def _approvals(self) -> Approvals:
         """Return what was approved in this run of the app, and for good."""
-        if self.services.approvals is None:
-            self.services.approvals = Approvals(paths.approvals_file())
-        return self.services.approvals
+        return Approvals(paths.approvals_file())
 
     @work(exclusive=True, group="tools")
     async def action_tools(self, wanted: str = "") -> None:
