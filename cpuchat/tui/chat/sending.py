@@ -18,7 +18,7 @@ from cpuchat.tui.chat.composer import Outgoing
 from cpuchat.tui.chat.messages import sent_message, system_prompt
 from cpuchat.tui.chat.panes import PanesScreen
 from cpuchat.tui.chat.queued import QueuedMessages
-from cpuchat.tui.chat.slash import commands, is_command, running_command, with_argument
+from cpuchat.tui.chat.slash import ACTIONS, commands, is_command, running_command, with_argument
 from cpuchat.tui.chat.welcome import COMPARE
 
 
@@ -79,13 +79,7 @@ class SendingScreen(PanesScreen):
             self.tell(f"Unknown command {name}. Type / for a list; your text stays in the prompt.", "warning")
             return
         self._prompt.clear()
-        with_arguments = {
-            "/rename": self.action_rename_chat,
-            "/preset": self.action_preset,
-            "/reasoning": self.action_chat_reasoning,
-            "/tools": self.action_tools,
-        }
-        run = partial(with_arguments[name], argument) if argument else command[1]
+        run = partial(getattr(self, f"action_{ACTIONS[name]}"), argument) if argument else command[1]
         self.call_later(self._run_typed, text, run)
 
     async def _run_typed(self, text: str, run: Callable[[], object]) -> None:

@@ -11,8 +11,10 @@ from textual.screen import Screen
 
 from cpuchat.tui.commands import offered
 
+ACTIONS = {"/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/tools": "tools"}
+"""Of the commands that take an argument, which it is for."""
 _BEGUN = re.compile(r"/[a-z-]*")
-_WITH_ARGUMENT = re.compile(r"(/rename|/preset|/reasoning|/tools) +(\S.*)")
+_WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
 
 running_command: ContextVar[str] = ContextVar("running_command", default="")
 """The command that started what runs in this context, as it was typed."""
