@@ -101,7 +101,10 @@ TOOLS = (
 
 
 class Folder:
-    """A folder in which the built-in tools work. Blocks; use it in threads, from one at a time."""
+    """A folder in which the built-in tools work.
+
+    Blocks; use it in threads, several at once if need be: a call has descriptors of its own, and goes on after `close`.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError if there is no such folder, or the system cannot confine tools to it."""

@@ -33,7 +33,7 @@ class Source(Protocol):
         ...
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Run a call of one of `tools`. When it is cancelled, what it started is stopped."""
+        """Run a call of one of `tools`. When it is cancelled, what it started is stopped, or ends soon by itself."""
         ...
 
     async def close(self) -> None:
@@ -42,7 +42,10 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """The built-in tools in a folder; see `Source`."""
+    """The built-in tools in a folder; see `Source`.
+
+    A call that is cancelled goes on in its thread, a search for 10 s at most; its result is dropped.
+    """
 
     timeout = CALL_SECONDS
 
