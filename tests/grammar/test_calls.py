@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpuchat.engine.decoding.grammar import Grammar
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.chat_template import ChatTemplate
+from cpuchat.tools.call_parser import parse_calls
 from cpuchat.tools.constraint import call_grammar
 from tests.tools.llama_calls import RecordedHelper, recording
 
@@ -20,7 +21,7 @@ def test_calls_in_the_forms_of_real_templates_are_allowed(vocab: Vocab) -> None:
         for output in (one for one in recorded.outputs if one.name in CASES):
             text = output.text[max(0, form.find(output.text, [tool.name for tool in tools])) :].strip()
             allowed = _allowed(Grammar(vocab, grammar), text)
-            _, calls = form.parse(allowed, tools)  # what ends all calls may end the answer
+            _, calls = parse_calls(form, allowed, tools)  # what ends all calls may end the answer
             if len(calls) < len(output.expected.calls):
                 refused.append((name, allowed, text))
     assert refused == []

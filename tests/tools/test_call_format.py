@@ -11,6 +11,7 @@ import pytest
 from cpuchat.grammar.gbnf import check_grammar
 from cpuchat.tool_calls import Tool, ToolCall
 from cpuchat.tools.call_format import CallFormat
+from cpuchat.tools.call_parser import parse_calls
 from cpuchat.tools.constraint import call_grammar
 from cpuchat.tools.learning import learn_format
 from tests.tools.templates import TEMPLATES, WITHOUT, render
@@ -65,14 +66,14 @@ def test_a_format_is_learned_and_reads_what_the_template_writes(name: str) -> No
     form = learned(name)
     assert (form.shape, form.trigger) == (SHAPES[name], TRIGGERS[name])
     one = written(name, ("get_weather", ARGUMENTS))
-    said, (call,) = form.parse(one, [WEATHER])
+    said, (call,) = parse_calls(form, one, [WEATHER])
     assert (said, call.name, call.arguments, call.problem) == ("", "get_weather", ARGUMENTS, "")
     if name != "llama-3":
         two = written(name, ("get_weather", ARGUMENTS), ("get_weather", {"city": "Bern"}))
-        said, calls = form.parse(two, [WEATHER])
+        said, calls = parse_calls(form, two, [WEATHER])
         assert said == ""
         assert [call.arguments for call in calls] == [ARGUMENTS, {"city": "Bern"}]
-    said, (empty,) = form.parse(written(name, ("list-files", {})), [WEATHER, NOTHING])
+    said, (empty,) = parse_calls(form, written(name, ("list-files", {})), [WEATHER, NOTHING])
     assert (said, empty.name, empty.arguments) == ("", "list-files", {})
 
 
@@ -80,10 +81,10 @@ def test_a_format_is_learned_and_reads_what_the_template_writes(name: str) -> No
 def test_text_is_no_call(name: str) -> None:
     form = learned(name)
     for text in ("Hello there.", "It is 3 < 4, as f(x=1) shows.", "", "A list: [1, 2]", "[1] f(x=1)", "{1} f(x=1)"):
-        assert form.parse(text) == (text, [])
+        assert parse_calls(form, text) == (text, [])
     whole = written(name, ("get_weather", ARGUMENTS))
     for end in range(0, len(whole) - len(form.closing) - len(form.end) - 3, 7):  # cut off
-        said, calls = form.parse(whole[:end], [WEATHER])
+        said, calls = parse_calls(form, whole[:end], [WEATHER])
         assert not calls and said == whole[:end]
 
 
@@ -91,7 +92,8 @@ def test_what_is_said_before_calls_is_kept() -> None:
     names = [name for name in TEMPLATES if not learned(name).only_at_start]
     assert len(names) > 5
     for name in names:
-        said, calls = learned(name).parse(f"I will look.\n{written(name, ('get_weather', ARGUMENTS))}", [WEATHER])
+        text = f"I will look.\n{written(name, ('get_weather', ARGUMENTS))}"
+        said, calls = parse_calls(learned(name), text, [WEATHER])
         assert said == "I will look." and len(calls) == 1, name
 
 
@@ -120,7 +122,7 @@ def test_a_template_without_calls_has_no_format() -> None:
     ],
 )  # fmt: skip
 def test_what_models_write_otherwise_is_read_too(name: str, text: str) -> None:
-    said, calls = learned(name).parse(text, [WEATHER])
+    said, calls = parse_calls(learned(name), text, [WEATHER])
     assert [(call.name, call.arguments) for call in calls] == [("get_weather", {"city": "Bern"})]
     assert said == ""
 
@@ -128,7 +130,7 @@ def test_what_models_write_otherwise_is_read_too(name: str, text: str) -> None:
 def test_a_channel_between_name_and_arguments_is_passed_over() -> None:
     form = CallFormat(shape="json", opening=" to=functions.", middle="<|channel|>commentary json<|message|>")
     text = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Bern"}'
-    said, calls = form.parse(text)
+    said, calls = parse_calls(form, text)
     assert calls == [ToolCall(name="get_weather", arguments={"city": "Bern"})]
     assert said == ""
 
@@ -137,25 +139,25 @@ def test_values_have_the_types_of_the_schema() -> None:
     form = learned("qwen-coder")
     arguments = {"city": "12", "days": "4", "exact": "True", "more": [1, {"a": None}]}
     text = written("qwen-coder", ("get_weather", arguments))
-    (call,) = form.parse(text, [WEATHER])[1]
+    (call,) = parse_calls(form, text, [WEATHER])[1]
     assert call.arguments == {"city": "12", "days": 4, "exact": True, "more": [1, {"a": None}]}
     code = "def f():\n    return 1\n"
-    (call,) = form.parse(written("qwen-coder", ("get_weather", {"city": f"    {code}"})), [WEATHER])[1]
+    (call,) = parse_calls(form, written("qwen-coder", ("get_weather", {"city": f"    {code}"})), [WEATHER])[1]
     assert call.arguments["city"] == f"    {code}"
-    (call,) = learned("gemma").parse('<|tool_call>call:f{where:{city:<|"|>a, b}<|"|>,at:[1,2]}}<tool_call|>')[1]
+    (call,) = parse_calls(learned("gemma"), '<|tool_call>call:f{where:{city:<|"|>a, b}<|"|>,at:[1,2]}}<tool_call|>')[1]
     assert call.arguments == {"where": {"city": "a, b}", "at": [1, 2]}}
 
 
 def test_arguments_that_are_no_object_are_a_problem() -> None:
-    (call,) = learned("hermes").parse('<tool_call>{"name": "f", "arguments": [1]}</tool_call>')[1]
+    (call,) = parse_calls(learned("hermes"), '<tool_call>{"name": "f", "arguments": [1]}</tool_call>')[1]
     assert call.problem == "The arguments are not a JSON object." and call.arguments == {}
-    (call,) = learned("mistral-new").parse("[TOOL_CALLS]f[CALL_ID]a[ARGS][1]")[1]
+    (call,) = parse_calls(learned("mistral-new"), "[TOOL_CALLS]f[CALL_ID]a[ARGS][1]")[1]
     assert call.problem
 
 
 def test_json_after_calls_is_no_further_call() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nFor example {"name": "delete", "arguments": {}}'
-    said, calls = learned("hermes").parse(text)
+    said, calls = parse_calls(learned("hermes"), text)
     assert [call.name for call in calls] == ["f"]
     assert said.startswith("For example")
 

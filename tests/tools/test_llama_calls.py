@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.engine.prompt.chat_template import ChatTemplate
+from cpuchat.tools.call_parser import parse_calls
 from cpuchat.tools.generic import GENERIC
 from tests.tools.llama_calls import RecordedHelper, read, recording, same
 
@@ -20,7 +21,7 @@ def test_calls_are_read_as_llama_cpp_reads_them(name: str) -> None:
     form = ChatTemplate(RecordedHelper(recorded), "", "").call_format
     assert form is not GENERIC
     for text in NO_CALLS:
-        assert form.parse(text) == (text, [])
+        assert parse_calls(form, text) == (text, [])
     readings = [(read(form, recorded, one, recording().tools[one.tools]), one) for one in recorded.outputs]
     others = [(found, output) for found, output in readings if not same(found, output)]
     assert len(others) == OTHERWISE.get(name, 0), others
@@ -35,4 +36,4 @@ def test_the_recording_is_of_many_templates_and_whole_calls() -> None:
 def test_values_in_values_without_end_are_no_call() -> None:
     form = ChatTemplate(RecordedHelper(recording().templates["MiniMax-M3"]), "", "").call_format
     text = f"{form.section}{form.opening}f{form.middle}{'[<a>]<]minimax[>' * 10_000}"
-    assert form.parse(text) == (text, [])
+    assert parse_calls(form, text) == (text, [])

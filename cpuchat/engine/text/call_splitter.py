@@ -10,6 +10,7 @@ from cpuchat.engine.text.stops import held_back
 from cpuchat.protocol import Channel
 from cpuchat.tool_calls import Tool, ToolCall
 from cpuchat.tools.call_format import CallFormat
+from cpuchat.tools.call_parser import parse_calls
 from cpuchat.tools.unmarked import may_begin, unmarked_calls
 
 _CHANNEL = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)*\s*(?:<(?:\|[^<>|]*\|?)?)?$")  # markers, the last one maybe unfinished
@@ -43,7 +44,7 @@ class CallSplitter:
         pieces = self._without_calls(self._splitter.flush())
         thought, self._thought = self._thought, ""
         if thought and isinstance(self._splitter, ReasoningSplitter) and self._splitter.in_reasoning:
-            rest, calls = self._form.parse(thought, self._tools)
+            rest, calls = parse_calls(self._form, thought, self._tools)
             if calls:  # they end the reasoning, which nothing else ended
                 self.calls = tuple(calls)
                 return [*pieces, ("answer", rest)] if rest else pieces
@@ -51,7 +52,7 @@ class CallSplitter:
             pieces.append(("reasoning", thought))
         rest, self._held = self._held, ""
         if self._calling:
-            rest, calls = self._form.parse(self._calling, self._tools, at_start=not self._has_said)
+            rest, calls = parse_calls(self._form, self._calling, self._tools, at_start=not self._has_said)
             self.calls, self._calling = tuple(calls), ""
         elif not self._has_said:
             rest, calls = unmarked_calls(rest, self._tools)

@@ -13,6 +13,7 @@ from cpuchat.engine.prompt.template_helper import TemplateHelper
 from cpuchat.errors import TemplateError
 from cpuchat.protocol import Message
 from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.call_parser import parse_calls
 from cpuchat.tools.generic import GENERIC
 from tests.support.chatting import children
 
@@ -275,7 +276,7 @@ def test_tools_and_calls_are_rendered_as_the_template_does(template) -> None:
     assert text.startswith('<tools>[{"type": "function", "function": {"name": "look"')
     call = '<tool_call>{"name": "look", "arguments": {"at": "ü"}}</tool_call>'
     assert text.endswith(f"<|user|>What?<|end|><|assistant|>{call}<|end|><|tool|>seen<|end|><|assistant|>")
-    assert chat.call_format.parse(call, [LOOK]) == ("", [ToolCall(name="look", arguments={"at": "ü"})])
+    assert parse_calls(chat.call_format, call, [LOOK]) == ("", [ToolCall(name="look", arguments={"at": "ü"})])
 
 
 def test_a_template_without_tools_gets_them_as_text(template) -> None:

@@ -1,0 +1,249 @@
+"""Reads the calls of tools in what a model wrote, in the format that was learned for it.
+
+What models write differs from what templates render in white space, in the numbers and ids of calls and in the order of
+JSON keys; all of that is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.tools.call_format import ID, KEY, CallFormat
+from cpuchat.tools.values import (
+    PLAIN_QUOTES,
+    bare_value_end,
+    json_object,
+    may_be_text,
+    string_end,
+    typed_value,
+    unescaped,
+)
+
+_MOST_CALLS = 64
+_NAME = r"(?P<name>[\w.$:-]{1,256}?)(?![\w-])"
+_WHOLE_NAME = r"(?P<name>[\w.$:-]{1,256}+)"  # where nothing but white space follows
+_KEY = r"(?P<key>[^\s<>=:/{}()\[\],\"']{1,256}?)"
+_ID_IN_NAME = re.compile(r"(?:functions\.)?(?P<name>.+?):\d+")
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>(?!\])", re.DOTALL)
+_PARTS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\w+|[^\w\s]")
+_NO_OBJECT = "The arguments are not a JSON object."
+
+
+def parse_calls(
+    form: CallFormat, text: str, tools: Sequence[Tool] = (), *, at_start: bool = True
+) -> tuple[str, list[ToolCall]]:
+    """Return what an answer says beside its calls, and the calls, complete ones only.
+
+    Args:
+        tools: their schemas tell what a value without quotes is.
+        at_start: the text begins an answer.
+    """
+    schemas = {tool.name: tool.parameters for tool in tools}
+    said, written = form.split(text, tuple(schemas), at_start=at_start)
+    calls, at = list[ToolCall](), 0
+    try:
+        while written and len(calls) < _MOST_CALLS and (found := _next(form, written, at, schemas)) is not None:
+            call, at = found
+            calls.append(call)
+    except RecursionError:  # values in values in values
+        return text, []
+    is_inside = bool(said) or not at_start
+    if not calls or (form.is_bare and is_inside and any(call.name not in schemas for call in calls)):
+        return text, []  # in the middle of a text an object with a name is a call only if a tool has it
+    return "\n".join(filter(None, (said, _rest(form, written[at:])))), calls
+
+
+def _next(form: CallFormat, text: str, start: int, schemas: dict[str, Any]) -> tuple[ToolCall, int] | None:
+    """Return the next call from `start` on, and where it ends."""
+    if form.shape == "object":
+        return _next_object(form, text, start)
+    named = _NAME if form.middle.strip() else _WHOLE_NAME
+    found = _pattern(form.lead, named, form.middle).search(text, start)
+    if found is None and form.shape == "json" and form.opening.strip():  # a channel or a kind in between
+        found = _loose_pattern(form.lead).search(text, start)
+    if found is None:
+        return None
+    ahead = form.between if start or text.startswith(form.between or "\0") else form.section
+    if not form.opening.strip() and text[start : found.start()].strip() != ahead.strip():
+        return None  # a name in a text, with nothing that marks it
+    name, id = found["name"], ""
+    if form.name_in_id and (parts := _ID_IN_NAME.fullmatch(name)) is not None:
+        name, id = parts["name"], name
+    problem = ""
+    if form.shape == "json":
+        arguments, end = json_object(text, found.end())
+    else:
+        arguments, end = _pairs(form, text, found.end(), schemas.get(name) or {})
+    if end < 0:
+        return None
+    if arguments is None:
+        arguments, problem = {}, _NO_OBJECT
+    return ToolCall(name=name, arguments=arguments, id=id, problem=problem), _skip(text, end, form.closing)
+
+
+def _next_object(form: CallFormat, text: str, start: int) -> tuple[ToolCall, int] | None:
+    """Return the call at `start`, a JSON object; the first one is anywhere behind the trigger."""
+    at = text.find("{")
+    if start:
+        behind = _skip(text, start, form.between)
+        at = _skip(text, behind, form.opening)
+        if form.opening.strip() and at == behind:
+            return None
+        at += len(text[at:]) - len(text[at:].lstrip())
+    if text[at : at + 1] != "{":
+        return None
+    value, end = json_object(text, at)
+    name = value.get(form.name_key) if value is not None else None
+    if value is None or not isinstance(name, str) or not name:
+        return None
+    arguments = value.get(form.arguments_key, {})
+    if isinstance(arguments, str):  # JSON in a string, as servers write it
+        arguments = json_object(arguments, 0)[0] if arguments.strip() else {}
+    id = next((str(value[key]) for key in ("id", "tool_call_id", "call_id") if key in value), "")
+    if isinstance(arguments, dict):
+        call = ToolCall(name=name, arguments=arguments, id=id)
+    else:
+        call = ToolCall(name=name, id=id, problem=_NO_OBJECT)
+    return call, _skip(text, end, form.closing)
+
+
+def _pairs(form: CallFormat, text: str, at: int, schema: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the arguments from `at` on, and where they end; -1: they do not."""
+    found, style = dict[str, Any](), form.pairs
+    pair = _pattern(f" {style.opening.strip()}", _KEY, style.assignment.rstrip())
+    while _skipped_closing(form, text, at) is None:
+        match = pair.match(text, _skip(text, at, style.separator))
+        if match is None:
+            break
+        key = match["key"]
+        found[key], at = _value(form, text, match.end(), key, _schema_of(schema, key))
+        if at < 0:
+            return found, -1
+    return found, at if _closes(form, text[at:].strip()) else -1
+
+
+def _closes(form: CallFormat, rest: str) -> bool:
+    """Return whether a call ends with `rest`: as the format says, or without a marker that has no text."""
+    closing = form.closing.strip()
+    visible = re.split(r"[<\[]", closing)[0].strip()
+    return rest.startswith(closing[:2]) or (bool(visible) and rest == visible)
+
+
+def _skipped_closing(form: CallFormat, text: str, at: int) -> int | None:
+    """Return where the end of the call is passed, None when it is not at `at`."""
+    if not form.closing.strip():
+        return None
+    end = _skip(text, at, form.closing)
+    return end if text[at:end].strip() else None
+
+
+def _value(form: CallFormat, text: str, at: int, key: str, schema: Any) -> tuple[Any, int]:
+    """Return the value at `at` and where its pair ends; -1: it does not."""
+    style = form.pairs
+    quote = text[at : at + 1] if style.quote in PLAIN_QUOTES and text[at : at + 1] in PLAIN_QUOTES else style.quote
+    if quote and text.startswith(quote, at):
+        begin = at + len(quote)
+        end = string_end(text, begin, quote)
+        if end < 0:
+            return "", -1
+        return unescaped(text[begin:end], quote), _skip(text, end + len(quote), style.closing)
+    closing = style.closing.strip().replace(KEY, key)
+    if (members := _members(form, text, at, closing, schema)) is not None:
+        return members
+    if closing and (data := _CDATA.match(text, at)) is not None:
+        return typed_value(data[1], schema), _skip(text, data.end(), closing)
+    if closing:
+        found = _pattern(closing).search(text, at)
+        end, after = (found.start(), found.end()) if found is not None else (-1, -1)
+    else:
+        end = after = bare_value_end(text, at, style.quote)
+    if end < 0:
+        return "", -1
+    written = text[at:end]
+    if style.assignment.endswith("\n"):
+        written = written.removeprefix("\n")
+    if style.closing.startswith("\n"):
+        written = written.removesuffix("\n")
+    return typed_value(written, schema, style.quote), after
+
+
+def _members(form: CallFormat, text: str, at: int, closing: str, schema: Any) -> tuple[Any, int] | None:
+    """Return an object or array that is written as values are, with its keys or `item`, as MiniMax M3 does; None
+    where there is none.
+    """
+    style, kind = form.pairs, schema.get("type") if isinstance(schema, dict) else None
+    mark = style.closing.partition(KEY)[2].removeprefix(style.assignment).strip()  # what begins each tag
+    pair = _pattern(f" {style.opening.strip()}", _KEY, style.assignment.rstrip())
+    first = _skip(text, at, mark)
+    if KEY not in style.closing or not mark or may_be_text(schema) or (first == at and kind != "array"):
+        return None
+    found, at = list[tuple[str, Any]](), first
+    while (match := pair.match(text, at)) is not None:
+        inner = _schema_of(schema, match["key"])
+        value, at = _value(form, text, match.end(), match["key"], inner)
+        if at < 0:
+            return "", -1
+        found.append((match["key"], value))
+    end = _skip(text, at, closing.removeprefix(mark))
+    if end == at:
+        return None
+    is_list = kind == "array" or (kind != "object" and all(key == "item" for key, _ in found))
+    return ([value for _, value in found] if is_list else dict(found)), end
+
+
+def _rest(form: CallFormat, text: str) -> str:
+    """Return what follows the calls, without what ends them, of which some leave a part out."""
+    text = text.strip()
+    end = f"{form.end}{form.turn_end}"
+    if "".join(f"{form.closing}{end}".split()).startswith("".join(text.split())):
+        return ""
+    for part in _PARTS.findall(end):
+        if not text.startswith(part):
+            break
+        text = text[len(part) :].lstrip()
+    return text
+
+
+def _schema_of(schema: Any, key: str) -> Any:
+    """Return the schema of a member, or of the items of an array; None when it is not told plainly."""
+    if not isinstance(schema, dict):
+        return None
+    members = schema.get("properties")
+    return members.get(key) if isinstance(members, dict) else schema.get("items")
+
+
+@lru_cache(256)
+def _pattern(literal: str, group: str = "", then: str = "") -> re.Pattern[str]:
+    """Return a pattern for two literals and what is between them."""
+    return re.compile(_lenient(literal) + group + _lenient(then))
+
+
+@lru_cache(16)
+def _loose_pattern(opening: str) -> re.Pattern[str]:
+    """Return a pattern for a name and what else stands before its arguments."""
+    return re.compile(_lenient(opening) + _NAME + r"[^{}\n]{0,100}?(?=\{)")
+
+
+def _lenient(literal: str) -> str:
+    """Return a pattern for a literal: any white space where it has some, any number, any id."""
+    parts = list[str]()
+    for part in re.split(rf"(\s+|\d+|{ID})", literal):
+        if part == ID:
+            parts.append(r"[\w.:-]{0,256}?")
+        elif part.isspace():
+            parts.append(r"\s*")
+        elif part.isdecimal():
+            parts.append(r"\d+")
+        else:
+            parts.append(re.escape(part))
+    return "".join(parts)
+
+
+def _skip(text: str, at: int, literal: str) -> int:
+    """Return the place behind a literal and the white space before it; `at` where it is not there."""
+    found = _pattern(" " + literal.strip()).match(text, at) if literal.strip() else None
+    return found.end() if found is not None else at
