@@ -1,12 +1,16 @@
-"""Tests keeping parsed style sheets: they are those of the theme, and none is parsed twice."""
+"""Tests keeping parsed style sheets: they are those of the theme, none is parsed twice, and no widget stays."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
+from textual.app import App
 from textual.color import Color
 from textual.css.stylesheet import Stylesheet
+from textual.widgets import Label
 
 from cpuchat.tui.terminal import parsed_styles
 
@@ -33,3 +37,19 @@ def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) 
     sheet.set_variables({"value": "blue"})
     sheet.reparse()
     assert color("", sheet) == Color.parse("blue") and len(parsed) == 2
+
+
+async def test_what_a_removed_widget_had_drawn_is_freed() -> None:
+    parsed_styles.keep()
+    async with App[None]().run_test() as pilot:
+        label = Label("drawn")
+        await pilot.app.mount(label)
+        await pilot.pause()
+        drawn = weakref.ref(label._styles_cache)
+        assert label._styles_cache._cache
+        await label.remove()
+        del label
+        await pilot.app.mount(Label("the last one is remembered"))
+        await pilot.pause()
+        gc.collect()
+        assert drawn() is None
