@@ -202,6 +202,11 @@ class SettingsScreen(Dismissable[Settings | None]):
         self._theme_before = self.app.theme
         self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
 
+    def on_unmount(self) -> None:
+        # Textual lets a text area go only when the theme changes after it was closed.
+        watchers = getattr(self.app, "__watchers", {}).get("theme", [])
+        watchers[:] = [one for one in watchers if not (isinstance(one[0], TextArea) and not one[0].is_attached)]
+
     @property
     def _rows(self) -> list[SettingRow]:
         return list(self.query(SettingRow))

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import msgspec
 import pytest
-from textual.widgets import Input, Select
+from textual.widgets import Input, Select, TextArea
 
 from cpuchat import paths, settings
 from cpuchat.presets import Preset, save_preset
@@ -188,3 +191,14 @@ async def test_the_preset_of_new_chats_is_one_that_exists() -> None:
         preset.put("calm")
         await app.press("ctrl+s")
         await app.until(lambda: settings.load().chat.preset == "calm")
+
+
+async def test_a_closed_screen_is_freed_with_its_text_areas() -> None:
+    async with running() as app:
+        areas = [weakref.ref(area) for area in (await opened(app)).query(TextArea)]
+        await app.press("escape")
+        await opened(app)  # what was closed last may be remembered
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        gc.collect()
+        assert areas and not any(area() is not None for area in areas)
