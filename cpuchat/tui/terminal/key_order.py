@@ -4,7 +4,7 @@ link).
 Textual hands characters to the focused widget, but acts on bound keys in the app: at once for priority bindings, and
 only after the key has climbed the tree for the others. Enter then overtakes the text before it, and Backspace is
 overtaken by the text after it. What follows a key that opens a screen would go to the screen below, or to one that has
-no widgets yet.
+no widgets yet; what follows a key that moves the focus, to the widget that had it before.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from textual import events
 from textual.app import App
 from textual.dom import DOMNode
-from textual.message_pump import MessagePump
+from textual.message_pump import Callback, MessagePump
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
@@ -26,11 +26,19 @@ _PATIENCE = 1.0  # s; only if a widget waits for the app itself, which it must n
 
 
 class OrderedKeys(App[Result]):
-    """An app that handles a bound key only after its text fields have processed everything typed before, and a screen's
-    keys only after it has opened.
+    """An app that handles a bound key only after its widgets have processed everything typed before, and at once with
+    all that follows from it; and a screen's keys only after it has opened.
     """
 
     _open: Screen[object] | None = None
+    _acting = False
+
+    def call_later(self, callback: Callback, *args: Any, **kwargs: Any) -> bool:
+        """Call after what is queued, but before the next key if it follows from one: `Widget.focus` waits here."""
+        if not self._acting:
+            return super().call_later(callback, *args, **kwargs)
+        self.call_next(callback, *args, **kwargs)
+        return True
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
@@ -47,15 +55,23 @@ class OrderedKeys(App[Result]):
             self._open = screen
 
     async def _acted(self, event: events.Key) -> bool:
-        """Run what `event` is bound to while a text field has the focus; False leaves the key to Textual."""
-        field = self.focused
-        if event.is_printable or not isinstance(field, Input | TextArea):
+        """Run what `event` is bound to; False leaves the key to Textual."""
+        focused = self.focused
+        if event.is_printable and isinstance(focused, Input | TextArea):
             return False
-        await _patiently(_settled(field))
-        if await self._check_bindings(event.key, priority=True):
-            return True
-        inserted = isinstance(field, TextArea) and event.key == "enter"  # a line break, no binding
-        return not inserted and await self._check_bindings(event.key)
+        if not self.app_focus:  # this key brings the focus back
+            return False
+        await _patiently(_settled(self.screen if focused is None else focused))
+        if event.key == "escape":
+            self.screen.clear_selection()  # as screens do when the key has climbed to them
+        self._acting = True
+        try:
+            if await self._check_bindings(event.key, priority=True):
+                return True
+            inserted = isinstance(focused, TextArea) and event.key == "enter"  # a line break, no binding
+            return not inserted and await self._check_bindings(event.key)
+        finally:
+            self._acting = False
 
 
 async def _patiently(wait: Awaitable[None]) -> None:
@@ -63,10 +79,10 @@ async def _patiently(wait: Awaitable[None]) -> None:
         await asyncio.wait_for(wait, _PATIENCE)
 
 
-async def _settled(field: DOMNode) -> None:
-    """Wait until `field`, and all that it tells of changes up to its screen, has seen what it was sent before."""
-    await _emptied(field)  # the keys themselves
-    for node in field.ancestors_with_self:  # "changed" climbs from the field to who listens
+async def _settled(focused: DOMNode) -> None:
+    """Wait until `focused`, and all that it tells of changes up to its screen, has seen what it was sent before."""
+    await _emptied(focused)  # the keys themselves
+    for node in focused.ancestors_with_self:  # "changed" climbs from the widget to who listens
         if isinstance(node, App):
             break
         await _emptied(node)
