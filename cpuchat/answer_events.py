@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import msgspec
 
 from cpuchat.chats.history import ChatHistory
+from cpuchat.chats.saving import UNSAVED
+from cpuchat.errors import CpuchatError
 from cpuchat.protocol import AnyEvent, CallDone, CallsMade, Failed, GenerationFinished, TextDelta
 from cpuchat.tool_calls import ToolStep
 
@@ -34,5 +39,21 @@ async def put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> b
             step = msgspec.structs.replace(step, results=(*step.results, event.result))
             return await history.put_answer(steps=(*before, step))
         case Failed():
+            if event.alone and not answer.steps:
+                await _mark_refused(history, event.code)
             return await history.put_answer(stop_reason=event.code)
     return await history.put_answer()
+
+
+async def _mark_refused(history: ChatHistory, code: str) -> None:
+    """Keep with the question that it is too long, so that `request_messages` does not send it with the next one."""
+    asked, chat = history.question, history.chat
+    if asked is None or asked.id == UNSAVED or chat is None:
+        return
+    with contextlib.suppress(CpuchatError):  # no store, or a full disk: it is known until the chat is closed
+        version = await asyncio.to_thread(history.store.update_message, asked.id, stop_reason=code)
+        if version == chat.version + 1:  # else another instance changed the chat too, which the next change finds
+            history.chat = msgspec.structs.replace(chat, version=version)
+    history.messages = [
+        msgspec.structs.replace(one, stop_reason=code) if one.id == asked.id else one for one in history.messages
+    ]

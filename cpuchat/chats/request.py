@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.protocol import Message
@@ -17,7 +18,8 @@ _BACKTICKS = re.compile("`{3,}")
 def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Message, ...]:
     """Return the request to answer `messages` after the system prompt, if there is one.
 
-    The last summary stands for what it covers: all before it, or before the question that it follows.
+    The last summary stands for what it covers: all before it, or before the question that it follows. A question that
+    was refused as too long is not sent with the next one.
     """
     at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].is_summary), -1)
     if at >= 0:
@@ -25,7 +27,9 @@ def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Me
         system = "\n\n".join(filter(None, (system, f"{SUMMARY_TITLE}\n\n{messages[at].content}")))
         messages = [*asked, *messages[at + 1 :]]
     turns = [Message(role="system", content=system)] if system else []
-    for message in messages:
+    for message, following in zip_longest(messages, messages[1:]):
+        if message.role == "user" and message.stop_reason and following is not None and following.role == "user":
+            continue
         content = sent_text(message.content, message.attachments)
         turn = Message(role=message.role, content=content, reasoning=message.reasoning)
         if turns and turn.role == turns[-1].role == "user":

@@ -20,11 +20,11 @@ from cpuchat.chats.transfer.sources import read_exports
 from cpuchat.conversation import Conversation
 from cpuchat.errors import UsageError
 from cpuchat.present.chats import markdown
-from cpuchat.protocol import Message
+from cpuchat.protocol import Failed, Message
 from cpuchat.settings import Settings
 from cpuchat.tool_calls import ToolCall, ToolResult, ToolStep
 from tests.chats.test_branches import asked, conversation, everything, texts
-from tests.support.scripted_backend import ScriptedBackend, answer
+from tests.support.scripted_backend import ScriptedBackend, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
 
@@ -87,6 +87,29 @@ async def test_a_chat_that_is_not_stored_has_attachments_too() -> None:
     core = Conversation(settings=Settings(), backend=ScriptedBackend([answer("One")]), store=None)
     await everything(core.send("What is @a.py?", attach=lambda: (FILE,)))
     assert asked(core) == [SENT]
+    await core.close()
+
+
+def too_long() -> list[Step]:
+    return [Failed(code="context_full", message="The last message needs 9,000 tokens.", hint="Shorten it.", alone=True)]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_message_that_was_too_long_is_not_sent_with_the_next_one(stored: bool) -> None:
+    backend = ScriptedBackend([answer("One"), too_long(), answer("Two"), too_long(), answer("Three")])
+    store = ChatStore(paths.chats_db()) if stored else None
+    core = Conversation(settings=Settings(), backend=backend, store=store)
+    await everything(core.send("First?"))
+    await everything(core.send("Very long"))
+    if stored:
+        assert core.chat is not None and texts(core) == ["First?", "One", "Very long"]
+        await core.open_chat(core.chat.id)
+    await everything(core.send("Second?"))
+    assert asked(core) == ["First?", "One", "Second?"]
+    assert [one.content for one in core.messages] == ["First?", "One", "Very long", "Second?", "Two"]
+    await everything(core.send("Longer"))
+    await everything(core.regenerate())  # with a larger context, say
+    assert asked(core) == ["First?", "One", "Second?", "Two", "Longer"]
     await core.close()
 
 

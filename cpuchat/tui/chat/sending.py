@@ -146,7 +146,7 @@ class SendingScreen(PanesScreen):
 
     def _go_on(self) -> None:
         """Ask what to do about a full context, or send the next message, unless the last answer failed. A message that
-        is too long by itself is edited: it would be sent again with the next one.
+        is too long by itself is edited: the next one is sent without it.
         """
         if (failed := self._full) is not None:
             self._full = None

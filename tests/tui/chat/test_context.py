@@ -213,6 +213,20 @@ async def test_a_message_that_does_not_fit_alone_is_edited_so_that_the_next_one_
         assert app.prompt.text == ""
 
 
+async def test_a_message_that_does_not_fit_alone_stays_out_of_the_next_one_when_its_edit_is_cancelled() -> None:
+    alone: list[Step] = [Failed(code="context_full", message="The last message needs 9,000 tokens.", alone=True)]
+    async with running(ScriptedBackend([alone, answer("One.")])) as app:
+        await app.ready()
+        await app.write("Very long")
+        await app.press("enter")
+        await app.until(lambda: "Edit last message" in app.screen_text)
+        await app.press("escape")
+        await app.until(lambda: "Edit last message" not in app.screen_text)
+        await app.send("Short")
+        assert [message.content for message in app.backend.requests[-1].messages] == ["Short"]
+        assert app.stored() == [("user", "Very long"), ("user", "Short"), ("assistant", "One.")]
+
+
 async def test_an_edited_summary_is_saved_without_a_model() -> None:
     def summarized(conversation: Conversation) -> None:
         store = conversation.history.store
