@@ -20,6 +20,8 @@ StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
 FlashAttention = Literal["auto", "on", "off"]
 LoadMode = Literal["mmap", "read"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+ANSWER_SHARE: Final = 8
+"""Of the context, one part in so many is kept for the answer at most."""
 FRAME_SECONDS: Final = 0.08
 """Shortest time between two events with text, unless a request says otherwise."""
 

@@ -120,6 +120,12 @@ def test_message_longer_than_the_context(chat: Chat, tiny_model: Path) -> None:
     assert chat.ask(user("short")).predicted_n == 24
 
 
+def test_a_message_may_leave_as_little_room_as_a_chat_that_must_be_whole(chat: Chat, tiny_model: Path) -> None:
+    chat.load(tiny_model)
+    timings = chat.ask(user("x y z " * 64), max_tokens=0)
+    assert 512 * 3 // 4 < timings.cache_n + timings.prompt_n <= 512 * 7 // 8
+
+
 def test_answer_until_the_context_is_full(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
     timings = chat.ask(user("Hello"), max_tokens=0)

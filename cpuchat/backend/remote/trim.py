@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpuchat.protocol import Message
+from cpuchat.protocol import ANSWER_SHARE, Message
 
 _PER_MESSAGE = 16  # characters that a template adds, about
 
@@ -28,7 +28,7 @@ def without_oldest(
     sizes = [len(message.content) + len(message.reasoning) + _PER_MESSAGE for message in messages]
     per_character = needed / sum(sizes)
     step = max(1, n_ctx // (4 if in_steps else 16))
-    excess = needed - (n_ctx - n_ctx // 8)
+    excess = needed - (n_ctx - n_ctx // ANSWER_SHARE)
     goal = needed - max(1, -(-excess // step)) * step
     for start in starts[1:]:
         kept = [n for n, message in enumerate(messages) if n >= start or message.role == "system"]

@@ -8,11 +8,9 @@ from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.token_history import TokenHistory
 from cpuchat.engine.prompt.trim import TrimResult, require_room_for_last, trim_messages
 from cpuchat.errors import ContextFull, UsageError
-from cpuchat.protocol import Message
+from cpuchat.protocol import ANSWER_SHARE, Message
 
-# Of the context, one part in so many is kept for the answer at most.
-_TRIMMED_SHARE = 4  # of a chat whose oldest turns are left out
-_WHOLE_SHARE = 8  # of one that is kept whole: the user is warned that it is almost full before this is reached
+_TRIMMED_SHARE = 4  # in place of `ANSWER_SHARE`: of a chat whose oldest turns are left out
 
 
 class PromptBuilder:
@@ -54,7 +52,8 @@ class PromptBuilder:
         """Return the rendered prompt and its tokens; oldest messages are left out where the context is too small.
 
         Args:
-            max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it.
+            max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it, an eighth if
+                the last message needs more than is left.
             on_trimmed: called with what was dropped.
             in_steps: as of `trim_messages`.
 
@@ -64,7 +63,8 @@ class PromptBuilder:
         """
         marked = [self._vocab.mark_content(message) for message in messages]
         budget = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
-        trimmed = trim_messages(self._count, marked, budget, in_steps)
+        limit = self._n_ctx - self._reserve(max_tokens, ANSWER_SHARE)
+        trimmed = trim_messages(self._count, marked, budget, in_steps, limit)
         if trimmed.dropped_messages:
             on_trimmed(trimmed)
         return self._checked(self._render(trimmed.messages))
@@ -81,7 +81,7 @@ class PromptBuilder:
             TemplateError: the model's template failed.
         """
         marked = [self._vocab.mark_content(message) for message in messages]
-        reserve = 0 if max_tokens is None else self._reserve(max_tokens, _WHOLE_SHARE)
+        reserve = 0 if max_tokens is None else self._reserve(max_tokens, ANSWER_SHARE)
         if reserve and (n_tokens := self._count(marked)) > self._n_ctx - reserve:
             require_room_for_last(self._count, marked, self._n_ctx - reserve)
             raise ContextFull(

@@ -20,7 +20,11 @@ class TrimResult(msgspec.Struct, frozen=True):
 
 
 def trim_messages(
-    count: Callable[[list[Message]], int], messages: Sequence[Message], budget: int, in_steps: bool = True
+    count: Callable[[list[Message]], int],
+    messages: Sequence[Message],
+    budget: int,
+    in_steps: bool = True,
+    limit: int | None = None,
 ) -> TrimResult:
     """Drop the oldest turns until the prompt fits.
 
@@ -34,9 +38,10 @@ def trim_messages(
     Args:
         count: returns the tokens of a prompt with these messages; called about log2(turns) + 2 times.
         budget: tokens that the prompt may have: the context less the room for the answer.
+        limit: tokens that what must stay may have, which leaves less room; None: `budget`.
 
     Raises:
-        ContextFull: what must stay is longer than `budget`; the message holds the arithmetic.
+        ContextFull: what must stay is longer than `limit`; the message holds the arithmetic.
     """
     everything = list(messages)
     total = count(everything)
@@ -51,8 +56,9 @@ def trim_messages(
     )
     kept = _kept_from(everything, starts[min(oldest, len(starts) - 1)]) if starts else everything
     size = count(kept)
-    if size > budget:
-        raise _too_long(count, everything, size, budget)
+    limit = budget if limit is None else limit
+    if size > limit:
+        raise _too_long(count, everything, size, limit)
     return TrimResult(kept, len(everything) - len(kept), total - size)
 
 

@@ -16,6 +16,7 @@ from cpuchat.chats.records import Attachment, storable
 from cpuchat.chats.request import sent_text
 from cpuchat.errors import UsageError
 from cpuchat.model_info import ModelInfo
+from cpuchat.protocol import ANSWER_SHARE
 from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.composer import Composer, Outgoing
@@ -236,7 +237,7 @@ class Attaching:
         exact = await self._counted(parts, model) if model is not None else None
         n_tokens = sum(map(estimated_tokens, parts)) if exact is None else exact
         tokens = f"{'≈' if exact is None else ''}{plural(n_tokens, 'token')}"
-        room = model.n_ctx - model.n_ctx // 8 if model is not None else 0  # the rest is kept for the answer
+        room = model.n_ctx - model.n_ctx // ANSWER_SHARE if model is not None else 0
         if model is not None and 0 < room < n_tokens:
             tokens = f"{tokens}: too long for the context of {model.n_ctx:,}"
         elif model is not None and 0 < room < n_tokens + self._used():

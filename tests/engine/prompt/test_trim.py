@@ -60,6 +60,13 @@ def test_the_last_message_may_fill_the_budget():
     assert trim_messages(Counter(), messages, 100).messages == messages[-1:]
 
 
+def test_the_last_message_alone_may_have_more_than_the_budget():
+    messages = [*turns(5), Message(role="user", content="x" * 108)]
+    assert trim_messages(Counter(), messages, 100, limit=110).messages == messages[-1:]
+    with pytest.raises(ContextFull, match="110 tokens, but the context has room for 109"):
+        trim_messages(Counter(), messages, 100, limit=109)
+
+
 def test_too_long_a_message_is_refused_with_the_arithmetic():
     messages = [Message(role="system", content="s" * 48), *turns(2), Message(role="user", content="x" * 1998)]
     with pytest.raises(ContextFull, match=r"2,050 tokens \(50 of them for the system prompt\).*room for 1,024"):
