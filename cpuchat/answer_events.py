@@ -45,6 +45,16 @@ async def put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> b
     return await history.put_answer()
 
 
+def advised(event: AnyEvent, history: ChatHistory) -> AnyEvent:
+    """Return `event`; how to send less of a file is added to the hint if a message with one is too long."""
+    if not isinstance(event, Failed) or not event.alone or (asked := history.question) is None:
+        return event
+    if not any(attachment.mark.startswith("@") for attachment in asked.attachments):
+        return event
+    hint = f"{event.hint} Of a file, attach only the lines you need: @file:10-80."
+    return msgspec.structs.replace(event, hint=hint.strip())
+
+
 async def _mark_refused(history: ChatHistory, code: str) -> None:
     """Keep with the question that it is too long, so that `request_messages` does not send it with the next one."""
     asked, chat = history.question, history.chat

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.answer_events import put_event
+from cpuchat.answer_events import advised, put_event
 from cpuchat.backend.base import Backend
 from cpuchat.chat_preset import ChatPreset
 from cpuchat.chats.history import ChatHistory
@@ -331,7 +331,7 @@ class Conversation:
                         if isinstance(event, GenerationFinished):
                             await self._log_speed(event)
                             event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
-                        yield event
+                        yield advised(event, history)
                         if isinstance(event, CallDone) and not self._stopping:
                             self._start_meter()
             finally:

@@ -23,7 +23,7 @@ from cpuchat.engine.text.call_splitter import CallSplitter
 from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.errors import UsageError
+from cpuchat.errors import ContextFull, UsageError
 from cpuchat.protocol import (
     ContextTrimmed,
     Event,
@@ -104,7 +104,13 @@ class Answer:
         histories = (loaded.history,) if saved is None else (loaded.history, saved.history)
         if loaded.pool is not None:
             histories = (*histories, *loaded.pool.histories)
-        text, prompt = self._build_prompt(PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx))
+        try:
+            text, prompt = self._build_prompt(PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx))
+        except ContextFull as error:
+            largest = loaded.model.info.n_ctx_train
+            if not largest or self._sequence.n_ctx < largest:
+                error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
+            raise
         if saved is not None:
             loaded.restore(command.chat_id, saved, text, prompt)
         if loaded.pool is not None:

@@ -120,6 +120,14 @@ def test_message_longer_than_the_context(chat: Chat, tiny_model: Path) -> None:
     assert chat.ask(user("short")).predicted_n == 24
 
 
+def test_a_larger_context_is_advised_where_the_model_has_one(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:
+    small = write_tiny_gguf(tmp_path / "small.gguf", n_ctx_train=512)
+    for path, hint in ((tiny_model, "Shorten it, or raise the context size (--ctx)."), (small, "Shorten it.")):
+        chat.load(path)
+        chat.request(messages=(user("x y z " * 200),))
+        assert chat.failure.hint == hint
+
+
 def test_a_message_may_leave_as_little_room_as_a_chat_that_must_be_whole(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
     timings = chat.ask(user("x y z " * 64), max_tokens=0)

@@ -87,7 +87,7 @@ class PromptBuilder:
             raise ContextFull(
                 f"The chat has {n_tokens:,} tokens; with {reserve:,} for the answer it exceeds the context "
                 f"of {self._n_ctx:,}.",
-                "Summarize it with /compact, start a new chat, or raise --ctx.",
+                "Summarize it with /compact or start a new chat.",
                 n_tokens,
             )
         return self._checked(self._render(marked))
@@ -107,7 +107,7 @@ class PromptBuilder:
         if len(tokens) >= self._n_ctx:
             raise ContextFull(
                 f"The prompt has {len(tokens):,} tokens, but the context holds only {self._n_ctx:,}.",
-                "Shorten the prompt or raise --ctx.",
+                "Shorten the prompt.",
                 len(tokens),
             )
         return text, tokens

@@ -82,6 +82,6 @@ def _too_long(count: Callable[[list[Message]], int], messages: list[Message], ne
     share = f" ({needed - alone:,} of them for the system prompt)" if alone < needed else ""
     return ContextFull(
         f"The last message needs {needed:,} tokens{share}, but the context has room for {max(0, budget):,}.",
-        "Shorten it, or raise the context size (--ctx).",
+        "Shorten it.",
         alone=True,
     )
