@@ -23,7 +23,7 @@ from cpuchat.tui.chat.welcome import COMPARE
 
 
 class SendingScreen(PanesScreen):
-    """Base of the chat screen."""
+    """Base of the chat screen, which defines what only raises here: the metaclass of Textual leaves no room for ABC."""
 
     _attaching: Attaching
     _clipboard: Clipboard
