@@ -7,6 +7,7 @@ an estimate that was fitted to its log lines (`_compute_bytes`).
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 
 import msgspec
@@ -39,6 +40,7 @@ _COPY_SHARE = 0.01  # of a plain pass
 _MOST_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
 _SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
 _SNAPSHOT_SHARE = 0.1
+_RECURRENT = re.compile(r"blk\.([^.]*)\.(?:ssm_|time_mix_|shortconv\.)").match
 
 
 def gigabytes(count: int) -> str:
@@ -141,9 +143,7 @@ def state_bytes(header: GGUFHeader) -> int:
 
 
 def _recurrent_layers(header: GGUFHeader) -> set[str]:
-    kinds = (".ssm_", ".time_mix_", ".shortconv.")
-    names = (t.name for t in header.tensors if t.name.startswith("blk."))
-    return {name.split(".")[1] for name in names if any(kind in name for kind in kinds)}
+    return {match[1] for t in header.tensors if (match := _RECURRENT(t.name))}
 
 
 def _recurrent_bytes(header: GGUFHeader) -> tuple[int, int]:
