@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert kept.read() == {}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.files.LOCK_SECONDS", 0.05)
     kept = cache(tmp_path / "k.json")

@@ -215,7 +215,7 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     assert (engine.threads, engine.poll, engine.experts) == (19, 19, 19)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_program_that_hangs_with_the_lock_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.files.LOCK_SECONDS", 0.05)
     for folder in (paths.settings_file().parent, paths.state_file().parent):

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parent.parent
-HANG_GUARD = 120
+HANG_GUARD = 180
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,6 @@ def test_ctrl_c_stops_it(slow_model: Path) -> None:
     assert process.stderr is not None
     assert b"set by you: memory = local" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=180)
     assert process.returncode == 130, out
     assert b"Stopped" in out

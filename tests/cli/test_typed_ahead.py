@@ -19,7 +19,7 @@ async def test_lines_are_kept_an_empty_one_is_told_and_ctrl_d_ends(monkeypatch: 
         monkeypatch.setattr(sys, "stdin", stdin)
         with typed.reading():
             os.write(keyboard, "Wie schnell? ½\n\n".encode())
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 await empty.wait()
                 os.write(keyboard, b"\x04")
                 while not typed.ended:

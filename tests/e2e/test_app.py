@@ -73,7 +73,7 @@ def test_killed_app_keeps_the_text_and_its_worker_goes_too(tiny_model: Path, tmp
     family = [app, *app.children(recursive=True)]
     assert len(family) > 1
     app.kill()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=180)
     assert not alive
     assert [row[0] for row in stored()] == ["user", "assistant"]
 

@@ -87,7 +87,7 @@ def test_an_error_anywhere_ends_on_the_last_resort_screen(tiny_model: Path, tmp_
         assert terminal.wait_for_end() == 1
         check_given_back(terminal, modes)
         assert "cpuchat: internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(terminal)
-        assert not psutil.wait_procs(members, timeout=60)[1]
+        assert not psutil.wait_procs(members, timeout=180)[1]
 
 
 def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_signal_while_streaming_ends_in_order(name: str, tiny_model: Path, tmp
         assert terminal.wait_for_end() == 128 + number
         check_given_back(terminal, modes)
         assert f"cpuchat: killed by {name}. Your chat is saved." in last_lines(terminal)
-        assert not psutil.wait_procs(members, timeout=60)[1]
+        assert not psutil.wait_procs(members, timeout=180)[1]
         (_, answer) = stored()
         assert answer[1] and answer[2] == "cancelled"
 
@@ -154,7 +154,7 @@ def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: P
         # Which of two signals at once comes second is the kernel's choice.
         assert terminal.wait_for_end() in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         check_given_back(terminal, modes)
-        assert not psutil.wait_procs(members, timeout=60)[1]
+        assert not psutil.wait_procs(members, timeout=180)[1]
 
 
 def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Pat
         ask(terminal, "say something long")
         members = family(terminal)
         assert terminal.hang_up() == 128 + signal.SIGHUP
-        assert not psutil.wait_procs(members, timeout=60)[1]
+        assert not psutil.wait_procs(members, timeout=180)[1]
         (_, answer) = stored()
         assert answer[1] and answer[2] == "cancelled"
 
@@ -194,7 +194,7 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         shell.press("ctrl+z")
         shell.wait_for("Stopped")
         shell.type("kill %1\r")  # as it lies there stopped
-        assert not psutil.wait_procs(members, timeout=60)[1]
+        assert not psutil.wait_procs(members, timeout=180)[1]
         (_, answer) = stored()
         assert answer[1] and answer[2] == "cancelled"
     finally:

@@ -26,7 +26,7 @@ from cpuchat.models.quantize.messages import (
 from cpuchat.models.quantize.types import quant_type
 from tests.support.tiny_gguf import write_tiny_gguf
 
-HANG_GUARD = 60
+HANG_GUARD = 180
 
 
 class Child:

@@ -26,7 +26,7 @@ from tests.hardware.trees import make_tree, write
 
 pytestmark = pytest.mark.slow
 
-HANG_GUARD = 60
+HANG_GUARD = 180
 NOBODY = (65534, 65534)
 HSMP = {(0x14, 0): 460 << 20 | 288 << 8, (4, 0): 250_000}
 

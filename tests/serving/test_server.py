@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nHost: "])
 async def test_silent_connections_are_closed_and_others_are_answered(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch

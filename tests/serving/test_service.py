@@ -69,7 +69,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_requests_are_answered_in_the_order_of_their_arrival() -> None:
     engine = Engine(FINISHED)
     service = served(engine)

@@ -19,7 +19,7 @@ from cpuchat.serving.service import Place
 from tests.serving.test_service import parsed
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": ("127.0.0.1", 1)}
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 class Queue:

@@ -21,7 +21,7 @@ from tests.support.sound_program import SoundProgram, no_sound_program
 
 pytestmark = pytest.mark.slow
 STORY = "Each weight is read once per token. " * 8
-HANG_GUARD = 120
+HANG_GUARD = 180
 
 
 class Reading:

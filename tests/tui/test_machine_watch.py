@@ -63,7 +63,7 @@ async def test_counters_are_opened_in_a_thread_and_asked_from_then_on() -> None:
     assert threading.get_ident() not in counters.threads
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_a_kernel_that_takes_its_time_keeps_nobody() -> None:
     asked, go = threading.Event(), threading.Event()
 

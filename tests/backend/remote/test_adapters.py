@@ -350,7 +350,7 @@ async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
         backend = RemoteBackend()
         await collect(backend.load(ServerModel(server.url), LoadOptions()))
         before = len(server.asked)
-        got = await asyncio.wait_for(collect(backend.generate(chat("Hello"))), 60)
+        got = await asyncio.wait_for(collect(backend.generate(chat("Hello"))), 180)
         await backend.close()
     assert got.text == "Hello" and got.of(ServerLoad)[0].waiting == 3
 

@@ -33,7 +33,7 @@ async def test_stopping_closes_the_connection_and_keeps_the_text() -> None:
         got = Answer(events)
         assert got.text == "partial"
         assert got.finished.stop_reason == "cancelled"
-        await asyncio.wait_for(server.left.wait(), 60)
+        await asyncio.wait_for(server.left.wait(), 180)
 
 
 async def test_leaving_early_closes_the_connection() -> None:
@@ -48,7 +48,7 @@ async def test_leaving_early_closes_the_connection() -> None:
             async for event in events:
                 if isinstance(event, TextDelta):
                     break
-        await asyncio.wait_for(server.left.wait(), 60)
+        await asyncio.wait_for(server.left.wait(), 180)
 
 
 async def test_a_killed_backend_ends_its_stream() -> None:

@@ -142,7 +142,7 @@ def test_cancelling_ends_every_process(
     with pytest.raises(Interrupted):
         short(seconds=60, root=small, cancelled=when_all_run)
     assert len(seen) == processes
-    psutil.wait_procs(seen, timeout=60)
+    psutil.wait_procs(seen, timeout=180)
     assert not [process for process in seen if process.is_running()]
 
 

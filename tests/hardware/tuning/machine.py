@@ -20,7 +20,7 @@ CHOICES = {
     "sys/kernel/mm/transparent_hugepage/enabled": "always madvise never",
     "sys/kernel/mm/transparent_hugepage/defrag": "always defer defer+madvise madvise never",
 }
-HANG_GUARD = 60
+HANG_GUARD = 180
 
 TOPOLOGY = Topology(
     model="AMD EPYC 9354P 32-Core Processor",

@@ -200,7 +200,7 @@ def test_beyond_the_limits(reader: Reader, kind: str) -> None:
     assert answer.startswith("ModelDamaged") and words in answer, answer
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 async def test_mutated_models_in_a_real_worker(tmp_path: Path, tiny_model: Path) -> None:
     """Each is answered with, or refused with a typed error, by one worker that lives through all of them."""
     sound = tiny_model.read_bytes()

@@ -291,7 +291,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_costly_text_is_shown_plain_in_time_and_whole(name: str) -> None:
     source = COSTLY[name]
     for width in (24, 80):

@@ -39,7 +39,7 @@ class _KeyedApp(App[None]):
 
 
 async def _until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not condition():
             await pilot.pause()
 
