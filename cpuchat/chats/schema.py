@@ -127,7 +127,7 @@ _INDEXES = {
 _SEARCH = {
     "messages_fts": (
         "CREATE VIRTUAL TABLE messages_fts USING fts5 (content, content='messages', content_rowid='id',"
-        " tokenize='unicode61 remove_diacritics 2')"
+        " tokenize='unicode61 remove_diacritics 2', prefix='1')"  # all words with a letter need not be merged
     ),
     "fts_insert": f"CREATE TRIGGER fts_insert AFTER INSERT ON messages BEGIN {_ADD} END",
     "fts_delete": f"CREATE TRIGGER fts_delete AFTER DELETE ON messages BEGIN {_REMOVE} END",

@@ -376,6 +376,17 @@ def test_the_search_index_of_earlier_versions_is_replaced_and_the_chats_stay(pat
     assert "messages_fts" in names and not {name for name in names if name.startswith("found")}
 
 
+def test_the_first_letter_of_a_word_finds_what_is_stored_now(store):
+    first, second = store.create_chat("m"), store.create_chat("m")
+    gone = store.add_message(first.id, "user", "Ürümqi")
+    store.add_message(second.id, "user", "about umbrellas")
+    store.add_message(second.id, "user", "a plum")
+    assert [hit.id for hit in store.search("u")] == [second.id, first.id]
+    store.set_content(store.chat(first.id), gone.id, "elsewhere")
+    (hit,) = store.search("ü")
+    assert [one.text for one in hit.excerpts] == ["about umbrellas"]
+
+
 def test_a_word_of_many_messages_finds_the_chats_with_the_newest(store):
     with store.transaction():
         for number in range(12):
