@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -236,7 +237,7 @@ class ChatScreen(TypingScreen, SendingScreen):
         at = next((at for at, message in enumerate(messages) if message.id == top), None)
         chat = self.conversation.chat
         rows = system_prompt(chat.effective_system_prompt, chat.preset) if chat is not None else []
-        shown = [*rows, *(stored_message(m, tree, spans.get(m.id, ())) for m in messages)]
+        shown = [*rows, *(partial(stored_message, m, tree, spans.get(m.id, ())) for m in messages)]
         self._transcript.set_messages(shown, None if at is None else at + len(rows), matcher)
 
     def _show_welcome(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from textual.strip import Strip
 
 from cpuchat.chats.search import Matcher
 from cpuchat.tui import keys
+from cpuchat.tui.markdown.entries import MessageSource
 from cpuchat.tui.markdown.message_view import Step
 from cpuchat.tui.markdown.rows import selected
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
@@ -56,7 +58,7 @@ class ChatTranscript(Transcript):
         return bool(self._entries)
 
     def set_messages(
-        self, messages: list[TranscriptMessage], top: int | None = None, matcher: Matcher | None = None
+        self, messages: Sequence[MessageSource], top: int | None = None, matcher: Matcher | None = None
     ) -> None:
         """Show only these, as `Transcript`, from the first line with what was searched for in the message at `top`;
         every place where it stands is marked.

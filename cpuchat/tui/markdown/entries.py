@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_parts
 from cpuchat.tui.markdown.rows import Line
 
+MessageSource = TranscriptMessage | Callable[[], TranscriptMessage]
+
 
 @dataclass(eq=False, slots=True)
 class Entry:
     """One message on screen. `view` is what `lines` were rendered for, None before; `message` is cleaned then.
 
-    `open` is set while it is written; `message` is then its beginning. `content` are the lines of a complete message
-    without its title, reasoning and note.
+    `source` is the message, or makes it when it is needed: all those of a long chat at once would be felt. `open` is
+    set while it is written; `message` is then its beginning. `content` are the lines of a complete message without
+    its title, reasoning and note.
     """
 
-    message: TranscriptMessage
+    source: MessageSource
     open: OpenMessage | None = None
     view: View | None = None
     lines: list[Line] = field(default_factory=list)
     content: range = range(0)
+
+    @property
+    def message(self) -> TranscriptMessage:
+        if not isinstance(self.source, TranscriptMessage):
+            self.source = self.source()
+        return self.source
+
+    @message.setter
+    def message(self, message: TranscriptMessage) -> None:
+        self.source = message
 
     @property
     def now(self) -> TranscriptMessage:

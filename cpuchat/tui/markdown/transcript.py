@@ -7,7 +7,7 @@ inference. Here a finished message is a list of strips, and a streamed one rende
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ from cpuchat.text import clean
 from cpuchat.tui import keys
 from cpuchat.tui.loop_timer import LoopTimer
 from cpuchat.tui.markdown import palette as palettes
-from cpuchat.tui.markdown.entries import Entries, Entry
+from cpuchat.tui.markdown.entries import Entries, Entry, MessageSource
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View, plain_text
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import Line, copied_text, selected
@@ -92,7 +92,7 @@ class Transcript(ScrollView, can_focus=True):
         """Return False while a part of a long chat is not rendered yet."""
         return self._view is not None and all(entry.view == self._view for entry in self._entries)
 
-    def set_messages(self, messages: list[TranscriptMessage], top: int | None = None) -> None:
+    def set_messages(self, messages: Sequence[MessageSource], top: int | None = None) -> None:
         """Show only these, from the end or from the one at `top`, which is selected; long chats in chunks."""
         self._flush_timer.stop()
         self._entries = Entries([Entry(message) for message in messages])
@@ -232,7 +232,7 @@ class Transcript(ScrollView, can_focus=True):
         left = False
         for index in self._entries.outward(None if self.following else top):
             entry = self._entries[index]
-            if entry.view != view:
+            if entry.view is not view and entry.view != view:
                 if room <= 0 and budget <= 0:
                     left = True
                     break

@@ -17,7 +17,10 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsError
 from cpuchat.protocol import Role
+from cpuchat.tui.chat import screen
 from cpuchat.tui.chat.chat_list import Chats, excerpt_row
+from cpuchat.tui.chat.messages import stored_message
+from cpuchat.tui.markdown.message_view import TranscriptMessage
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
@@ -268,6 +271,25 @@ async def test_another_branch_ends_an_edit() -> None:
         await app.press("down")
         await app.send("Second")
         assert shown(app) == ["First", "One.", "Second", "Three."]
+
+
+async def test_a_long_chat_is_not_converted_before_its_end_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def convert(message: StoredMessage, *rest: Any) -> TranscriptMessage:
+        made.append(message.id)
+        return stored_message(message, *rest)
+
+    monkeypatch.setattr(screen, "stored_message", convert)
+    async with running(prepare=long_chat) as app:
+        await app.ready()
+        (chat,) = app.conversation.history.store.chats()
+        app.chat.open_chat(chat.id, 2)
+        await app.until(lambda: len(app.conversation.messages) > 20 and app.transcript.up_to_date)
+        made.clear()
+        app.chat.show_chat()
+        assert 0 < len(made) < len(app.conversation.messages)
+        assert made[0] == app.conversation.messages[-1].id
 
 
 async def test_a_dialog_over_a_long_chat_that_is_rendered_again_is_freed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -264,9 +265,17 @@ async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
     app, transcript = host()
     async with app.run_test(size=(60, 20)) as pilot:
         await pilot.pause()
-        transcript.set_messages([answered(f"answer {n} " + "word " * 400) for n in range(50)])
+        made: list[int] = []
+
+        def answer(n: int) -> TranscriptMessage:
+            made.append(n)
+            return answered(f"answer {n} " + "word " * 400)
+
+        transcript.set_messages([partial(answer, n) for n in range(50)])
         assert "answer 49" in everything(transcript) and not rendered(transcript)
+        assert made and min(made) > 25  # the others take time, and nobody sees them yet
         await until(pilot, lambda: rendered(transcript))
+        assert sorted(made) == list(range(50))
         assert transcript.scroll_y == transcript.max_scroll_y
         assert "answer 0 " in everything(transcript)
 
