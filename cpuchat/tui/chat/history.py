@@ -274,7 +274,9 @@ class HistoryScreen(Screen[None]):
                         await self.conversation.delete_message(message_id)
                     finally:  # it may have been changed in another window
                         self.show_chat()
-                    self.tell("Deleted. U undoes it.")
+                    transcript = self.query_one(ChatTranscript)
+                    transcript.focus()  # U is a key there, and a letter in the prompt
+                    self.tell(f"Deleted. U {'' if transcript.has_messages else 'in the chat list '}undoes it.")
                 self.list_chats()
 
     @work

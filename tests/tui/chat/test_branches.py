@@ -158,6 +158,24 @@ async def test_a_deleted_branch_and_a_deleted_chat_come_back() -> None:
         await app.until(lambda: any("Nothing to undo" in notice for notice in app.notices))
 
 
+async def test_the_key_that_a_deletion_names_undoes_it() -> None:
+    async with running(ScriptedBackend([answer("One.")])) as app:
+        await app.ready()
+        await app.send("First")
+        for index, left in ((1, ["First"]), (0, [])):
+            await select(app, index)
+            await app.press("d")
+            await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+            await app.press("y")
+            await app.until(lambda left=left: shown(app) == left and app.app.screen is app.chat)
+            if not left:
+                assert app.notices[-1] == "Deleted. U in the chat list undoes it."
+                app.chat.query_one(Chats).focus()
+            await app.press("u")
+            await app.until(lambda: shown(app) == ["First", "One."])
+            assert not app.prompt.text
+
+
 def long_chat(conversation: Conversation) -> None:
     store = conversation.history.store
     chat = store.create_chat("m", title="Long")
