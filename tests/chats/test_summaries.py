@@ -60,7 +60,7 @@ async def test_a_summary_stands_for_what_comes_before() -> None:
         await everything(core.send("First?"))
         await everything(compact(core))
         assert asked(core)[:3] == [("system", "Be brief."), ("user", "First?"), ("assistant", "One.")]
-        assert asked(core)[3][1].startswith("Summarize our conversation")
+        assert asked(core)[3][1].startswith("Summarize the messages above")
         assert texts(core) == ["First?", "One.", "They said one."] and core.messages[-1].is_summary
         assert core.messages[-1].timings is not None and core.history.n_past == 3  # tokens of the summary
         with pytest.raises(UsageError, match="summarized already"):
