@@ -233,6 +233,8 @@ class Conversation:
                                 event = await loaded(event, note, path, draft, self._any_library)
                                 self.recommended = await recommended
                             self.meter.observe(event, self._clock())
+                            if isinstance(event, ModelLoaded):  # a chat may have been opened before
+                                self.meter.in_context(self.history.n_past)
                             yield event
                 if failed is None:
                     return
@@ -243,10 +245,7 @@ class Conversation:
 
     def reload(self) -> AsyncGenerator[AnyEvent, None]:
         """Reload the same model with the current settings. The open chat continues: its KV cache is saved before and
-        restored with the next answer.
-
-        Raises:
-            UsageError: no model was loaded before.
+        restored with the next answer. Raises UsageError if no model was loaded before.
         """
         if self._path is None:
             raise UsageError("No model is loaded.", "Choose one first.")

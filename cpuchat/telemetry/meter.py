@@ -174,6 +174,10 @@ class Meter:
         self._history.clear()
         if self._phase != "loading":
             self._phase = "idle"
+        self.in_context(n_past)
+
+    def in_context(self, n_past: int) -> None:
+        """Record that the open chat has `n_past` tokens in the context of the loaded model."""
         if self._n_ctx is not None:
             self._n_past = n_past
 

@@ -7,11 +7,11 @@ import pytest
 from textual.widgets import Input
 
 from cpuchat.conversation import Conversation
-from cpuchat.protocol import Failed, TextDelta
+from cpuchat.protocol import Failed, ModelLoaded, TextDelta
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
-from tests.support.scripted_backend import MODEL, ScriptedBackend, answer, timings
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, timings
 
 SLOWER = msgspec.structs.replace(timings(7), predicted_ms=300.0)
 
@@ -60,6 +60,17 @@ async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> N
         await app.press("ctrl+n")
         assert app.conversation.figures().n_past == 0
         assert "0/8k" in app.screen_text
+
+
+async def test_the_context_of_a_chat_that_is_open_before_the_model_is_loaded_is_shown() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)]), prepare=two_chats) as app:
+        await app.until(gate.reached.is_set)
+        await open_chat(app, "About apples")
+        gate.open()
+        await app.ready()
+        assert app.conversation.figures().n_past == SLOWER.n_past
+        await app.until(lambda: "49/8k" in app.screen_text)
 
 
 async def test_the_marked_chat_is_the_open_one() -> None:
