@@ -17,6 +17,7 @@ from cpuchat.hardware.instructions import Instructions
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.paths import cache_dir
 from cpuchat.servers import ServerModel
+from tests.support.cores import ON_ONE_CPU
 from tests.support.hub_server import HubServer
 from tests.support.llama_server import llama_server
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -78,6 +79,12 @@ def measured_machine(own_folders: None, bandwidth_file: bytes) -> None:
     """Avoid the bandwidth measurement at load, which takes seconds, and gigabytes where caches are large."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     (cache_dir() / "bandwidth.json").write_bytes(bandwidth_file)
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs load models on one core unless they are told otherwise (see support.cores)."""
+    monkeypatch.setenv("CPUCHAT_ENGINE_CORES", ON_ONE_CPU.cores)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.program import run
 from tests.cli.test_ask import ask
 
-pytestmark = pytest.mark.usefixtures("measured_machine")
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 SCHEMA = {
     "type": "object",

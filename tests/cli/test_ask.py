@@ -16,7 +16,7 @@ from tests.cli.program import HANG_GUARD, PLAIN, run, start
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import byte_symbols, vocabulary
 
-pytestmark = pytest.mark.usefixtures("measured_machine")
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 
 def ask(model: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.program import HANG_GUARD, run, start
 
-pytestmark = [pytest.mark.usefixtures("measured_machine"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("measured_machine", "one_core"), pytest.mark.slow]
 
 PROMPT = "How do I stop an answer?"
 

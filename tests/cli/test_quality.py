@@ -16,7 +16,7 @@ from cpuchat.paths import quality_dir
 from cpuchat.quality.texts import prose
 from tests.cli.program import COMMAND, HANG_GUARD
 
-pytestmark = pytest.mark.usefixtures("measured_machine")
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 
 def run(*arguments: str) -> Result:

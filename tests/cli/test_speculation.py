@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.program import run
 
-pytestmark = pytest.mark.usefixtures("measured_machine")
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 QUESTION = "What is cpuchat?"
 DRAFT = "cpuchat-demo-draft-1m-q8_0.gguf"

@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None) -> None:
-    """Avoid the bandwidth measurement: every test here may load models."""
+def on_a_measured_machine(measured_machine: None, one_core: None) -> None:
+    """Avoid the bandwidth measurement: every test here may load models, on one core."""

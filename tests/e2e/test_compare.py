@@ -40,7 +40,10 @@ def test_one_key_compares_the_demo_and_the_chat_comes_back(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a race needs two cores")
-def test_a_side_that_is_killed_in_a_race_leaves_the_other(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_side_that_is_killed_in_a_race_leaves_the_other(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CPUCHAT_ENGINE_CORES")
     terminal = Terminal(["compare", str(tiny_model), f"{tiny_model},kv=f32"], columns=120, rows=40, home=tmp_path)
     try:
         terminal.wait_for("Prompt for both")

@@ -25,8 +25,8 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from tests.engine.conftest import OPTIONS
+from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import LONG, SEEDED, Chat, assistant, user
-from tests.support.pairs import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
 
 

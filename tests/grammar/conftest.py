@@ -11,8 +11,8 @@ from cpuchat.engine.decoding.grammar import Grammar
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
+from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS
-from tests.support.pairs import ONE_CPU
 
 Matches = Callable[[str, str], bool]
 

@@ -23,6 +23,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.timings import Timings
+from tests.support.cores import ON_ONE_CPU
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -77,7 +78,8 @@ def chat(*texts: str, **more: object) -> Generate:
 
 
 async def load(backend: Backend, path: Path, **options: object) -> ModelInfo:
-    answer = await collect(backend.load(path, LoadOptions(**{"n_ctx": 4096, **options})))  # type: ignore[arg-type]
+    chosen = LoadOptions(**{"n_ctx": 4096, **options})  # type: ignore[arg-type]
+    answer = await collect(backend.load(path, chosen, ON_ONE_CPU))
     last = answer.events[-1]
     assert isinstance(last, ModelLoaded), last
     return last.model

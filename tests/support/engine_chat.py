@@ -22,7 +22,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.timings import Timings
-from tests.support.pairs import ONE_CPU
+from tests.support.cores import ONE_CPU
 
 E = TypeVar("E", bound=Event)
 

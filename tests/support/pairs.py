@@ -21,7 +21,6 @@ from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.speculation.depth.choice import Plan
 from cpuchat.speculation.depth.controller import DepthController
@@ -31,7 +30,6 @@ from cpuchat.synthetic.pair import write_pair
 from cpuchat.timings import SpeculationFigures
 
 N_VOCAB = 2048
-ONE_CPU = own_cpus()[:1]
 OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
 GREEDY = Sampling(temperature=0.0)
 ROUNDING = 2e-2

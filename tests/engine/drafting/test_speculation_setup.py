@@ -44,7 +44,8 @@ from cpuchat.synthetic.pair import write_pair
 from cpuchat.synthetic.shapes import SHAPES
 from cpuchat.telemetry.machine import Peak
 from cpuchat.timings import Timings
-from tests.support.pairs import N_VOCAB, ONE_CPU, OPTIONS, pair_files
+from tests.support.cores import ONE_CPU
+from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
 
 Load = Callable[..., Model]

@@ -17,7 +17,7 @@ from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, Message, Sampling
 from tests.engine.conftest import OPTIONS
 from tests.engine.llama.test_spm_coverage import sentences
-from tests.support.pairs import ONE_CPU
+from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import SPECIALS, vocabulary, write_tiny_gguf
 
 START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>")

@@ -29,7 +29,7 @@ from cpuchat.errors import (
 from cpuchat.hardware.numa.page_cache import evict
 from cpuchat.protocol import LoadOptions
 from tests.engine.conftest import OPTIONS
-from tests.support.pairs import ONE_CPU
+from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
 
 Load = Callable[..., Model]
@@ -213,7 +213,7 @@ import numpy as np
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.errors import CpuchatError
-from tests.support.pairs import ONE_CPU
+from tests.support.cores import ONE_CPU
 from tests.engine.conftest import OPTIONS
 
 source, path = Path(sys.argv[1]), Path(sys.argv[2])

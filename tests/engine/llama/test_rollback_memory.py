@@ -13,7 +13,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadOptions
-from tests.support.pairs import ONE_CPU
+from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35")

@@ -14,7 +14,7 @@ from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.errors import GenerationFailed
 from cpuchat.prefix import common_prefix
 from cpuchat.protocol import LoadOptions
-from tests.support.pairs import ONE_CPU
+from tests.support.cores import ONE_CPU
 
 
 def held(model: Model) -> int:
