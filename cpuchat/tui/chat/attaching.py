@@ -157,10 +157,10 @@ class Attaching:
     def _begin_range(self) -> None:
         """Let a range follow a completed file (`@file:10-80`): remove the space between them."""
         row, column = self._prompt.cursor_location
-        before = self._prompt.document.get_line(row)[:column]
-        if self._accepted and before.endswith(f"{self._accepted}:"):
+        file, colon, lines = self._prompt.document.get_line(row)[:column].rpartition(":")
+        if colon and self._accepted and file.endswith(self._accepted) and not lines.strip("0123456789-"):
             self._accepted = ""
-            self._prompt.replace(":", (row, column - 2), (row, column))
+            self._prompt.replace("", (row, len(file) - 1), (row, len(file)))
 
     def _accept_command(self, name: str) -> bool:
         typed = self._typed

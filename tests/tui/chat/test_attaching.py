@@ -145,6 +145,18 @@ async def test_a_range_can_follow_a_completed_file() -> None:
         assert last_asked(app).startswith("src/main.py, line 2:\n```\ntwo\n```")
 
 
+async def test_a_range_that_comes_in_at_once_follows_a_completed_file() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press(*"@src/")
+        await app.until(lambda: offered(app) == ["@src/main.py"])
+        await app.press("tab")
+        app.prompt.insert(":1-2")  # typed while the app was busy
+        await app.until(lambda: app.prompt.text == "@src/main.py:1-2")
+        await app.press("space", "a")
+        assert app.prompt.text == "@src/main.py:1-2 a"
+
+
 async def test_attachments_are_folded_in_the_transcript() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
