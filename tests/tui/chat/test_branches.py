@@ -74,6 +74,15 @@ async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse(size: tupl
         assert [content for _, content in app.stored()] == ["Say something", "Two."]
 
 
+async def test_the_footer_of_the_transcript_has_room_for_all_its_keys() -> None:
+    async with running(size=(120, 40)) as app:
+        await app.ready()
+        await app.send("Hello")
+        app.transcript.focus()
+        await app.until(lambda: " k previous  j next  f fork " in app.screen_text)
+        assert app.screen_text.splitlines()[-1].rstrip().endswith("^P commands")
+
+
 async def test_without_branches_that_is_said() -> None:
     async with running() as app:
         await app.ready()
