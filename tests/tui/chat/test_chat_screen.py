@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from textual.widgets._toast import Toast
 
 from cpuchat import paths, settings
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -360,3 +361,14 @@ async def test_an_empty_chat_tells_what_is_served_and_no_longer_once_it_is_not()
             await app.until(lambda: line in app.screen_text)
         await app.press("ctrl+n")
         await app.until(lambda: line not in app.screen_text)
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL])
+async def test_a_notice_of_several_lines_hides_neither_the_prompt_nor_the_figures(size: tuple[int, int]) -> None:
+    async with running(size=size) as app:
+        await app.ready()
+        app.chat.notify("several words " * 30, timeout=600)
+        await app.until(lambda: any(toast.region.height > 1 for toast in app.chat.query(Toast)))
+        line = app.chat.query_one(TelemetryLine)
+        top = line.region.y if line.display else app.prompt.region.y
+        assert all(toast.region.bottom <= top for toast in app.chat.query(Toast))
