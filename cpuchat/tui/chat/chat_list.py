@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.text import Text
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -181,6 +181,14 @@ class ChatList(Vertical):
     @on(Input.Submitted)
     def _search_done(self, event: Input.Submitted) -> None:
         event.stop()
+        self._to_list()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "down" and self.query_one("#chat-search", Input).has_focus:
+            event.stop()
+            self._to_list()
+
+    def _to_list(self) -> None:
         options = self.query_one(Chats)
         options.focus()
         if options.highlighted is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textual.widgets import Input
+
 from cpuchat import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.protocol import (
@@ -82,6 +84,19 @@ async def test_pinned_chats_are_listed_first_also_after_a_restart() -> None:
         app.chat.query_one(Chats).focus()
         await app.press("home", "p")
         await app.until(lambda: titles()[0] == "Today")
+
+
+async def test_down_goes_from_the_search_to_what_it_found() -> None:
+    async with running(prepare=three_chats) as app:
+        await app.ready()
+        app.chat.query_one("#chat-search", Input).focus()
+        await app.press(*"toml")
+        chats = app.chat.query_one(Chats)
+        await app.until(lambda: [one.id for one in chats.options if one.id and "/" in one.id])
+        await app.press("down")
+        await app.until(lambda: chats.has_focus)
+        await app.press("enter")
+        await app.until(lambda: [m.content for m in app.transcript.messages] == ["About TOML schema"])
 
 
 async def test_renaming_and_deleting_a_chat() -> None:
