@@ -80,7 +80,7 @@ def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "piper is not on the PATH" in done.stderr
 
 
-@pytest.mark.usefixtures("measured_machine")
+@pytest.mark.usefixtures("measured_machine", "one_core")
 def test_an_answer_is_read_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "answer.wav"
     arguments = ("ask", "-m", "demo", *PLAIN, "--temperature", "0", "--max-tokens", "60")

@@ -16,6 +16,7 @@ from cpuchat.errors import UsageError
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import AnyEvent, GenerationFinished, LoadProgress, TextDelta
 from cpuchat.settings import Settings
+from tests.support.cores import ON_ONE_CPU
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,12 @@ class Watched:
         settings.chat.max_tokens = max_tokens
         self.events: list[tuple[int, AnyEvent]] = []
         self.comparison = Comparison((a, b), settings)
+        self.load_on(ON_ONE_CPU.cores)
         self.comparison.tell = lambda side, event: self.events.append((side, event))
+
+    def load_on(self, cores: str) -> None:
+        for runner in self.comparison.runners:
+            runner.settings.engine.cores = cores
 
     def order(self, kind: type) -> list[int]:
         """Return the sides of these events, consecutive ones once."""
@@ -81,6 +87,7 @@ async def test_one_answers_after_the_other_and_a_repeat_swaps_them(watched: Watc
 
 @pytest.mark.parametrize("watched", [(demo(), demo(threads="1"))], indirect=True)
 async def test_weights_that_both_map_are_counted_once(watched: Watched) -> None:
+    watched.load_on("auto")
     found = await watched.comparison.ask(PROMPT)
     a, b = (answer.memory for answer in found.answers)
     assert a is not None and b is not None and found.memory is not None
@@ -92,6 +99,7 @@ async def test_weights_that_both_map_are_counted_once(watched: Watched) -> None:
 async def test_a_race_is_on_disjoint_cores(watched: Watched) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
+    watched.load_on("auto")
     found = await watched.comparison.ask(PROMPT, race=True)
     assert found.race and found.complete
     cpus = [set(answer.model.cpus) for answer in found.answers if answer.model is not None]
@@ -102,6 +110,7 @@ async def test_a_race_is_on_disjoint_cores(watched: Watched) -> None:
 
 
 async def test_a_side_that_is_killed_in_a_race_keeps_the_other(watched: Watched) -> None:
+    watched.load_on("auto")
     comparison = watched.comparison
     comparison.tell = lambda side, event: side == 0 and isinstance(event, TextDelta) and _kill(comparison, 0)
     found = await comparison.ask(PROMPT, race=len(os.sched_getaffinity(0)) > 1)

@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.engine.llama.model import Model
 from cpuchat.errors import MeasureFailed, UsageError, VocabularyMismatch
-from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.placement.placement import Placement, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.line_process import LineProcess
 from cpuchat.paths import demo_dir
@@ -21,6 +21,7 @@ from cpuchat.quality.measure import Progress, QualityMeasurement
 from cpuchat.quality.messages import Text
 from cpuchat.quality.texts import prose
 from tests.quality.in_process import run_in_process
+from tests.support.cores import ON_ONE_CPU
 
 Q8, Q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
 PROSE = "cpuchat reads the weights of the model for every token, so the memory bandwidth sets the pace. " * 60
@@ -39,7 +40,7 @@ def measurement(folder: Path | None = None, *others: Path, texts: tuple[Text, ..
 
 @pytest.fixture(scope="module")
 def here() -> Placement:
-    return place(read_topology(), PlacementSpec())
+    return place(read_topology(), ON_ONE_CPU)
 
 
 async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here: Placement, tmp_path: Path) -> None:

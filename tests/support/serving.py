@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from tests.cli.program import COMMAND, HANG_GUARD
+from tests.support.cores import ON_ONE_CPU
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -89,7 +90,7 @@ def server(
     if bandwidth:
         (folder / "cache" / "bandwidth.json").write_bytes(bandwidth)
     command = [*COMMAND, "serve", str(model), "--port", "0", "--ctx", str(ctx), *PLAIN, *arguments]
-    command += ["--threads", "1"]  # threads that wait for each other get slow where something else computes
+    command += ["--cores", ON_ONE_CPU.cores]
     with (folder / "stderr.txt").open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, env=env)
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.terminal import Terminal
 
 # Runs the program and writes the names of the loaded modules to a file as soon as the first frame is painted.
@@ -37,6 +39,7 @@ _LATER = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("one_core")
 def test_the_first_frame_waits_for_nothing_that_it_does_not_show(tmp_path: Path) -> None:
     file = tmp_path / "modules"
     command = [sys.executable, "-c", _WATCHED.format(file=str(file))]

@@ -257,6 +257,7 @@ def test_the_sides_of_these_tests_are_told_apart() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_core")
 async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(kind="prose", content="The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60)
     monkeypatch.setattr("cpuchat.tui.compare.quality_tab.builtin_texts", lambda: (text,))
