@@ -25,6 +25,7 @@ from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
 _ABOVE = 2  # lines above a hit that is jumped to
+_SPARED_CHUNKS = 4  # between two calls of `spare_from_collections` while a long chat is rendered
 NEW_TEXT = " ↓ new text "
 """At the bottom while there is text below that nobody has seen."""
 
@@ -44,6 +45,7 @@ class ChatTranscript(Transcript):
         super().__init__(id=id)
         self._matcher: Matcher | None = None
         self._unseen = False  # text came in below what is shown
+        self._chunks = 0  # of long chats, rendered so far
 
     @property
     def selected_id(self) -> int:
@@ -81,10 +83,13 @@ class ChatTranscript(Transcript):
         return self._matcher.spans(self._entries.line(at).text)
 
     def _render_rest(self) -> None:
-        super()._render_rest()
+        self._chunks += 1
         # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
-        if self._chunk_timer.is_running and self.app.screen is self.screen:
-            spare_from_collections()
+        if self._chunks % _SPARED_CHUNKS == 0 and self.app.screen is self.screen:
+            spare_from_collections()  # takes as long as a chunk, so not in one go with it
+            self._chunk_timer.start(0.0)
+        else:
+            super()._render_rest()
 
     def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         self._matcher = self._current = None
