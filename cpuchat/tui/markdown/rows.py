@@ -25,6 +25,9 @@ _CLOSING = "\u3001\u3002\u3009\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff0e\u
 _MOST_PER_CELL = 16  # characters in a row, on average: more are accents upon accents
 _WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
 
+_MOST_STRIPS = 256  # kept; more than the lines of most screens
+_drawn: deque[Line] = deque()  # the lines that have one, oldest first
+
 
 @dataclass(slots=True)
 class Row:
@@ -49,7 +52,8 @@ class Row:
 class Line:
     """A finished row: what is drawn, and how it is copied (see `Row`).
 
-    Strips are heavy (nine caches each) and most lines of a chat are never on screen, so they are made when asked for.
+    Strips are heavy (seven caches each, and what is in them) and most lines of a chat are never on screen, so they are
+    made when asked for, and only those made last are kept.
     """
 
     __slots__ = ("_strip", "joint", "lead", "segments", "width")
@@ -69,6 +73,9 @@ class Line:
     def strip(self) -> Strip:
         if self._strip is None:
             self._strip = Strip(self.segments, self.width)
+            _drawn.append(self)
+            if len(_drawn) > _MOST_STRIPS:
+                _drawn.popleft()._strip = None
         return self._strip
 
     def __eq__(self, other: object) -> bool:

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.style import Style
 from textual import events
 from textual.pilot import Pilot
 
 from cpuchat.text import is_safe
 from cpuchat.tui.markdown.message_view import OpenMessage, View, message_lines
 from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.rows import Row, to_line
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from tests.support.snapshots import HostApp, snapshot
 
@@ -278,6 +280,14 @@ async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
         assert sorted(made) == list(range(50))
         assert transcript.scroll_y == transcript.max_scroll_y
         assert "answer 0 " in everything(transcript)
+
+
+def test_only_the_lines_that_were_drawn_last_keep_what_is_cached_for_drawing() -> None:
+    lines = [to_line(Row([(f"line {n}", Style())]), 20, Style()) for n in range(2000)]
+    texts = [line.strip.text for line in lines]
+    assert 100 < sum(line._strip is not None for line in lines) < 1000
+    assert [line.strip.text for line in lines] == texts == [line.text for line in lines]
+    assert lines[-1].strip is lines[-1].strip
 
 
 async def test_another_theme_changes_the_colours() -> None:
