@@ -69,10 +69,13 @@ class Frame:
     def why(self, field: str) -> str:
         return clean_line(self.figures.why_missing(field))
 
-    def gauge(self, fraction: float, label: str, head: str = "", peak: float | None = None) -> Line:
-        """Draw a bar between `head` and `label`, in the cells that they leave."""
+    def gauge(
+        self, fraction: float, label: str, head: str = "", peak: float | None = None, warns: bool = False
+    ) -> Line:
+        """Draw a bar between `head` and `label`, in the cells that they leave; `warns`: in the color of limits."""
         room = self.width - len(label) - 1 - (len(head) + 1 if head else 0)
-        parts = [self.text("limit" if part == "peak" else part, text) for text, part in bar(fraction, room, peak)]
+        limits = ("peak", "fill") if warns else ("peak",)
+        parts = [self.text("limit" if part in limits else part, text) for text, part in bar(fraction, room, peak)]
         return [*([self.text("label", head + " ")] if head else []), *parts, self.text("value", f" {label}")]
 
 

@@ -24,6 +24,7 @@ from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, fit, rat
 from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline
 from cpuchat.tui.chat.serving import serving, waited
 from cpuchat.tui.chat.speech import speech, speech_in_line
+from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def context(frame: Frame) -> list[Line]:
     left = f"{max(0, size - used):,} left"
     return [
         [frame.text("label", "context"), frame.text("value", f"{total:>{max(len(total) + 1, frame.width - 7)}}")],
-        frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}"),
+        frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}", warns=used >= WARNING_SHARE * size),
     ]
 
 
@@ -312,7 +313,9 @@ class TelemetryLine(_Figures):
         if figures.n_ctx and figures.n_past is not None:
             share = figures.n_past / figures.n_ctx
             used = f"ctx {units.context(figures.n_past, figures.n_ctx)}"
-            parts.append(frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used))
+            parts.append(
+                frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used, warns=share >= WARNING_SHARE)
+            )
         if average is not None:
             unit = f" tok/s{frame.approximately}"
             parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", unit)])

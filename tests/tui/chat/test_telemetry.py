@@ -16,7 +16,7 @@ from cpuchat.telemetry.speech import Speech
 from cpuchat.timings import DrafterCount, SpeculationFigures
 from cpuchat.tui.chat.drafting import drafting
 from cpuchat.tui.chat.frame import Frame
-from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, speed
+from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, context, speed
 from tests.support.meter_states import (
     LOADED,
     MACHINES,
@@ -311,3 +311,14 @@ async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> Non
                 widget.show(meter.figures(), memory)
         await pilot.pause()
         snapshot(app, name)
+
+
+def test_the_gauge_of_a_context_that_is_nearly_full_has_the_color_of_limits() -> None:
+    figures = meter_after(*LOADED).figures()
+    assert figures.n_ctx == 8192
+    for used, part in ((6553, "fill"), (6554, "limit")):  # 80 %
+        nearly = dataclasses.replace(figures, n_past=used)
+        for drawn_rows in (context, lambda frame: TelemetryLine().compose_rows(frame, 1)):
+            frame = Frame(nearly, None, 99, True, {one: Style(meta={"part": one}) for one in PARTS})
+            bars = [one.style.meta["part"] for row in drawn_rows(frame) for one in row if one.style and "█" in one.text]
+            assert bars == [part]
