@@ -228,7 +228,13 @@ class HistoryScreen(Screen[None]):
     async def _switch_branch(self, message_id: int, step: int) -> None:
         siblings = self.conversation.history.tree.siblings(message_id)
         at = siblings.index(message_id) + step
-        if self.refuse_while_writing("open another branch") or not 0 <= at < len(siblings) or self.chat_id is None:
+        if self.refuse_while_writing("open another branch") or self.chat_id is None:
+            return
+        if not 0 <= at < len(siblings):
+            which = "last" if step > 0 else "first"
+            self.tell(
+                f"This is the {which} of {len(siblings)}. Select another ‹ › (Shift+Tab, then k or j) to switch it."
+            )
             return
         with self._telling():
             await self.conversation.open_chat(self.chat_id, siblings[at])
@@ -259,7 +265,7 @@ class HistoryScreen(Screen[None]):
     async def action_delete_message(self) -> None:
         """Delete the selected message and what follows from it, on all branches."""
         if not (message_id := self.selected_message):
-            self.tell("Select a message in the transcript first (Tab, then k or j).")
+            self.tell("Select a message first (k or j).")
         elif not self.refuse_while_writing("delete messages"):
             following = len(self.conversation.history.tree.subtree(message_id)) - 1
             rest = f" and {plural(following, 'message')} after it, on all branches" if following else ""

@@ -91,6 +91,19 @@ async def test_without_branches_that_is_said() -> None:
         assert any("No other branches" in notice for notice in app.notices)
 
 
+async def test_past_the_last_branch_that_is_said() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await again(app)
+        await app.press("alt+right")
+        await app.until(lambda: any("This is the last of 2." in notice for notice in app.notices))
+        await app.press("alt+left")
+        await app.until(lambda: shown(app) == ["First", "One."])
+        await app.press("alt+left")
+        await app.until(lambda: any("This is the first of 2." in notice for notice in app.notices))
+
+
 async def test_the_selected_message_is_edited_and_answered_again() -> None:
     backend = ScriptedBackend([answer(text) for text in ("One.", "Two.", "Three.", "Four.")])
     async with running(backend) as app:
