@@ -108,7 +108,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.conversation = conversation
         self.services = Services(self, conversation, library, downloads, key_ring, sources)
         self.services.navigation = Navigator(self, self.services)
-        self.services.show_theme = self.show_theme
+        self.services.show_theme, self.services.keys_held = self.show_theme, self.keys_held
         self.services.tools_folder = tools_folder
         self.services.tool_servers = tool_servers or {}
         self.saved = True

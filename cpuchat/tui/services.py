@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -140,6 +141,8 @@ class Services:
         """What to tell where a model is needed."""
         self.show_theme: Callable[[str], None] = lambda name: None
         """Shows the theme that a name in the settings means."""
+        self.keys_held: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Inside, what is typed waits for what is being opened."""
         self.keymap: dict[str, str] = {}
         """Keys that the user moved, by action."""
         self.keys_changed = Signal[None](app, "keys_changed")

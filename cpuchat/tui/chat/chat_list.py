@@ -59,6 +59,14 @@ class Chats(OptionList):
         listed = chat_id is not None and any(option.id == chat_id for option in self.options)
         self.highlighted = self.get_option_index(chat_id) if listed and chat_id else None
 
+    def action_select(self) -> None:
+        """Open the chat: at the message under the cursor, or at the first one with what was searched for."""
+        if self.highlighted is None or not (id := self.get_option_at_index(self.highlighted).id):
+            return
+        below = next((option.id or "" for option in self.options[self.highlighted + 1 :]), "")
+        chat_id, _, message_id = (below if below.startswith(f"{id}/") else id).partition("/")
+        self.post_message(ChatList.Opened(chat_id, int(message_id or 0)))
+
     def action_rename(self) -> None:
         if chat_id := self.marked:
             self.post_message(ChatList.RenameAsked(chat_id))
@@ -160,18 +168,6 @@ class ChatList(Vertical):
         options = self.query_one(Chats)
         if not options.has_focus:
             options.mark(self._current)
-
-    @on(OptionList.OptionSelected)
-    def _selected(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        if event.option_id:
-            options = event.option_list.options
-            below = next((option.id or "" for option in options[event.option_index + 1 :]), "")
-            # A chat is opened at the first message with what was searched for.
-            chat_id, _, message_id = (below if below.startswith(f"{event.option_id}/") else event.option_id).partition(
-                "/"
-            )
-            self.post_message(self.Opened(chat_id, int(message_id or 0)))
 
     @on(Input.Changed)
     def _search_changed(self, event: Input.Changed) -> None:

@@ -102,7 +102,8 @@ class ComparingScreen(SpeakingScreen):
         from cpuchat.compare.kept import sides_of, turn_with, turns_of
 
         with self._telling():
-            messages = await asyncio.to_thread(self.conversation.history.store.messages, chat.id)
+            with self.services.keys_held():
+                messages = await asyncio.to_thread(self.conversation.history.store.messages, chat.id)
             self.compare(sides_of(chat), kept=(chat.id, turns_of(messages), turn_with(messages, message_id)))
 
     @work

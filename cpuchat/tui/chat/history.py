@@ -97,9 +97,11 @@ class HistoryScreen(Screen[None]):
     @work(exclusive=True, group="list-chats")
     async def list_chats(self) -> None:
         """Show the chats, or those that match the search."""
+        if not self.app.is_running:  # its widgets may be gone
+            return
         with self._telling():
             found = await self.conversation.history.list_chats(self.query_one(ChatList).searching)
-            if self.is_running:  # else the app has ended meanwhile, and its widgets are gone
+            if self.app.is_running:
                 self.query_one(ChatList).show(found, self.chat_id)
         for notice in self.conversation.history.store.take_notices():
             self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
@@ -109,7 +111,7 @@ class HistoryScreen(Screen[None]):
         """Show a stored chat, from `message_id` unless 0, with what `matcher` finds marked."""
         if self.refuse_while_writing("open another chat"):
             return
-        with self._telling():
+        with self._telling(), self.services.keys_held():
             if (chat := await self.conversation.history.stored_chat(chat_id)).sides:
                 self.open_comparison(chat, message_id)
                 return
@@ -148,7 +150,8 @@ class HistoryScreen(Screen[None]):
 
         history = self.conversation.history
         with self._telling():
-            chat = await history.stored_chat(chat_id)
+            with self.services.keys_held():
+                chat = await history.stored_chat(chat_id)
             name = re.sub(r"[^\w.-]+", "-", chat.title).strip("-.") or "chat"
             title = "Export to Markdown (.md) or JSON (.json)"
             wanted = await self.app.push_screen_wait(AskTextScreen(title, shown(Path.cwd() / f"{name}.md"), 4096))
@@ -236,7 +239,7 @@ class HistoryScreen(Screen[None]):
                 f"This is the {which} of {len(siblings)}. Select another ‹ › (Shift+Tab, then k or j) to switch it."
             )
             return
-        with self._telling():
+        with self._telling(), self.services.keys_held():
             await self.conversation.open_chat(self.chat_id, siblings[at])
             self.show_branch(siblings[at])
 
@@ -312,7 +315,8 @@ class HistoryScreen(Screen[None]):
     async def _rename(self, chat_id: str, title: str = "") -> None:
         """Rename a chat; without a title, ask for one."""
         with self._telling():
-            chat = await self.conversation.history.stored_chat(chat_id)
+            with self.services.keys_held():
+                chat = await self.conversation.history.stored_chat(chat_id)
             if title := title or await self.app.push_screen_wait(AskTextScreen("Rename chat", chat.title)) or "":
                 await self.conversation.history.rename(chat_id, title)
                 self.show_chat_title()
@@ -332,7 +336,8 @@ class HistoryScreen(Screen[None]):
         if chat_id == self.chat_id and self.refuse_while_writing("delete this chat"):
             return
         with self._telling():
-            title = (await self.conversation.history.stored_chat(chat_id)).title
+            with self.services.keys_held():
+                title = (await self.conversation.history.stored_chat(chat_id)).title
             question = f"Delete “{title}” and all its messages? {_UNDO}"
             if await self.app.push_screen_wait(ConfirmScreen("Delete chat", question, "Delete", "Cancel")):
                 # The dialog may have been open while a queued message was sent.

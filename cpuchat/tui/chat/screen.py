@@ -48,7 +48,7 @@ from cpuchat.tui.widgets.quantize_line import QuantizeLine
 class ChatScreen(TypingScreen, SendingScreen):
     """Owns every change of state of the chat; widgets only say what the user did."""
 
-    AUTO_FOCUS = "#prompt"
+    AUTO_FOCUS = TEXT_FIELD = "#prompt"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chat")

@@ -4,14 +4,15 @@ link).
 Textual hands characters to the focused widget, but acts on bound keys in the app: at once for priority bindings, and
 only after the key has climbed the tree for the others. Enter then overtakes the text before it, and Backspace is
 overtaken by the text after it. What follows a key that opens a screen would go to the screen below, or to one that has
-no widgets yet; what follows a key that moves the focus, to the widget that had it before.
+no widgets yet; what follows a key that moves the focus, to the widget that had it before. Some keys act by a message to
+the screen, or only after something was read (a chat, say): what follows waits for that, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from textual import events
@@ -23,15 +24,36 @@ from textual.widgets import Input, TextArea
 
 Result = TypeVar("Result")
 _PATIENCE = 1.0  # s; only if a widget waits for the app itself, which it must not
+_HELD_PATIENCE = 5.0  # s; for a disk that is slow
 
 
 class OrderedKeys(App[Result]):
     """An app that handles a bound key only after its widgets have processed everything typed before, and at once with
     all that follows from it; and a screen's keys only after it has opened.
+
+    Text that is no key on a screen with a `TEXT_FIELD` (a selector) goes there.
     """
 
     _open: Screen[object] | None = None
     _acting = False
+    _acted_on: DOMNode | None = None  # by the key before, which may have sent messages
+    _n_holds = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._released = asyncio.Event()
+
+    @contextlib.contextmanager
+    def keys_held(self) -> Iterator[None]:
+        """Inside, what is typed waits: it is meant for what is being opened."""
+        self._n_holds += 1
+        self._released.clear()
+        try:
+            yield
+        finally:
+            self._n_holds -= 1
+            if not self._n_holds:
+                self._released.set()
 
     def call_later(self, callback: Callback, *args: Any, **kwargs: Any) -> bool:
         """Call after what is queued, but before the next key if it follows from one: `Widget.focus` waits here."""
@@ -42,17 +64,42 @@ class OrderedKeys(App[Result]):
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
-            await self._opened()
+            is_text = isinstance(event, events.Paste) or event.is_printable
+            if await self._opened() and is_text:  # typed before anything was shown that has keys of its own
+                self._focus_text_field()
             if isinstance(event, events.Key) and await self._acted(event):
                 return
+            if is_text and (isinstance(event, events.Paste) or event.key != "space"):
+                self._focus_text_field()
         await super().on_event(event)
 
-    async def _opened(self) -> None:
-        """Wait until the screen on top has its widgets and its focus."""
-        await asyncio.sleep(0)  # a screen that gives an answer is opened by a worker, in its first step
+    async def _opened(self) -> bool:
+        """Wait until the screen on top has its widgets and its focus; return whether keys were held for that."""
+        self._acting = True
+        try:
+            if (node := self._acted_on) is not None:
+                self._acted_on = None
+                await _patiently(_settled(node))
+            await asyncio.sleep(0)  # a screen that gives an answer is opened by a worker, in its first step
+            held = self._n_holds > 0
+            if held:
+                await _patiently(self._all_released(), _HELD_PATIENCE)
+        finally:
+            self._acting = False
+        await self._flush_next_callbacks()  # the focus
         while (screen := self.screen) is not self._open:
             await _patiently(_emptied(screen))
             self._open = screen
+        return held
+
+    async def _all_released(self) -> None:
+        while self._n_holds:
+            await self._released.wait()
+
+    def _focus_text_field(self) -> None:
+        selector: str = getattr(self.screen, "TEXT_FIELD", "")
+        if selector and not isinstance(self.focused, Input | TextArea):
+            self.screen.set_focus(self.screen.query_one(selector))
 
     async def _acted(self, event: events.Key) -> bool:
         """Run what `event` is bound to; False leaves the key to Textual."""
@@ -66,17 +113,18 @@ class OrderedKeys(App[Result]):
             self.screen.clear_selection()  # as screens do when the key has climbed to them
         self._acting = True
         try:
-            if await self._check_bindings(event.key, priority=True):
-                return True
-            inserted = isinstance(focused, TextArea) and event.key == "enter"  # a line break, no binding
-            return not inserted and await self._check_bindings(event.key)
+            acted = await self._check_bindings(event.key, priority=True)
+            if not acted and not (isinstance(focused, TextArea) and event.key == "enter"):  # a line break, no binding
+                acted = await self._check_bindings(event.key)
         finally:
             self._acting = False
+        self._acted_on = focused if acted else None
+        return acted
 
 
-async def _patiently(wait: Awaitable[None]) -> None:
+async def _patiently(wait: Awaitable[None], limit: float = _PATIENCE) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(wait, _PATIENCE)
+        await asyncio.wait_for(wait, limit)
 
 
 async def _settled(focused: DOMNode) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+import pytest
 from textual import events
 from textual.screen import Screen
 from textual.widgets import Input
 
+from cpuchat.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.hardware.screen import HardwareScreen
@@ -19,6 +21,14 @@ from cpuchat.tui.settings.screen import SettingsScreen
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import RunningApp, running
 from tests.support.comparing import comparing
+
+
+def two_chats(conversation: Conversation) -> None:
+    store = conversation.history.store
+    for title in ("About apples", "About pears"):
+        chat = store.create_chat("tiny", "", title)
+        store.add_message(chat.id, "user", f"{title}?")
+        store.add_message(chat.id, "assistant", "They are fruit.", model="tiny")
 
 
 def models(app: ChatApp) -> ModelsScreen:
@@ -77,6 +87,63 @@ async def test_text_after_the_key_of_the_search_is_searched_for() -> None:
         search = run.chat.query_one("#chat-search", Input)
         await type_at_once(run, search, "slash", *"and")
         assert search.value == "and"
+
+
+async def test_text_after_the_key_that_opens_a_chat_goes_to_its_prompt() -> None:
+    async with running(prepare=two_chats) as run:
+        await run.ready()
+        chats = run.chat.query_one(Chats)
+        for title, chosen in (("About pears", ("home",)), ("About apples", ("end",))):
+            chats.focus()
+            await run.until(lambda: chats.has_focus)
+            await type_at_once(run, run.prompt, *chosen, "enter", *"drop")  # d deletes in the list, r renames
+            assert run.prompt.text == "drop"
+            assert run.conversation.chat is not None
+            assert run.conversation.chat.title == title
+
+
+@pytest.mark.parametrize("pasted", [False, True])
+async def test_text_after_the_key_that_opens_a_hit_goes_to_the_prompt(pasted: bool) -> None:
+    async with running(prepare=two_chats) as run:
+        await run.ready()
+        search, chats = run.chat.query_one("#chat-search", Input), run.chat.query_one(Chats)
+        search.focus()
+        search.value = "apples"
+        await run.until(lambda: any("/" in (option.id or "") for option in chats.options))  # hits
+        for key in ("enter", "enter", *([] if pasted else "And pears?")):
+            run.app.simulate_key(key)
+        if pasted:
+            run.app.post_message(events.Paste("And pears?"))
+        await run.until(lambda: run.prompt.text == "And pears?")
+        assert run.conversation.chat is not None
+        assert run.conversation.chat.title == "About apples"
+
+
+async def test_text_that_is_no_key_of_the_transcript_goes_to_the_prompt() -> None:
+    async with running(prepare=two_chats) as run:
+        await run.ready()
+        chat = run.conversation.history.store.chats()[0]
+        await run.chat.open_chat(chat.id).wait()
+        run.transcript.focus()
+        await run.until(lambda: run.transcript.has_focus)
+        run.app.post_message(events.Paste("one "))
+        await run.until(lambda: run.prompt.text == "one ")
+        run.transcript.focus()
+        await run.until(lambda: run.transcript.has_focus)
+        await type_at_once(run, run.prompt, "k", *"two")  # k selects the message above
+        assert run.prompt.text == "one two"
+
+
+async def test_text_after_the_key_that_renames_a_chat_goes_into_the_dialog() -> None:
+    async with running(prepare=two_chats) as run:
+        await run.ready()
+        chats = run.chat.query_one(Chats)
+        chats.focus()
+        await run.until(lambda: chats.has_focus)
+        for key in ("end", "r", *"Fruit", "enter"):
+            run.app.simulate_key(key)
+        store = run.conversation.history.store
+        await run.until(lambda: "Fruit" in [chat.title for chat in store.chats()])
 
 
 async def test_a_screen_can_be_left_while_it_opens() -> None:
