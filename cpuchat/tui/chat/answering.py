@@ -38,6 +38,7 @@ _TITLES = {
     "context_full": "Context full",
 }
 _WAITING = "Waiting for the first token…"
+RUNNING = "running…"
 WARNING, ERROR, PLAIN = "warning", "error", "information"
 
 
@@ -196,7 +197,7 @@ class Answering:
             case CallsMade() | CallDone():
                 steps = self._conversation.history.answer.steps
                 is_done = len(steps[-1].results) == len(steps[-1].calls)
-                self._transcript.show_steps(shown_steps(steps, running=True))
+                self.show_call(RUNNING)
                 self._written = False
                 self._transcript.set_pending(_WAITING if is_done else "")
             case GenerationFinished():
@@ -211,6 +212,11 @@ class Answering:
                 self._fail(event)
             case _:
                 pass
+
+    def show_call(self, state: str) -> None:
+        """Show the state of the call that is next."""
+        steps = self._conversation.history.answer.steps
+        self._transcript.show_steps(shown_steps(steps, current=state))
 
     def _close(self, note: str) -> None:
         if self._open:

@@ -17,6 +17,7 @@ from cpuchat.tools.folder import Folder
 from cpuchat.tools.loop import ToolLoop
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tools.toolbox import FolderSource, Source, Toolbox
+from cpuchat.tui.chat.answering import RUNNING, Answering
 from cpuchat.tui.chat.call_screen import CallScreen
 from cpuchat.tui.chat.presets import PresetsScreen
 from cpuchat.tui.chat.status import StatusLine
@@ -26,6 +27,8 @@ from cpuchat.tui.widgets.dialogs import Choice as Answer
 
 class CallingScreen(PresetsScreen):
     """Base of the chat screen."""
+
+    _answering: Answering
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,9 +107,12 @@ class CallingScreen(PresetsScreen):
     async def _ask_call(self, tool: Tool, call: ToolCall) -> Choice:
         """Show a call; returns what the user chooses."""
         dialog = CallScreen(tool, call)
+        self._answering.show_call("waiting for your approval")
         chosen = self.app.push_screen(dialog, wait_for_dismiss=True)
         try:
-            return await asyncio.shield(chosen)  # dismissing sets its result
+            choice = await asyncio.shield(chosen)  # dismissing sets its result
+            self._answering.show_call(RUNNING)
+            return choice
         finally:
             if not chosen.done():  # the answer was stopped
                 await dialog.dismiss_when_on_top("refuse")

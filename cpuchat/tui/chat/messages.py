@@ -37,8 +37,8 @@ def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
     return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
 
 
-def shown_steps(steps: Sequence[ToolStep], *, running: bool = False) -> tuple[Step, ...]:
-    """Convert what came before an answer. `running`: the first call without a result is being made."""
+def shown_steps(steps: Sequence[ToolStep], *, current: str = "") -> tuple[Step, ...]:
+    """Convert what came before an answer. `current` is the state of the first call without a result."""
     found = list[Step]()
     for step in steps:
         calls = list[tuple[str, str | None]]()
@@ -46,8 +46,8 @@ def shown_steps(steps: Sequence[ToolStep], *, running: bool = False) -> tuple[St
             if result is not None:
                 calls.append((title(call, result), returned(call, result)))
             else:
-                calls.append((f"{title(call)} · {'running…' if running else 'not run'}", None))
-                running = False
+                calls.append((f"{title(call)} · {current or 'not run'}", None))
+                current = ""
         found.append(Step(step.said, step.reasoning, tuple(calls)))
     return tuple(found)
 

@@ -49,10 +49,15 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
     backend = ScriptedBackend([calling("I will look.", READ, other), answer("It says: the content.")])
     async with running(backend, size=SMALL) as app:
         await offered(app, tmp_path)
+
+        def calls() -> str:
+            return "\n".join(line.text for line in app.transcript.lines)
+
         await app.send("What is in it?", wait=False)
         shown = await asked(app)
         assert "The model calls read_file" in shown and "path: notes.md" in shown and "Always run" in shown
-        await app.until(lambda: "running…" in "\n".join(line.text for line in app.transcript.lines))
+        await app.until(lambda: "notes.md) · waiting for your approval" in calls())
+        assert "running…" not in calls()
         await app.press("right", "enter")
         await app.until(lambda: isinstance(app.app.screen, CallScreen) and "calls search" in app.screen_text)
         assert "one line of the chat" in app.screen_text
