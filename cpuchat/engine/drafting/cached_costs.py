@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpuchat.engine.drafting.calibration import measure
+from cpuchat.engine.drafting.calibration import Samples, measure
 from cpuchat.engine.drafting.overlap import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -19,10 +19,11 @@ from cpuchat.engine.llama.file_reading import Progress
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.errors import GenerationFailed, Interrupted
+from cpuchat.files import JsonCache
 from cpuchat.hardware.busy_cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.models.drafts.calibrations import Calibration, calibration_cache, implausible, is_plausible
 from cpuchat.protocol import LoadModel
-from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
+from cpuchat.speculation.depth.costs import MAX_TOKENS, OverlapCosts, PassCosts
 from cpuchat.speculation.depth.disabled_reason import DISTURBED, SKIPPED, UNCALIBRATED
 
 KEPT_SECONDS: Final = 30 * 86_400.0
@@ -34,6 +35,14 @@ _LOOK_SECONDS: Final = 0.2
 """Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
 _MOST_COMPARED: Final = 10_000.0
 """More is no count of this program's: it forgets."""
+_MOST_UNFINISHED: Final = 20
+
+
+class _Unfinished(msgspec.Struct, frozen=True):
+    """What was measured until a calibration was skipped, in seconds since 1970."""
+
+    samples: Samples
+    measured: float
 
 
 def calibrated_costs(
@@ -47,7 +56,7 @@ def calibrated_costs(
 ) -> tuple[PassCosts | None, str]:
     """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
 
-    Cancelling skips the measurement. What the user should know is added to `notes`.
+    Cancelling skips the measurement; the next load resumes it. What the user should know is added to `notes`.
 
     Raises:
         Interrupted: cancelled for good.
@@ -63,14 +72,24 @@ def calibrated_costs(
         costs, known = (one if one is not None and not one.disturbed else None for one in (costs, known))
     if costs is not None:
         return costs, ""
+    samples = {} if known is not None else _take_unfinished(file, target_key)
     try:
-        costs = measure(target, draft, thread, lambda n, total: on_progress("calibrating", n, total), known=known)
+        costs = measure(
+            target,
+            draft,
+            thread,
+            lambda n, total: on_progress("calibrating", n, total),
+            known=known,
+            samples=samples,
+        )
     except Aborted:
         abort.clear()
+        if file is not None and samples:
+            _unfinished(file).put(target_key, _Unfinished(samples, time.time()))
         if abort.is_set():
             raise Interrupted("The load was cancelled.") from None
         if earlier is None:
-            notes.append("Calibration was skipped: adaptive drafting stays off until the model is reloaded.")
+            notes.append("Calibration was skipped: adaptive drafting stays off until the next load resumes it.")
         return earlier, SKIPPED
     except GenerationFailed as error:
         notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
@@ -96,6 +115,24 @@ def calibrated_costs(
     if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
         save_costs(file, target_key, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None), fingerprint)
     return costs, ""
+
+
+def _unfinished(file: Path) -> JsonCache[_Unfinished]:
+    """Return the calibrations that were skipped, beside the `file` of the others."""
+    name = f"{file.stem}-unfinished{file.suffix}"
+    return JsonCache(file.with_name(name), _Unfinished, version=1, max_entries=_MOST_UNFINISHED)
+
+
+def _take_unfinished(file: Path | None, key: str) -> Samples:
+    """Return what was measured of a calibration that was skipped, and forget it; {} if none was."""
+    if file is None or (found := _unfinished(file).read().get(key)) is None:
+        return {}
+    _unfinished(file).remove(key)
+    samples = found.samples
+    is_valid = 1 in samples and all(
+        1 <= n <= MAX_TOKENS and values and min(ms for ms, _, _ in values) > 0 for n, values in samples.items()
+    )
+    return samples if is_valid and time.time() - found.measured <= KEPT_SECONDS else {}
 
 
 def _cores_idle(cpus: Collection[int]) -> bool:

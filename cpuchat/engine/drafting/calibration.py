@@ -38,6 +38,10 @@ _RETRY_ROUNDS: Final = 12
 _RETRY_BUDGET: Final = 1.5
 """Multiple of the budget after which implausibly slow passes are no longer repeated."""
 
+Samples = dict[int, list[tuple[float, float, float]]]
+"""By size, for each pass over so many tokens: its ms, the share of the time for which threads waited for a core that
+another program had, and the ms of the rollback after it (0: none)."""
+
 Progress = Callable[[int, int], None]
 """(measurements done, measurements to do)"""
 
@@ -50,6 +54,7 @@ def measure(
     *,
     budget: float = BUDGET_SECONDS,
     known: PassCosts | None = None,
+    samples: Samples | None = None,
 ) -> PassCosts:
     """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
 
@@ -59,9 +64,10 @@ def measure(
     Args:
         budget: seconds for the target's curve.
         known: costs of the target alone, which are then not measured again.
+        samples: passes of the target that were measured already; the others are added.
 
     Raises:
-        Aborted: the abort flag was set.
+        Aborted: the abort flag was set; `samples` has what was measured until then.
         GenerationFailed: llama.cpp rejected a batch.
     """
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
@@ -73,7 +79,7 @@ def measure(
     done = 0
     try:
         if known is None:
-            curve = _Curve(target.sequence, n_threads, points, budget)
+            curve = _Curve(target.sequence, n_threads, points, budget, samples)
             done = curve.measure(lambda n: on_progress(n, total))
             known = PassCosts(
                 curve.filled(),
@@ -165,38 +171,46 @@ class _Curve:
     is implausible, it is retried.
     """
 
-    def __init__(self, sequence: Sequence, n_threads: int, points: list[int], budget: float) -> None:
+    def __init__(
+        self, sequence: Sequence, n_threads: int, points: list[int], budget: float, samples: Samples | None = None
+    ) -> None:
         self._sequence = sequence
         self._n_threads = n_threads
         self._points = points
         self._budget = budget
-        self._samples: dict[int, list[tuple[float, float]]] = {}  # ms, and the share for which threads waited
-        self._rollbacks: list[float] = []
+        self._samples = {} if samples is None else samples
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
     def measure(self, tell: Callable[[int], None]) -> int:
         """Time the passes; calls `tell` after each. Returns their number."""
         started, done = perf_counter(), 0
+        unbuilt = {n for n in self._points if n <= 8}  # the first pass of a size builds its graph
         self._sequence.clear()
         _extend(self._sequence, self._tokens[:_N_PAST])
         waits = _Waits(self._n_threads)
         for round_ in range(_ROUNDS):
             # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
-                if perf_counter() - started > self._budget and len(self._samples) >= 2:
-                    return done
-                if round_ == 0 and n <= 8:  # the first pass of a size builds its graph
-                    self._pass(n)
-                    waits.share()
-                self._samples.setdefault(n, []).append((self._pass(n), waits.share()))
+                if len(self._samples.get(n, ())) <= round_:
+                    if perf_counter() - started > self._budget and len(self._samples) >= 2:
+                        return done
+                    if n in unbuilt:
+                        unbuilt.remove(n)
+                        self._pass(n)
+                        waits.share()
+                    self._sample(n, waits)
                 done += 1
                 tell(done)
         for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
                 if perf_counter() - started > _RETRY_BUDGET * self._budget:
                     return done
-                self._samples[n].append((self._pass(n), waits.share()))
+                self._sample(n, waits)
         return done
+
+    def _sample(self, n: int, waits: _Waits) -> None:
+        took, rollback = self._pass(n)
+        self._samples.setdefault(n, []).append((took, waits.share(), rollback))
 
     @property
     def _best(self) -> dict[int, float]:
@@ -209,7 +223,8 @@ class _Curve:
     @property
     def rollback_ms(self) -> float:
         """Return the median ms to roll back after a rejected token."""
-        return statistics.median(self._rollbacks) if self._rollbacks else 0.0
+        rollbacks = [rollback for n, values in self._samples.items() if n > 1 for _, _, rollback in values]
+        return statistics.median(rollbacks) if rollbacks else 0.0
 
     @property
     def is_steady(self) -> bool:
@@ -223,9 +238,11 @@ class _Curve:
         waits = {n: min(values)[1] for n, values in self._samples.items()}
         return max(waits[1], statistics.median(waits.values())) > MAX_CPU_WAIT
 
-    def _pass(self, n: int) -> float:
-        """Return the ms of one verify pass over `n` tokens, with an argmax of each row."""
-        sequence = self._sequence
+    def _pass(self, n: int) -> tuple[float, float]:
+        """Return the ms of one verify pass over `n` tokens, with an argmax of each row, and of the rollback after it
+        (0 for one token).
+        """
+        sequence, rollback = self._sequence, 0.0
         sequence.checkpoint()
         if n == 1:
             # The second of two steps: the first one rebuilds the graph, which consecutive steps do not.
@@ -242,9 +259,9 @@ class _Curve:
             # As after a rejection: some of the pass's tokens stay, at least its first one.
             start = perf_counter()
             sequence.roll_back_to(_N_PAST + max(n // 2, 1))
-            self._rollbacks.append(1e3 * (perf_counter() - start))
+            rollback = perf_counter() - start
         sequence.roll_back_to(_N_PAST)
-        return 1e3 * took
+        return 1e3 * took, 1e3 * rollback
 
 
 def _extend(sequence: Sequence, tokens: list[int]) -> None:

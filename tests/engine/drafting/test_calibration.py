@@ -22,7 +22,7 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import LoadOptions
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
 from cpuchat.synthetic.pair import write_pair
-from tests.support.pairs import N_VOCAB, OPTIONS, pair_files
+from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]
 KEY = "k" * 64
@@ -34,11 +34,6 @@ COSTS = PassCosts(
     overlap=OverlapCosts(tuple(40.0 + n for n in range(32)), 3.5),
     rollback_ms=1.5,
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return pair_files(tmp_path_factory.mktemp("pair"), 0.5)
 
 
 @pytest.fixture
@@ -269,9 +264,9 @@ def test_a_size_that_was_disturbed_each_time_is_measured_again(
     true = dict(enumerate(COSTS.verify_ms, 1))
     seen: Counter[int] = Counter()
 
-    def passed(_: object, n: int) -> float:
+    def passed(_: object, n: int) -> tuple[float, float]:
         seen[n] += 1
-        return true[n] * (7.0 if n in (2, 5) and seen[n] <= 5 else 1.0)
+        return true[n] * (7.0 if n in (2, 5) and seen[n] <= 5 else 1.0), 0.0
 
     monkeypatch.setattr(calibration._Curve, "_pass", passed)
     costs = calibration.measure(models[0], None, None, lambda *_: None)
@@ -285,11 +280,11 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
     seen: Counter[int] = Counter()
     disturbed: dict[int, int] = {}  # passes over so many tokens, until as many were seen
 
-    def passed(_: object, n: int) -> float:
+    def passed(_: object, n: int) -> tuple[float, float]:
         nonlocal waited
         seen[n] += 1
         waited = 0.5 if seen[n] <= disturbed.get(n, 0) else 0.0
-        return true[n] * (1.2 if waited else 1.0)
+        return true[n] * (1.2 if waited else 1.0), 0.0
 
     monkeypatch.setattr(calibration._Curve, "_pass", passed)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: waited)

@@ -1,0 +1,211 @@
+"""Tests the calibration that is part of a load: measured once, kept, resumed, and made again when it was disturbed."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpuchat.engine.drafting import cached_costs, calibration
+from cpuchat.models.drafts import calibrations
+from cpuchat.models.drafts.calibrations import target_costs
+from cpuchat.protocol import Event, LoadProgress, Speculation
+from cpuchat.speculation.depth.costs import PassCosts
+from tests.support.pair_chat import ALL, PairChat
+
+
+def test_costs_are_measured_once(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "costs.json"
+    more = {"draft_path": str(files[1]), "calibration_file": str(file)}
+    assert chat.load(files[0], **more).pass_ms == ()  # not asked for
+    monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
+    monkeypatch.setattr(calibrations, "LEAST", 0.0)
+    monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
+    monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
+    first = chat.load(files[0], calibrate=True, **more)
+    assert "calibrating" in chat.phases() and len(first.pass_ms) == 32
+    again = chat.load(files[0], calibrate=True, **more)
+    assert "calibrating" not in chat.phases() and again.pass_ms == first.pass_ms
+    assert chat.load(files[0], **more).pass_ms == first.pass_ms  # what is known is used anyway
+    found = target_costs(files[0], file)  # what tells the gain of a draft model before it is loaded
+    assert found.pass_ms == first.pass_ms
+    assert found.measured_draft(files[1]) > 0 == found.measured_draft(files[0])
+    assert len(calibrations.calibration_cache(file).read()) == 2  # the other is that of the target alone
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix", "lookup")))
+    assert drafted == plain
+    assert timings.speculation is not None and timings.speculation.plain_ms
+
+
+def test_a_pair_is_known_after_a_restart(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "costs.json"
+    costs = PassCosts(tuple(5.0 + 0.1 * n for n in range(32)), draft_ms=0.1, read_ms=0.05)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: costs)
+    more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
+
+    def compared() -> list[float]:
+        return [one.compared for one in calibrations.calibration_cache(file).read().values() if one.draft]
+
+    chat.load(files[0], **more)
+    assert compared() == [0.0]
+    chat.ask(Speculation(drafters=("draft",)))
+    chat.engine.idle()
+    [before] = compared()
+    assert before > 8
+    chat.load(files[0], **more)
+    chat.ask(Speculation(drafters=("draft",)))
+    chat.engine.close()
+    [after] = compared()
+    assert after > before
+
+
+def test_a_disturbed_calibration_is_said_and_made_again(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: disturbed)
+    info = chat.load(files[0], **more)
+    [note] = info.notes
+    assert "disturbed by other programs: a pass over 2 tokens took 34 ms" in note and "reload the model" in note
+    assert info.pass_ms == () and not (tmp_path / "costs.json").exists()
+    _, timings = chat.ask(Speculation(drafters=("draft",)))
+    assert timings.speculation is not None
+    assert timings.speculation.reason == "off: calibration disturbed by other programs"
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: quiet)
+    assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
+    # Too old by now, but better than one beside other load.
+    monkeypatch.setattr(cached_costs, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: disturbed)
+    info = chat.load(files[0], **more)
+    assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
+
+
+class Cores:
+    """Stands in for `BusyCores`: so many are busy."""
+
+    busy = 0.0
+
+    def since_last(self, cpus: object) -> float:
+        return self.busy
+
+
+def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plain pass took twice as long, so it must not tell how much faster drafts are."""
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    disturbed = replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True)
+    found = [disturbed]
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: found.pop())
+    monkeypatch.setattr(cached_costs, "BusyCores", Cores)
+    monkeypatch.setattr(cached_costs, "_LOOK_SECONDS", 0.0)
+    info = chat.load(files[0], **more)
+    [note] = info.notes
+    assert "Other programs disturbed the calibration" in note
+    assert info.pass_ms == () and target_costs(files[0], tmp_path / "costs.json").pass_ms == ()
+    _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
+    assert fixed.speculation is not None and fixed.draft_n
+    assert fixed.speculation.plain_ms is fixed.speed_up is None
+    monkeypatch.setattr(Cores, "busy", 1.5)
+    info = chat.load(files[0], **more)  # measures nothing: `found` is empty
+    assert (info.pass_ms, info.notes) == ((), ())
+    monkeypatch.setattr(Cores, "busy", 0.1)
+    found.append(quiet)
+    assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
+    _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
+    assert fixed.speculation is not None and fixed.speculation.plain_ms and fixed.speed_up
+
+
+def test_an_earlier_calibration_is_better_than_one_beside_other_programs(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    found = [replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True), quiet]
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: found.pop())
+    with monkeypatch.context() as patch:
+        patch.setattr(cached_costs, "KEPT_SECONDS", -1.0)
+        for left in (1, 0):
+            info = chat.load(files[0], **more)
+            assert (info.pass_ms, info.notes, len(found)) == (quiet.verify_ms, (), left)
+    assert chat.load(files[0], **more).pass_ms == quiet.verify_ms  # for an hour, like one that scattered
+
+
+def test_a_calibration_that_was_skipped_is_resumed_by_the_next_load(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in (("DEAREST", math.inf), ("LEAST", 0.0), ("STEEPEST", 0.0)):  # a busy machine may decide nothing
+        monkeypatch.setattr(calibrations, name, limit)
+    monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
+    file, n_progress = tmp_path / "costs.json", [0]
+    more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
+    measured: list[int] = []
+    sample = calibration._Curve._sample
+
+    def counted(curve: Any, n: int, waits: Any) -> None:
+        sample(curve, n, waits)
+        measured.append(n)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, LoadProgress) and event.phase == "calibrating":
+            n_progress[0] += 1
+            if n_progress[0] == 20:
+                chat.engine.cancel()
+
+    monkeypatch.setattr(calibration._Curve, "_sample", counted)
+    chat.react = stop
+    [note] = chat.load(files[0], **more).notes
+    assert note == "Calibration was skipped: adaptive drafting stays off until the next load resumes it."
+    n_first = len(measured)
+    assert 16 < n_first < 48  # of three rounds of 16
+    info = chat.load(files[0], **more)
+    assert len(info.pass_ms) == 32 and info.notes == ()
+    assert len(measured) <= 48
+    n_all = len(measured)
+    chat.load(files[0], **more)
+    assert len(measured) == n_all
+    file.unlink()  # measured once more, nothing is left of what was skipped
+    chat.load(files[0], **more)
+    assert len(measured) > n_all + 16
+
+
+@pytest.mark.parametrize(
+    "samples", [b'{"1":[]}', b'{"40":[[1,0,0]]}', b'{"1":[[-1,0,0]]}', b'{"4":[[1,0,0]]}', b'{"1":7}', b"[]"]
+)
+def test_a_skipped_calibration_that_is_damaged_counts_as_none(tmp_path: Path, samples: bytes) -> None:
+    file = tmp_path / "costs.json"
+    rest = b'{"version":1,"entries":{"key":{"measured":%d,"samples":%s}}}' % (int(time.time()), samples)
+    file.with_name("costs-unfinished.json").write_bytes(rest)
+    assert cached_costs._take_unfinished(file, "key") == {}
+
+
+def test_a_stop_skips_the_measurement(chat: PairChat, files: tuple[Path, Path], tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, LoadProgress) and event.phase == "calibrating":
+            chat.engine.cancel()
+
+    chat.react = stop
+    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    info = chat.load(files[0], **more)
+    chat.react = lambda _: None
+    [note] = info.notes
+    assert "skipped" in note
+    assert info.draft and info.pass_ms == () and not (tmp_path / "costs.json").exists()
+    plain, _ = chat.ask()
+    drafted, timings = chat.ask(Speculation(drafters=("draft",)))
+    assert drafted == plain
+    assert timings.draft_n == 0
+    assert timings.speculation is not None and timings.speculation.reason == "off: calibration skipped"
+    drafted, timings = chat.ask(ALL)  # a depth that was asked for needs no costs
+    assert drafted == plain and timings.draft_n
