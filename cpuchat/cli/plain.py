@@ -53,7 +53,7 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
         try:
             chat = PlainChat(session, terminal, library, runner)
             folder, names = values.get("tools_folder"), values.get("tool_servers", ())
-            runner.run(start_tools(tool_loop(folder, names, terminal, chat.typed.line), session))
+            runner.run(start_tools(tool_loop(folder, names, terminal, chat.typed.line), session, terminal))
             return chat.run(initial)
         finally:
             runner.run(session.conversation.close())

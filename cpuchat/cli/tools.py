@@ -92,15 +92,15 @@ def tool_loop(
             return "once"
         return await _asked(terminal, tool, call, read_line or _line, remedy if tool.read_only else "")
 
+    servers = servers_wanted(names) if names else {}
     sources: list[Source] = []
-    if names:
-        for name, server in servers_wanted(names).items():
-            if isinstance(server, SettingsError):
-                terminal.warn(f"cpuchat: {server}")
-            else:
-                sources.append(ToolServer(name, server))
-    if folder is not None:
+    if folder is not None:  # first, as in the app: it keeps its tools beside a server that has very many
         sources.append(FolderSource(Folder(paths.expanded(folder))))
+    for name, server in servers.items():
+        if isinstance(server, SettingsError):
+            terminal.warn(f"cpuchat: {server}")
+        else:
+            sources.append(ToolServer(name, server))
     return ToolLoop(Toolbox(sources), Approvals(paths.approvals_file()), ask)
 
 
@@ -139,8 +139,8 @@ def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
     return {name: servers[name] for name in names or servers}
 
 
-async def start_tools(tools: ToolLoop | None, session: Session) -> None:
-    """Make all tools ready, and give them to the conversation, which gives them up.
+async def start_tools(tools: ToolLoop | None, session: Session, terminal: Terminal) -> None:
+    """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out.
 
     Raises:
         ToolServerFailed: a server cannot be started.
@@ -160,6 +160,13 @@ async def start_tools(tools: ToolLoop | None, session: Session) -> None:
         raise Interrupted("Stopped before the MCP servers were ready.")
     for problem in starting.result():
         raise problem
+    from cpuchat.present.tools import left_out
+    from cpuchat.tools.servers import ToolServer
+
+    box = tools.toolbox
+    servers = [(one, box.offered(one)) for one in box.sources if isinstance(one, ToolServer)]
+    if text := left_out(servers):
+        terminal.warn(f"cpuchat: {text}")
 
 
 async def _asked(

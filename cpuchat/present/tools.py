@@ -12,6 +12,7 @@ from cpuchat.telemetry.units import plural
 from cpuchat.text import clean_line
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools.approval import Choice
+from cpuchat.tools.limits import MOST_TOOLS
 
 if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer
@@ -93,11 +94,25 @@ def server_state(server: ToolServer, offered: Sequence[Tool]) -> str:
     if server.state != "running":
         return server.state
     n_tools = plural(len(server.tools), "tool")
-    if server.has_more or len(offered) < len(server.tools):
+    if _has_more(server, offered):
         n_tools = f"{len(offered)} of {'over ' if server.has_more else ''}{n_tools}"
     n_tokens = sum(len(json.dumps(tool.declaration())) for tool in offered) // _CHARACTERS_PER_TOKEN
     cost = f", about {max(round(n_tokens, -2), 100):,} tokens in each prompt" if offered else ""
     return f"running, {n_tools}{cost}"
+
+
+def left_out(servers: Sequence[tuple[ToolServer, Sequence[Tool]]]) -> str:
+    """Return which servers have more tools than are offered, each with those that are; "" if none has."""
+    shares = [
+        f"{len(offered)} of {'over ' if server.has_more else ''}{len(server.tools)} of server {clean_line(server.name)}"
+        for server, offered in servers
+        if _has_more(server, offered)
+    ]
+    return f"At most {MOST_TOOLS} tools are offered: {', '.join(shares)}." if shares else ""
+
+
+def _has_more(server: ToolServer, offered: Sequence[Tool]) -> bool:
+    return server.has_more or len(offered) < len(server.tools)
 
 
 def _value(value: Any) -> str:

@@ -177,9 +177,25 @@ def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
 async def test_servers_that_are_stopped_while_they_start_are_named(tmp_path: Path) -> None:
     configure(tmp_path, "silent")
     session = Session(Settings(), OwnTerminal())
-    starting = asyncio.ensure_future(start_tools(tool_loop(None, ["silent"], OwnTerminal()), session))
+    starting = asyncio.ensure_future(start_tools(tool_loop(None, ["silent"], OwnTerminal()), session, OwnTerminal()))
     await asyncio.sleep(0)
     session.on_interrupt()
     with pytest.raises(Interrupted, match="Stopped before the MCP servers were ready"):
         await starting
     await session.conversation.close()
+
+
+async def test_tools_that_are_left_out_are_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    configure(tmp_path, "noise", "many", "endless")
+    for folder, names, told in (
+        (None, ["noise"], ""),
+        (str(tmp_path), ["many"], "cpuchat: At most 128 tools are offered: 125 of 200 of server many.\n"),
+        (None, ["endless"], "cpuchat: At most 128 tools are offered: 128 of over 200 of server endless.\n"),
+        (None, ["many", "noise"], "cpuchat: At most 128 tools are offered: 128 of 200 of server many, 0 of 1 of server "
+         "noise.\n"),
+    ):  # fmt: skip
+        terminal = OwnTerminal(quiet=True)
+        session = Session(Settings(), terminal)
+        await start_tools(tool_loop(folder, names, terminal), session, terminal)
+        await session.conversation.close()
+        assert capfd.readouterr().err == told
