@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -29,6 +29,8 @@ GROUPS = (
     keys.APP,
 )
 """In the order in which the palette lists them."""
+_LITERAL = 1000.0  # more than any `Matcher` gives
+T = TypeVar("T")
 _WIDEST, _SHARE, _FRAME = 76, 0.96, 6  # of the palette, in cells: app.tcss
 
 
@@ -80,10 +82,28 @@ class Commands(Provider):
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for key, title, run in offered(self.screen):
-            if (score := max(matcher.match(title), matcher.match(f"{key.group} {title}"))) > 0:
-                shown = line(self.app, key.group, highlighted(matcher, title), keys.display_all(key.keys))
-                yield Hit(score, shown, run, text=title)
+        rows = [(title, key.group, (key, run)) for key, title, run in offered(self.screen)]
+        for score, title, (key, run) in matches(matcher, rows):
+            shown = line(self.app, key.group, highlighted(matcher, title), keys.display_all(key.keys))
+            yield Hit(score, shown, run, text=title)
+
+
+def matches(matcher: Matcher, rows: Iterable[tuple[str, str, T]], *, fuzzy: bool = True) -> list[tuple[float, str, T]]:
+    """Return what a query means, with scores: rows (title, group, anything) with all its words in the title, or in
+    group and title; without any, and if `fuzzy`, those with its letters in the title, which long titles have often.
+    """
+    words = matcher.query.casefold().split()
+    literal = list[tuple[float, str, T]]()
+    scattered = list[tuple[float, str, T]]()
+    for title, group, row in rows:
+        score, folded = matcher.match(title), title.casefold()
+        if all(word in folded for word in words):
+            literal.append((2 * _LITERAL + score, title, row))
+        elif all(word in folded or word in group.casefold() for word in words):
+            literal.append((_LITERAL + score, title, row))
+        elif score > 0 and fuzzy:
+            scattered.append((score, title, row))
+    return literal or scattered
 
 
 def highlighted(matcher: Matcher, text: str) -> Content:
@@ -117,10 +137,9 @@ def listing(rows: Sequence[Row]) -> type[Provider]:
 
         async def search(self, query: str) -> Hits:
             matcher = self.matcher(query)
-            for row in rows:
-                if (score := matcher.match(row.title)) > 0:
-                    shown = line(self.app, row.group, highlighted(matcher, row.title), row.about)
-                    yield Hit(score, shown, row.run, text=row.title)
+            for score, title, row in matches(matcher, [(row.title, "", row) for row in rows]):
+                shown = line(self.app, row.group, highlighted(matcher, title), row.about)
+                yield Hit(score, shown, row.run, text=title)
 
     return Listing
 

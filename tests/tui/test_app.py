@@ -239,8 +239,10 @@ async def test_the_palette_reaches_commands_and_chats() -> None:
         await app.until(lambda: "Summarize the chat" in app.screen_text)
         await app.press(*"zebra")
         await app.until(lambda: "Open Zebra crossing" in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: app.conversation.chat is not None)
+        for key in ("enter", *"And"):  # in one read
+            app.app.simulate_key(key)
+        await app.until(lambda: app.prompt.text == "And")
+        assert app.conversation.chat is not None
         await app.press("ctrl+p")
         await app.press(*"settings")
         await app.until(lambda: "Change settings" in app.screen_text and "Regenerate" not in app.screen_text)

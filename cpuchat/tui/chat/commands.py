@@ -12,7 +12,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.servers import host
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui.commands import Listed, highlighted, line
+from cpuchat.tui.commands import Listed, highlighted, line, matches
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
@@ -29,11 +29,10 @@ def chat_provider(services: Services) -> type[Provider]:
             except CpuchatError:
                 return
             matcher = self.matcher(query)
-            for chat in chats:
-                title = f"Open {clean_line(chat.title)}"
-                if (score := matcher.match(title)) > 0:
-                    shown = line(self.app, "Chat", highlighted(matcher, title))
-                    yield Hit(score, shown, partial(services.chat.open_chat, chat.id), text=title)
+            rows = [(f"Open {clean_line(chat.title)}", "Chat", chat) for chat in chats]
+            for score, title, chat in matches(matcher, rows, fuzzy=False):  # there may be thousands
+                shown = line(self.app, "Chat", highlighted(matcher, title))
+                yield Hit(score, shown, partial(services.chat.open_chat, chat.id), text=title)
 
     return ChatProvider
 
@@ -63,16 +62,12 @@ def model_provider(services: Services) -> type[Provider]:
 
         async def search(self, query: str) -> Hits:
             matcher = self.matcher(query)
-            for model in self._models:
-                title = _title(model)
-                if (score := matcher.match(title)) > 0:
-                    shown = line(self.app, "Model", highlighted(matcher, title), units.size(model.size))
-                    yield Hit(score, shown, partial(services.chat.load_model, model.path), text=title)
-            for source in services.served:
-                title = clean_line(f"Load {source.stem} on {host(source.server)}")
-                if source != services.loaded and (score := matcher.match(title)) > 0:
-                    shown = line(self.app, "Model", highlighted(matcher, title))
-                    yield Hit(score, shown, partial(services.chat.load_model, source), text=title)
+            rows = [(_title(one), "Model", (one.path, units.size(one.size))) for one in self._models]
+            served = [source for source in services.served if source != services.loaded]
+            rows += [(clean_line(f"Load {one.stem} on {host(one.server)}"), "Model", (one, "")) for one in served]
+            for score, title, (source, size) in matches(matcher, rows):
+                shown = line(self.app, "Model", highlighted(matcher, title), size)
+                yield Hit(score, shown, partial(services.chat.load_model, source), text=title)
 
     return ModelProvider
 

@@ -75,22 +75,25 @@ class OrderedKeys(App[Result]):
 
     async def _opened(self) -> bool:
         """Wait until the screen on top has its widgets and its focus; return whether keys were held for that."""
-        self._acting = True
-        try:
-            if (node := self._acted_on) is not None:
-                self._acted_on = None
-                await _patiently(_settled(node))
-            await asyncio.sleep(0)  # a screen that gives an answer is opened by a worker, in its first step
-            held = self._n_holds > 0
-            if held:
-                await _patiently(self._all_released(), _HELD_PATIENCE)
-        finally:
-            self._acting = False
-        await self._flush_next_callbacks()  # the focus
+        if (node := self._acted_on) is not None:
+            self._acted_on = None
+            await self._follow(_settled(node))
+        await asyncio.sleep(0)  # a screen that gives an answer is opened by a worker, in its first step
+        if held := self._n_holds > 0:
+            await self._follow(self._all_released(), _HELD_PATIENCE)
         while (screen := self.screen) is not self._open:
             await _patiently(_emptied(screen))
             self._open = screen
         return held
+
+    async def _follow(self, wait: Awaitable[None], limit: float = _PATIENCE) -> None:
+        """Wait for what follows from the key before, with what that calls later in this app: the focus, for example."""
+        self._acting = True
+        try:
+            await _patiently(wait, limit)
+        finally:
+            self._acting = False
+        await self._flush_next_callbacks()
 
     async def _all_released(self) -> None:
         while self._n_holds:
