@@ -36,8 +36,9 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
     ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
-    which reads all its weights. `draft_ms` is time spent drafting that verification waited
-    for. `plain_ms` is what one plain token costs here now (None: not known). `reason` says in one plain sentence why
+    which reads all its weights. `draft_ms` is time spent drafting that verification waited for.
+    `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs had the cores
+    for part of the answer, and plain decoding was timed without them). `reason` says in one plain sentence why
     speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who counted
     at a server ("server", or "server-wide" where other requests are in the counts); the depth is not known.
     """
@@ -55,6 +56,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     draft_passes: int = 0
     draft_ms: float = 0.0
     plain_ms: float | None = None
+    disturbed: bool = False
     reason: str = ""
     source: str = ""
 
@@ -74,7 +76,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
             by_drafter=tuple(names),
             draft_passes=self.draft_passes + later.draft_passes,
             draft_ms=self.draft_ms + later.draft_ms,
-            plain_ms=later.plain_ms or self.plain_ms,
+            plain_ms=None if self.disturbed or later.disturbed else later.plain_ms or self.plain_ms,
+            disturbed=self.disturbed or later.disturbed,
         )
 
     def tokens_per_pass(self, predicted_n: int) -> float | None:

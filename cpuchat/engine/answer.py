@@ -34,12 +34,14 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     StopReason,
 )
-from cpuchat.timings import SpeculationFigures, Timings
+from cpuchat.timings import MAX_CPU_WAIT, SpeculationFigures, Timings
 from cpuchat.tools.call_format import CallFormat
 from cpuchat.tools.generic import GENERIC, as_text
 
 _PROMPT_TAIL = 200
 """Bytes at the end of a prompt that are searched for an opening reasoning marker."""
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks at whether other programs have the cores; each reads a file per thread."""
 
 
 class Answer:
@@ -69,6 +71,9 @@ class Answer:
         self._sampler = self._make_sampler()
         self._speculation: SpeculationFigures | None = None
         self._calls: CallSplitter | None = None
+        self._is_disturbed = False  # other programs had the cores for part of the decoding
+        self._waited: float | None = None
+        self._decoding_since = self._next_look = 0.0
 
     def _make_guide(self) -> CallGuide | None:
         """Return what follows calls of tools; None when there are none to call."""
@@ -121,9 +126,10 @@ class Answer:
         result = DecodeResult(stop_reason="cancelled")
         try:
             self._sampler.accept_prompt(prompt)
-            waited, start = cpu_wait_seconds(), perf_counter()
+            self._waited, self._decoding_since = cpu_wait_seconds(), perf_counter()
+            self._next_look = self._decoding_since + _LOOK_SECONDS
             result = self._decode(text, prompt, prefilled)
-            cpu_wait = cpu_wait_share(waited, perf_counter() - start, self._loaded.model.info.n_threads)
+            cpu_wait = self._look_at_cores()
         finally:
             self._record(text, prompt, result.tokens)
         self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait))
@@ -235,10 +241,23 @@ class Answer:
             ttft_ms=1e3 * (result.first - self._arrived) if n else 0.0,
             draft_n=speculation.draft_n if speculation else 0,
             draft_n_accepted=speculation.draft_n_accepted if speculation else 0,
-            speculation=speculation,
+            speculation=self._compared(speculation) if speculation else None,
             overhead_us=1e6 * result.overhead_seconds / n if n else 0.0,
             cpu_wait=cpu_wait,
         )
+
+    def _look_at_cores(self) -> float | None:
+        """Return the share of the decoding time for which the threads waited for a core; see `Timings`."""
+        seconds = perf_counter() - self._decoding_since
+        cpu_wait = cpu_wait_share(self._waited, seconds, self._loaded.model.info.n_threads)
+        self._is_disturbed = (cpu_wait or 0.0) > MAX_CPU_WAIT
+        return cpu_wait
+
+    def _compared(self, figures: SpeculationFigures) -> SpeculationFigures:
+        """Return the figures without a comparison with plain decoding if that was timed under other conditions."""
+        if not self._is_disturbed or figures.plain_ms is None:
+            return figures
+        return msgspec.structs.replace(figures, plain_ms=None, disturbed=True)
 
     def _finish(self, stop_reason: StopReason, timings: Timings) -> None:
         sequence = self._sequence
@@ -255,4 +274,8 @@ class Answer:
         )
 
     def _on_speculation(self, predicted_n: int, figures: SpeculationFigures) -> None:
+        if (now := perf_counter()) >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._look_at_cores()
+        figures = self._compared(figures)
         self._emit(SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures))

@@ -132,8 +132,7 @@ def summary(
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts += _speed(timings)
-        if timings.draft_n and timings.speed_up is not None:
-            parts.append(f"{units.factor(timings.speed_up)} vs plain")
+        parts += _speed_up(timings) if timings.draft_n else []
         parts.append(_first_token(timings, brief=True))
     return " · ".join(filter(None, (*parts, *_sampling(sampling, default or Sampling()), stop_reason(reason))))
 
@@ -168,6 +167,13 @@ def _speed(timings: Timings) -> list[str]:
     ]
 
 
+def _speed_up(timings: Timings) -> list[str]:
+    if timings.speed_up is not None:
+        return [f"{units.factor(timings.speed_up)} vs plain"]
+    is_disturbed = timings.speculation is not None and timings.speculation.disturbed
+    return ["vs plain n/a: other programs ran"] if is_disturbed else []
+
+
 def _first_token(timings: Timings, brief: bool = False) -> str:
     """Format `first token 0.21 s`, with what of it was waiting at a server: `(queue 0.10 s, network 4 ms)`; `brief`:
     only parts that are a tenth of it."""
@@ -193,8 +199,7 @@ def _drafting(timings: Timings) -> list[str]:
         figures = []
         if timings.tokens_per_pass is not None:
             figures.append(f"{timings.tokens_per_pass:.1f} per pass")
-        if timings.speed_up is not None:
-            figures.append(f"{units.factor(timings.speed_up)} vs plain")
+        figures += _speed_up(timings)
         wide = timings.speculation is not None and timings.speculation.source == SERVER_WIDE
         accepted = f"{share} of {timings.draft_n:,} drafted accepted{f', {SERVER_WIDE}' if wide else ''}"
         return [f"{accepted} ({', '.join(figures)})" if figures else accepted]

@@ -19,7 +19,8 @@ class Drafting:
     `drafter` proposed last ("" none yet). `depth` tokens are drafted per pass now, 0 = plain decoding. `draft_share`
     of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain decoding
     does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is off.
-    `source` names who counted at a server ("server", "server-wide"; "" for the engine of this machine).
+    `source` names who counted at a server ("server", "server-wide"; "" for the engine of this machine). `disturbed`: no
+    comparison with plain decoding, because other programs had the cores for part of the answer.
     """
 
     wanted: bool = False
@@ -38,6 +39,7 @@ class Drafting:
     reason: str = ""
     answered: bool = False
     source: str = ""
+    disturbed: bool = False
 
     def why_missing(self, field: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.
@@ -49,6 +51,8 @@ class Drafting:
             return ""
         if not self.wanted:
             return "drafting is off"
+        if field in ("plain_tok_s", "speed_up") and self.disturbed:
+            return "busy cores"
         if field == "plain_tok_s":
             return "not reported" if self.source else "not calibrated"
         if not self.answered:
@@ -115,6 +119,7 @@ class SpeculationMeter:
             reason=now.reason or (self._no_speculation if not now.draft_n else ""),
             answered=answered,
             source=now.source,
+            disturbed=now.disturbed,
         )
 
     def _plain_tok_s(self, now: SpeculationFigures) -> float | None:
@@ -123,7 +128,7 @@ class SpeculationMeter:
             return None
         if self._figures is not None and not now.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
             return (self._predicted_n - 1) * 1e3 / self._decode_ms
-        plain_ms = now.plain_ms or self._model_plain_ms
+        plain_ms = now.plain_ms or (self._model_plain_ms if not now.disturbed else None)
         return 1e3 / plain_ms if plain_ms else None
 
 

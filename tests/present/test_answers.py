@@ -113,6 +113,17 @@ def off(reason: str, **figures: Any) -> Timings:
     return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, reason=reason, **figures))
 
 
+def test_no_speed_up_is_told_beside_other_programs() -> None:
+    figures = DRAFTED.speculation
+    assert figures is not None
+    disturbed = msgspec.structs.replace(figures, plain_ms=None, disturbed=True)
+    timings = msgspec.structs.replace(DRAFTED, speculation=disturbed)
+    assert " · 41.3 tok/s · vs plain n/a: other programs ran · first token" in summary(timings, "end")
+    assert "(3.1 per pass, vs plain n/a: other programs ran)" in full_summary(timings, "end")
+    for joined in (DRAFTED.followed_by(timings), timings.followed_by(DRAFTED)):
+        assert joined.speed_up is None and joined.speculation is not None and joined.speculation.disturbed
+
+
 def test_the_summary_tells_how_drafting_went() -> None:
     assert " · 72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)" in full_summary(DRAFTED, "end")
     unknown = msgspec.structs.replace(

@@ -48,6 +48,17 @@ def started(asked: Speculation = ASKED) -> Meter:
     return meter
 
 
+def test_no_comparison_with_plain_decoding_beside_other_programs() -> None:
+    meter = started()
+    meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, pass_ms=(5.0,) * 32)), 0.0)
+    writing(meter, rate=50, seconds=4)
+    figures = msgspec.structs.replace(FIGURES, plain_ms=None, disturbed=True)
+    meter.observe(SpeculationUpdate(request_id=1, predicted_n=200, figures=figures), 4.0)
+    now = meter.figures().drafting
+    assert now.plain_tok_s is now.speed_up is None
+    assert now.why_missing("plain_tok_s") == now.why_missing("speed_up") == "busy cores"
+
+
 def test_figures_while_writing() -> None:
     meter = started()
     writing(meter, rate=50, seconds=4)

@@ -157,7 +157,7 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
         adaptive = await collect(backend.generate(say("a b c", Speculation(drafters=ALL))))
         assert adaptive.text == plain.text
         figures = adaptive.timings.speculation
-        assert figures is not None and (figures.plain_ms or not again.pass_ms)
+        assert figures is not None and (figures.plain_ms or figures.disturbed or not again.pass_ms)
         if figures.plain_ms:
             assert (adaptive.timings.speed_up is not None) == (adaptive.timings.draft_n > 0)
 

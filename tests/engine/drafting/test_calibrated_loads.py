@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from cpuchat.engine import answer
 from cpuchat.engine.drafting import cached_costs, calibration
 from cpuchat.models.drafts import calibrations
 from cpuchat.models.drafts.calibrations import target_costs
-from cpuchat.protocol import Event, LoadProgress, Speculation
+from cpuchat.protocol import Event, LoadProgress, Speculation, SpeculationUpdate
 from cpuchat.speculation.depth.costs import PassCosts
 from tests.support.pair_chat import ALL, PairChat
 
@@ -28,6 +29,7 @@ def test_costs_are_measured_once(
     monkeypatch.setattr(calibrations, "LEAST", 0.0)
     monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
+    monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
     first = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" in chat.phases() and len(first.pass_ms) == 32
     again = chat.load(files[0], calibrate=True, **more)
@@ -110,6 +112,7 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
     monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: found.pop())
     monkeypatch.setattr(cached_costs, "BusyCores", Cores)
     monkeypatch.setattr(cached_costs, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
     info = chat.load(files[0], **more)
     [note] = info.notes
     assert "Other programs disturbed the calibration" in note
@@ -125,6 +128,25 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
     assert fixed.speculation is not None and fixed.speculation.plain_ms and fixed.speed_up
+
+
+def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_without(
+    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    monkeypatch.setattr(cached_costs, "measure", lambda *_, **__: costs)
+    chat.load(files[0], draft_path=str(files[1]), calibration_file=str(tmp_path / "costs.json"), calibrate=True)
+    monkeypatch.setattr(answer, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cpuchat.engine.decoding.speculative.UPDATE_SECONDS", 0.0)
+    for waited, is_compared in ((0.04, True), (0.5, False), (None, True)):
+        monkeypatch.setattr(answer, "cpu_wait_share", lambda *_, waited=waited: waited)
+        _, timings = chat.ask(Speculation(drafters=("draft",), depth=4))
+        figures = timings.speculation
+        assert figures is not None and timings.draft_n
+        assert (timings.speed_up is not None) == (figures.plain_ms is not None) == is_compared
+        assert figures.disturbed != is_compared
+        updates = [event.figures for event in chat.events if isinstance(event, SpeculationUpdate)]
+        assert updates and all(one.disturbed != is_compared for one in updates)
 
 
 def test_an_earlier_calibration_is_better_than_one_beside_other_programs(
