@@ -26,6 +26,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.roofline import fits_cache
 from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.timings import LEAST_TOKENS
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
@@ -162,14 +163,20 @@ def compare_placements(
     basis, why_not = _basis(survey, theoretical, model, figures, costs)
     cached = model is not None and fits_cache(model)  # memory bandwidth is no ceiling
     options: list[PlacementOption] = []
-    taken = False
-    for candidate in candidates(topology):
+    taken, told = False, ""
+    found = list(candidates(topology))
+    scale = 1.0
+    used = next((one for one in found if now is not None and _same(one.placement, now)), None)
+    if used is not None and basis is not None and costs is not None:
+        scale = _scale(_predicted(used, topology, basis, costs, in_use)[0], figures)
+    for candidate in found:
         spec = candidate.spec
         if not taken and now is not None and _same(candidate.placement, now):
             spec, taken = in_use, True  # other words for the same
         tok_s, depth, most = 0.0, _ASSUMED_DEPTH, None
         if basis is not None and costs is not None and (costs.draft is not None or not candidate.placement.is_split):
             tok_s, depth = _predicted(candidate, topology, basis, costs, in_use)
+            tok_s, told = scale * tok_s, _told(costs, basis, depth, scale)
         if basis is not None and not cached:
             most = _ceiling(candidate, topology, basis, depth)
             if most is not None and candidate.placement.is_split:  # both models read the same memory
@@ -182,7 +189,7 @@ def compare_placements(
                 most,
                 tok_s,
                 _speed(candidate, most, tok_s, model),
-                _about(candidate, most, basis, why_not, model, _told(costs, basis, depth) if tok_s else ""),
+                _about(candidate, most, basis, why_not, model, told if tok_s else ""),
             )
         )
     return PlacementOptions(tuple(options), _advice(options, in_use))
@@ -296,14 +303,24 @@ def _predicted(
     return plain * best.speedup, best.depth
 
 
-def _told(costs: LoadedCosts | None, basis: _Basis | None, depth: int) -> str:
+def _scale(predicted: float, figures: Figures) -> float:
+    """Return the measured speed of the last answer by that predicted for the placement in use; 1 where it was not
+    slower, or no answer was long enough. Of very small models much of a token's time is spent outside of passes.
+    """
+    measured = figures.decode_tok_s or 0.0
+    is_slower = figures.predicted_n >= LEAST_TOKENS and 0 < measured < predicted
+    return measured / predicted if is_slower else 1.0
+
+
+def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:
     """Return what a prediction rests on; `depth` is the best one by it."""
-    if costs is None or basis is None or costs.draft is None:
-        return costs.source if costs is not None else ""
+    scaled = "; scaled to the last answer" if scale < 1 else ""
+    if costs.draft is None:
+        return f"{costs.source}{scaled}"
     if basis.acceptance is None:
-        return f"{costs.source}; drafting is off"
+        return f"{costs.source}; drafting is off{scaled}"
     how = f"draft depth {depth}" if depth else "drafting gains nothing"
-    return f"{costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance"
+    return f"{costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance{scaled}"
 
 
 def _speed(candidate: Candidate, most: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:

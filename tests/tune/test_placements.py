@@ -136,6 +136,26 @@ def test_after_a_measurement_the_cost_model_predicts_each_placement(tmp_path: Pa
     assert "drafting is off" in off.about and "acceptance" not in off.about
 
 
+def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    model = on(topology, ON_8_CORES)
+    costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"))
+
+    def after(tok_s: float | None, n: int = 40) -> PlacementOptions:
+        answered = dataclasses.replace(figures(), decode_tok_s=tok_s, predicted_n=n)
+        return compare_placements(topology, surveyed(topology), None, model, answered, PlacementSpec(), costs)
+
+    before = after(None).options
+    slower = after(0.75 * before[0].predicted).options
+    assert slower[0].predicted == pytest.approx(0.75 * before[0].predicted)
+    for one, other in zip(slower, before, strict=True):
+        assert one.predicted <= other.predicted
+        assert ("scaled to the last answer" in one.about) == bool(one.predicted)
+    for same in (after(2 * before[0].predicted), after(1.0, n=15)):
+        assert [one.predicted for one in same.options] == [one.predicted for one in before]
+        assert not any("scaled" in one.about for one in same.options)
+
+
 def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, tmp_path: Path) -> None:
     header, topology = read_model(small_model), read_topology()
     cpus = choose_cores(topology).cpus
