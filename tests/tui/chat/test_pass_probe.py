@@ -113,14 +113,15 @@ async def test_a_disturbed_measurement_is_repeated_later_and_a_failed_one_is_not
     MadeUp.weight = 0.1
     async with running() as app:
         passes = app.chat._stream.passes
-        await app.until(lambda: MadeUp.runs and not passes.running)
-        assert any("other programs are running; trying again" in notice for notice in app.notices)
+        disturbed = "other programs are running; trying again"  # the first runs may have given way to the load
+        await app.until(lambda: any(disturbed in notice for notice in app.notices) and not passes.running)
         assert not passes.done and not passes._is_wanted()
+        n = len(MadeUp.runs)
         MadeUp.failure, passes._retry_at = "The disk is full.", 0.0
         await app.until(lambda: passes.done)
         assert "Pass costs not measured: The disk is full." in app.notices
         assert sum(BEGUN in notice for notice in app.notices) == 1
-        assert len(MadeUp.runs) == 2
+        assert len(MadeUp.runs) == n + 1
 
 
 async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
