@@ -218,7 +218,7 @@ def test_nothing_is_left_behind(tiny_model: Path) -> None:
     chat.engine.close()
     chat.engine.close()
     assert listed_threads(threads) <= threads
-    assert threading.active_count() == python_threads
+    assert threading.active_count() <= python_threads  # one of an earlier test may have ended meanwhile
 
 
 @pytest.mark.parametrize("path", sorted(paths.demo_dir().glob("*.gguf")), ids=lambda p: p.stem)
