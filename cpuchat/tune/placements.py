@@ -305,11 +305,12 @@ def _predicted(
 
 def _scale(predicted: float, figures: Figures) -> float:
     """Return the measured speed of the last answer by that predicted for the placement in use; 1 where it was not
-    slower, or no answer was long enough. Of very small models much of a token's time is spent outside of passes.
+    slower, no answer was long enough, or other programs had the cores. Of very small models much of a token's time is
+    spent outside of passes.
     """
     measured = figures.decode_tok_s or 0.0
-    is_slower = figures.predicted_n >= LEAST_TOKENS and 0 < measured < predicted
-    return measured / predicted if is_slower else 1.0
+    counts = figures.predicted_n >= LEAST_TOKENS and not figures.drafting.disturbed
+    return measured / predicted if counts and 0 < measured < predicted else 1.0
 
 
 def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:

@@ -141,8 +141,9 @@ def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(tmp
     model = on(topology, ON_8_CORES)
     costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"))
 
-    def after(tok_s: float | None, n: int = 40) -> PlacementOptions:
-        answered = dataclasses.replace(figures(), decode_tok_s=tok_s, predicted_n=n)
+    def after(tok_s: float | None, n: int = 40, disturbed: bool = False) -> PlacementOptions:
+        drafting = Drafting(disturbed=disturbed)
+        answered = dataclasses.replace(figures(), decode_tok_s=tok_s, predicted_n=n, drafting=drafting)
         return compare_placements(topology, surveyed(topology), None, model, answered, PlacementSpec(), costs)
 
     before = after(None).options
@@ -151,7 +152,7 @@ def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(tmp
     for one, other in zip(slower, before, strict=True):
         assert one.predicted <= other.predicted
         assert ("scaled to the last answer" in one.about) == bool(one.predicted)
-    for same in (after(2 * before[0].predicted), after(1.0, n=15)):
+    for same in (after(2 * before[0].predicted), after(1.0, n=15), after(1.0, disturbed=True)):
         assert [one.predicted for one in same.options] == [one.predicted for one in before]
         assert not any("scaled" in one.about for one in same.options)
 
