@@ -25,6 +25,7 @@ from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Loa
 from cpuchat.servers import Source
 from cpuchat.settings import Settings
 from tests.models.drafts.files import write_catalog
+from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
 from tests.support.scripted_backend import ScriptedBackend, answer
 
@@ -43,6 +44,7 @@ async def conversation(model: Source, max_tokens: int = 24) -> AsyncIterator[Con
     settings.chat.max_tokens = max_tokens
     settings.sampling.temperature = 0.0
     settings.engine.ctx = 2048
+    settings.engine.cores = ON_ONE_CPU.cores
     core = Conversation(settings=settings, backend=SwitchingBackend(), store=ChatStore(paths.chats_db()))
     try:
         assert isinstance((await everything(core.load_model(model)))[-1], ModelLoaded)
