@@ -17,7 +17,7 @@ from tests.support.tuning import make_up_speeds, with_small_cache, without_flash
 
 
 @pytest.fixture(autouse=True)
-def on_a_measured_machine(measured_machine: None) -> None:
+def on_a_measured_machine(measured_machine: None, one_core: None) -> None:
     """Avoid the bandwidth measurement."""
 
 
