@@ -25,7 +25,7 @@ from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
 _ABOVE = 2  # lines above a hit that is jumped to
-_SPARED_CHUNKS = 4  # between two calls of `spare_from_collections` while a long chat is rendered
+_SPARED_CHUNKS = 8  # between two calls of `spare_from_collections` while a long chat is rendered
 NEW_TEXT = " ↓ new text "
 """At the bottom while there is text below that nobody has seen."""
 
