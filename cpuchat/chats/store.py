@@ -41,6 +41,7 @@ from cpuchat.tool_calls import ToolStep
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
+_FORK = "Fork: "  # first, so that a narrow list does not cut it off
 
 
 class ChatStore(Database):
@@ -127,7 +128,8 @@ class ChatStore(Database):
             chat, tree = self.chat(chat_id), self.tree(chat_id)
             if message_id not in tree:
                 raise _no_message()
-            fork = self.create_chat(chat.model, chat.system_prompt, f"{chat.title} (fork)", preset=chat.preset)
+            title = f"{_FORK}{chat.title.removeprefix(_FORK)}"
+            fork = self.create_chat(chat.model, chat.system_prompt, title, preset=chat.preset)
             options = ("when_full", "reasoning", "reasoning_budget")
             self.set_options(fork.id, {name: getattr(chat, name) for name in options})
             copied = [name for name in MESSAGE_COLUMNS if name not in ("id", "chat_id", "parent")]

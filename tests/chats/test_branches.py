@@ -257,14 +257,14 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
         assert core.chat is not None
         original, before = core.chat.id, core.messages
         await core.fork_chat(core.messages[1].id)
-        assert core.chat.title == "First? (fork)" and core.chat.id != original
+        assert core.chat.title == "Fork: First?" and core.chat.id != original
         assert texts(core) == ["First?", "One."]
         assert core.messages[1].timings == before[1].timings
         await everything(core.send("Other?"))
         assert texts(core) == ["First?", "One.", "Other?", "Three."]
         await core.open_chat(original)
         assert core.messages == before
-        assert {hit.title for hit in await core.history.list_chats("one")} == {"First?", "First? (fork)"}
+        assert {hit.title for hit in await core.history.list_chats("one")} == {"First?", "Fork: First?"}
 
 
 async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> None:

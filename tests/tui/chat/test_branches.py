@@ -150,9 +150,9 @@ async def test_a_fork_is_opened_and_the_chat_stays() -> None:
         await select(app, 1)
         await app.press("f")
         await app.until(lambda: shown(app) == ["First", "One."])
-        assert app.conversation.chat and app.conversation.chat.title == "First (fork)"
-        assert "First (fork)" in str(app.transcript.border_title)
-        assert sorted(chat.title for chat in app.conversation.history.store.chats()) == ["First", "First (fork)"]
+        assert app.conversation.chat and app.conversation.chat.title == "Fork: First"
+        assert "Fork: First" in str(app.transcript.border_title)
+        assert sorted(chat.title for chat in app.conversation.history.store.chats()) == ["First", "Fork: First"]
 
 
 async def test_a_deleted_branch_and_a_deleted_chat_come_back() -> None:
