@@ -198,6 +198,9 @@ def _run(arguments: Sequence[str]) -> int:
     except CpuchatError as error:
         return _fail(error, arguments)
     except (Abort, KeyboardInterrupt):
+        # After an interrupt in code that is compiled from a string (the methods of a dataclass, while it is imported),
+        # `python -m` ends by the signal, whatever is returned, unless other such code has run since.
+        exec("")
         return _fail(Interrupted("Stopped."), arguments) if "--json" in arguments else Interrupted.exit_code
     except (BrokenPipeError, SystemExit):  # click makes an exit of the former
         return _reader_gone()

@@ -202,3 +202,13 @@ def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, m
     assert done.stdout.startswith("cpuchat 0.")
     assert "engine: unavailable" in done.stdout
     assert "libllama.so" in done.stderr
+
+
+def test_ctrl_c_in_compiled_text_is_an_exit_code_too(tmp_path: Path) -> None:
+    """`python -m` would end by the signal: Python takes the interrupt for an unhandled one."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\nfrom cpuchat.cli import main\n"
+        "main.cli.main = lambda **_: exec('raise KeyboardInterrupt')\nsys.exit(main.main([]))\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -88,7 +88,9 @@ def visit(terminal: Terminal, key: str, shown: str) -> None:
     """Open a screen, see `shown` on it, and leave it."""
     terminal.press(key)
     terminal.wait_for(shown)
-    terminal.press("esc")
+    # Esc as of kitty's protocol: `shown` may also be away while it is painted, and typed after a plain Esc, a key
+    # would be Alt+key.
+    terminal.type("\x1b[27u")
     terminal.wait_until(lambda screen: shown not in screen, f"the end of {shown!r}")
 
 
