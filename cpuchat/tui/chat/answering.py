@@ -39,6 +39,8 @@ _TITLES = {
 }
 _WAITING = "Waiting for the first token…"
 RUNNING = "running…"
+MOST_COLORED = 100
+"""Answers whose drafters are remembered while the app runs, the last ones."""
 WARNING, ERROR, PLAIN = "warning", "error", "information"
 
 
@@ -227,6 +229,8 @@ class Answering:
             if answer is not None and messages and messages[-1].role == "assistant":
                 # Also when it has none: the id may be that of an answer that was deleted.
                 self.spans[messages[-1].id] = answer.spans
+                if len(self.spans) > MOST_COLORED:  # a drafted answer has hundreds
+                    del self.spans[next(iter(self.spans))]
             if self._replaces and not self._written:
                 self._show_messages()
             else:

@@ -146,6 +146,22 @@ async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_r
     assert settings.load().ui.color_drafts
 
 
+async def test_marks_of_the_last_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.tui.chat.answering.MOST_COLORED", 2)
+    ids = list[str]()
+    async with running(drafting_backend("A **bold** word")) as app:
+        await app.ready()
+        await app.press("ctrl+t")
+        for question in ("One", "Two", "Three"):
+            await app.send(question)
+            ids.append(app.conversation.chat.id if app.conversation.chat else "")
+            await app.press("ctrl+n")
+        for chat_id, is_marked in zip(ids, (False, True, True), strict=True):
+            await app.chat.open_chat(chat_id).wait()
+            await app.until(lambda: "bold word" in app.screen_text)
+            assert ("proposed by" in app.screen_text) == is_marked
+
+
 async def test_an_answer_written_anew_without_drafts_has_no_marks_of_the_old_one() -> None:
     settings.update({"ui": {"color_drafts": True}})
     async with running(drafting_backend("A **bold** word")) as app:
