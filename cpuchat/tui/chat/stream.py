@@ -24,7 +24,7 @@ class ChatStream:
     """Runs each in a worker of `screen`. Use it from the event loop.
 
     `path` is the model that was chosen; `loaded` that it was loaded once (the backend starts it again by itself).
-    `on_start` is called when something begins to run, `on_idle` when it has ended and the screen still exists,
+    `on_start` is called when something begins to run, `on_idle` when it has ended and the app still runs,
     `on_model` when a model was loaded, `on_title` when the open chat has a new title.
     """
 
@@ -75,14 +75,17 @@ class ChatStream:
     def run(self, work: Awaitable[None]) -> None:
         """Run `work`; nothing else may be running."""
 
+        app = self._screen.app  # not running after an error or a signal, and while it ends: its widgets are gone
+
         async def run() -> None:
-            self._on_start()
+            if app.is_running:
+                self._on_start()
             try:
                 await self.stop_probes()
                 await work
             finally:
                 self._worker = None
-                if self._screen.is_running:  # not after the app was ended by an error or a signal
+                if app.is_running:
                     self._on_idle()
 
         self._worker = self._screen.run_worker(run(), group="stream", name="stream")
