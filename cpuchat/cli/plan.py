@@ -33,7 +33,6 @@ Examples:
   cpuchat plan 8b --like server.toml --json         a machine of your own
   cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
-  cpuchat plan --claims                             published claims, checked
 
 MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b to 70b), with its quantization behind a
 colon. A figure is given as expected (low–high): an untuned and a tuned setup.
@@ -66,7 +65,6 @@ class _Positive(click.FloatRange):
 @click.option("--usd-per-kwh", type=click.FloatRange(0, 100), metavar="X", help="Price of power; default: 0.15.")
 @click.option("--years", type=_Positive(100), metavar="X", help="Years to write a machine off; default: 4.")
 @click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
-@click.option("--claims", "list_claims", is_flag=True, help="Check published claims.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: rates in tok/s, sizes in bytes.")
 def plan(
     model: str | None,
@@ -75,7 +73,6 @@ def plan(
     draft: str | None,
     cheapest: bool,
     list_machines: bool,
-    list_claims: bool,
     as_json: bool,
     **values: Any,
 ) -> int:
@@ -88,11 +85,10 @@ def plan(
     from cpuchat.planner.choices import catalog_models, usual_draft
     from cpuchat.planner.model_specs import find_model, models_here
 
-    if list_machines or list_claims:
+    if list_machines:
         if cheapest or any(one is not None for one in (model, machine, like, draft, *values.values())):
-            flag = "--machines" if list_machines else "--claims"
-            raise UsageError(f"{flag} lists all of them and takes only --json.", "Drop the other arguments.")
-        return _show_machines(as_json) if list_machines else _show_claims(as_json)
+            raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
+        return _show_machines(as_json)
     _check(model, machine, like, draft, cheapest, values)
     chosen, catalog = settings.load(), load_catalog()
     workload, prices = _workload(values), _prices(values)
@@ -308,32 +304,6 @@ def _show_machines(as_json: bool) -> int:
         for label, text in words.machine_figures(one):
             echo_paragraph(text, f"  {label:<17}", " " * 19)
         click.echo()
-    return 0
-
-
-def _show_claims(as_json: bool) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph
-    from cpuchat.planner.claims import claims
-    from cpuchat.present import plan as words
-
-    known = claims()
-    if as_json:
-        click.echo(json_line(msgspec.to_builtins(known)))
-        return 0
-    for document in known.document:
-        echo_paragraph(f"{document.id}  {document.title}: {document.nature}")
-        for one in known.claim:
-            if one.document == document.id:
-                echo_paragraph(f"{one.claim}", "  ", "    ")
-                echo_paragraph(f"{one.judged}: {one.arithmetic}", "    ", "    ")
-                how = f" (`{one.check.command}`)" if one.check is not None else ""
-                echo_paragraph(f"planner: {one.planner}{how}", "    ", "    ")
-        click.echo()
-    for line in words.claim_lines(known.claim):
-        echo_paragraph(line)
     return 0
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
     from cpuchat.costmodel.usual import Figure
-    from cpuchat.planner.claims import Claim
     from cpuchat.planner.machine_specs import MachineSpec
     from cpuchat.planner.model_specs import PlannedModel
     from cpuchat.planner.network import Network
@@ -301,11 +299,3 @@ def service_lines(found: Service, plan: Plan) -> list[str]:
             f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s."
         )
     return [*sentences, OTHER_ENGINE]
-
-
-def claim_lines(claims: Sequence[Claim]) -> list[str]:
-    """Return the number of claims by verdict, in a sentence."""
-    counts: dict[str, int] = {}
-    for one in claims:
-        counts[one.verdict] = counts.get(one.verdict, 0) + 1
-    return [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]

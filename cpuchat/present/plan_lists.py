@@ -1,4 +1,4 @@
-"""Formats the lists of the plan screen: models, machines, numbers of machines, claims."""
+"""Formats the lists of the plan screen: models, machines, numbers of machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from cpuchat.present.rows import ListRow
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
-    from cpuchat.planner.claims import Claim, Claims
     from cpuchat.planner.fleet import Outcome
     from cpuchat.planner.plan import Plan, Range
     from cpuchat.planner.service import Service
@@ -106,29 +105,4 @@ def outcome_lines(one: Outcome) -> Lines:
         ("first token", f"{time_of(one.ttft_s.p50)} s (p50), {time_of(one.ttft_s.p95)} s (p95)"),
         ("tok/s", f"{units.about(one.tok_s.p50)} (p50); 95 % of the answers {units.about(one.tok_s.p95)} or more"),
         together,
-    ]
-
-
-def claim_rows(known: Claims) -> list[ListRow]:
-    """Return the claims by document, the key is their number."""
-    rows: list[ListRow] = []
-    for document in known.document:
-        rows.append(ListRow(name=document.title))
-        rows += [
-            ListRow(key=str(number), name=one.claim, note=one.verdict)
-            for number, one in enumerate(known.claim)
-            if one.document == document.id
-        ]
-    return rows
-
-
-def claim_details(claim: Claim) -> Lines:
-    """Return a claim with its verdict and arithmetic, as labels and texts."""
-    check = [("command", claim.check.command)] if claim.check is not None else []
-    return [
-        ("claim", claim.claim),
-        ("verdict", claim.judged),
-        ("arithmetic", claim.arithmetic),
-        ("planner", claim.planner),
-        *check,
     ]

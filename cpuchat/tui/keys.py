@@ -283,7 +283,6 @@ KEYS: tuple[Key, ...] = (
     Key("plan", "plan.users", "u", "users", "users", "Simulate concurrent users of the selected model", HARDWARE,
         footer=True),
     Key("plan", "plan.spread", "s", "spread", "spread", "Plan over the memory of several machines (RPC)", HARDWARE),
-    Key("plan", "plan.claims", "k", "claims", "claims", "Show published claims, checked", HARDWARE),
     Key("plan", "plan.close", "escape", "close", "back", "Back to the chat", HARDWARE, footer=True),
     Key("plan_page", "plan_page.close", "escape", "close", "back", "Back to the plans", HARDWARE, footer=True),
     Key("plan_machines", "plan_machines.choose", "enter", "choose", "choose", "Plan the catalog for this machine",

@@ -101,14 +101,11 @@ def test_users_are_simulated_and_other_engines_named() -> None:
     assert found["service"]["users"] == 200
 
 
-def test_machines_and_claims_are_listed() -> None:
+def test_machines_are_listed() -> None:
     machines = run("plan", "--machines")
     assert "epyc-9754: EPYC 9754" in machines.stdout
     assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in machines.stdout
     assert len(json.loads(run("plan", "--machines", "--json").stdout)) >= 11
-    listed = run("plan", "--claims")
-    assert "70B with drafts: 60–75 tok/s" in listed.stdout
-    assert "impossible: 13 tokens are verified" in listed.stdout
 
 
 def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
@@ -141,7 +138,6 @@ def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
         (("70b", "--on", "9754", "--users", "0"), "--users"),
         (("70b", "--like", "none.toml"), "cannot be read"),
         (("70b", "--machines"), "takes only --json"),
-        (("--claims", "--users", "5"), "takes only --json"),
     ],
 )
 def test_wrong_usage_gets_a_sentence(arguments: tuple[str, ...], said: str) -> None:

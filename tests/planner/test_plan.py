@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 
 import msgspec
 import pytest
 
-from cpuchat.costmodel.passes import batch_rate, pass_cost
-from cpuchat.costmodel.usual import SCENARIOS, Figure
+from cpuchat.costmodel.passes import batch_rate
+from cpuchat.costmodel.usual import Figure
 from cpuchat.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.prediction import spare_bytes
-from cpuchat.planner.choices import catalog_models, catalog_plans, cheapest, machine_plans, reaches, usual_draft
-from cpuchat.planner.claims import claims
+from cpuchat.planner.choices import catalog_models, catalog_plans, cheapest, machine_plans, reaches
 from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
 from cpuchat.planner.model_specs import find_model
 from cpuchat.planner.network import Network
-from cpuchat.planner.plan import Plan, Prices, Range, Workload, make_plan
+from cpuchat.planner.plan import Plan, Prices, Workload, make_plan
 from cpuchat.planner.service import Service, simulate_service
 
 
@@ -184,86 +182,6 @@ def test_users_on_several_machines(catalog: Catalog, two_thousand: Service) -> N
     assert ttft == sorted(ttft, reverse=True)
     with pytest.raises(UsageError, match="no number of machines"):
         simulate_service(planned(catalog, "7302", "70b", users=10, tok_s=8.0))
-
-
-def test_all_documents_have_reviewed_claims() -> None:
-    known = claims()
-    ids = {document.id for document in known.document}
-    assert {one.document for one in known.claim} == ids
-    assert len(known.claim) > 200
-    assert len({(one.document, one.claim) for one in known.claim}) == len(known.claim)
-    assert all(one.arithmetic and one.planner for one in known.claim)
-
-
-@pytest.mark.parametrize(
-    ("document", "words", "verdict"),
-    [
-        ("sovereign-9754", "60–75 tok/s", "impossible"),
-        ("sovereign-9754", "stock 70B: 7–8", "plausible"),
-        ("sovereign-9754", "405B Q4: 2.5–3", "impossible"),
-        ("sovereign-9754", "671B Q8: 6.2", "plausible"),
-        ("sovereign-9754", "12 tokens drafted in 60 µs", "impossible"),
-        ("sovereign-9354", "25–32 tok/s", "only if"),
-        ("sovereign-7543", "28–38 tok/s", "impossible"),
-        ("sovereign-7543", "stock 70B: 4–5", "plausible"),
-        ("report-9655", "12.7 times in summaries", "impossible"),
-        ("report-9655", "11 times", "only if"),
-        ("leaseweb-9334", "Q4_K_M: 7.8 tok/s", "only if"),
-        ("hn-thread", "30B-A3B runs", "plausible"),
-        ("ampere-a2", "Q8R16: 9.2", "plausible"),
-    ],
-)
-def test_verdicts_of_the_best_known_claims(document: str, words: str, verdict: str) -> None:
-    found = [one for one in claims().claim if one.document == document and words in one.claim]
-    assert [one.verdict for one in found] == [verdict]
-
-
-def figure(plan: Plan, name: str) -> Range | None:
-    """Return a figure of `Check.figures`."""
-    kind, _, number = name.partition(" ")
-    if kind == "α":
-        return plan.draft_ceiling if number == "1" else next(
-            one.tok_s for one in plan.drafted if one.acceptance == float(number)
-        )  # fmt: skip
-    if kind == "verify":
-        machine, past = plan.machine, plan.workload.n_past
-        times = [1e3 * pass_cost(machine.profile(one), plan.model.work, int(number), past).seconds for one in SCENARIOS]
-        return Range(min(times), times[1], max(times))
-    if kind in ("GB", "weights"):
-        alone = plan.memory.needed - plan.memory.draft
-        size = (alone if kind == "GB" else plan.model.size) / 1e9
-        return Range(size, size, size)
-    return getattr(plan, name)
-
-
-NUMBER = r"(\d[\d,]*(?:\.\d+)?)"
-WITH_RANGE = re.compile(rf"{NUMBER}(?: [a-z/]+)? \({NUMBER}–{NUMBER}\)")
-
-
-def near(quoted: str, value: float) -> bool:
-    """Return whether a quoted figure is within 5 % or its rounding."""
-    number = float(quoted.replace(",", ""))
-    last = 10.0 ** -len(quoted.partition(".")[2])
-    return number == pytest.approx(value, rel=0.05, abs=0.51 * last)
-
-
-def test_what_claims_quote_of_the_planner_is_what_it_gives(catalog: Catalog) -> None:
-    checked = [one for one in claims().claim if one.check is not None]
-    assert len(checked) > 50
-    wrong: list[str] = []
-    for claim in checked:
-        assert claim.check is not None
-        model = find_model(claim.check.model, catalog)
-        plan = make_plan(find_machine(claim.check.machine), model, Workload(), draft=usual_draft(model, catalog))
-        quoted = WITH_RANGE.findall(claim.planner) or [(one,) for one in re.findall(NUMBER, claim.planner)]
-        assert len(quoted) >= len(claim.check.figures), claim.claim
-        for numbers, name in zip(quoted, claim.check.figures, strict=False):
-            found = figure(plan, name)
-            assert found is not None, (claim.claim, name)
-            values = (found.value, found.low, found.high)
-            if not all(near(one, value) for one, value in zip(numbers, values, strict=False)):
-                wrong.append(f"{claim.document}, {claim.claim}: {name} is {found}, not {numbers}")
-    assert wrong == []
 
 
 def test_of_very_many_machines_a_share_is_simulated(catalog: Catalog, two_thousand: Service) -> None:

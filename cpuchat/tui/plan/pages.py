@@ -1,4 +1,4 @@
-"""Pages of the plan screen: one model on all machines, concurrent users, claims."""
+"""Pages of the plan screen: one model on all machines, concurrent users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from textual.content import Content
 from textual.screen import ScreenResultType
 
 from cpuchat.errors import CpuchatError
-from cpuchat.planner.claims import Claim, claims
 from cpuchat.planner.plan import Plan
 from cpuchat.planner.service import simulate_service
 from cpuchat.present import plan as words
@@ -143,17 +142,3 @@ def users_page(plan: Plan) -> Page:
     mark = str(service.enough or service.outcomes[-1].machines)
     title = f"{plan.machine.name}: simulation of {service.users:,} users"
     return Page(title, words.workload_words(plan.workload, ""), lists.service_list(service), details, mark)
-
-
-def claims_page() -> Page:
-    """Return the published claims, by document."""
-    known = claims()
-    documents = {one.id: one for one in known.document}
-
-    def details(key: str) -> tuple[str, words.Lines]:
-        claim: Claim = known.claim[int(key)]
-        document = documents[claim.document]
-        return document.title, [*lists.claim_details(claim), ("document", document.nature)]
-
-    (counts,) = words.claim_lines(known.claim)
-    return Page("Published claims", counts, lists.claim_rows(known), details)

@@ -23,7 +23,7 @@ from cpuchat.present import plan_lists as lists
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.plan.figures import COSTS, NETWORK, WORKLOAD, Question
-from cpuchat.tui.plan.pages import MachinesPage, Page, PlanPage, PlanPanes, claims_page, machines_page, users_page
+from cpuchat.tui.plan.pages import MachinesPage, Page, PlanPage, PlanPanes, machines_page, users_page
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import AskTextScreen
@@ -253,9 +253,6 @@ class PlanScreen(PlanPanes[None]):
             if not spread.workers:
                 break
         self._change(spread=spread)
-
-    def action_claims(self) -> None:
-        self.app.push_screen(PlanPage("Published claims", claims_page))
 
     def action_close(self) -> None:
         self.dismiss(None)

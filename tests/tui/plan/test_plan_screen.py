@@ -174,7 +174,7 @@ async def test_the_cheapest_machine_for_a_model_becomes_that_of_the_list(monkeyp
         assert listed(app).marked == "Llama 3.3 70B Instruct"
 
 
-async def test_users_are_simulated_and_claims_listed() -> None:
+async def test_users_are_simulated() -> None:
     async with running(size=SMALL) as app:
         await opened(app)
         await on_machine(app, "EPYC 9754")
@@ -190,10 +190,6 @@ async def test_users_are_simulated_and_claims_listed() -> None:
         await answered(app, "u", "20")
         await on_page(app)
         assert "no number of machines" in figures(app)
-        await app.press("escape", "k")
-        await app.until(lambda: "Published claims" in title(app) and figures(app))
-        assert "verdict  only if the stack is untuned" in figures(app)
-        snapshot(app.app, "plan-claims-80x24")
 
 
 async def test_machines_of_the_config_folder_are_listed_and_wrong_ones_told() -> None:
