@@ -142,6 +142,11 @@ def recent_models_file() -> Path:
     return data_dir() / "recent_models.json"
 
 
+def chosen_drafts_file() -> Path:
+    """Return the file of the draft models that the user chose, by model."""
+    return data_dir() / "draft_models.json"
+
+
 def servers_dir() -> Path:
     """Return the folder of the records of running servers."""
     return data_dir() / "servers"

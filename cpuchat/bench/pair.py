@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -126,8 +126,3 @@ def _kind_result(kind: str, plain: float, drafted: list[Result]) -> KindResult:
         acceptance=best.acceptance,
         tokens_per_pass=best.tokens_per_pass,
     )
-
-
-def keep_changes(draft: str, depth: int) -> dict[str, dict[str, Any]]:
-    """Return the settings that make `draft` the draft model, as `settings.update` takes them."""
-    return {"speculation": {"draft_model": draft, "depth": depth, "drafters": "auto"}}

@@ -39,7 +39,11 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("sampling.seed", "Seed", "same seed, same answer; -1 = random"),
     ),
     "Speculation": (
-        ("speculation.draft_model", "Draft model", "file, repository or none; empty = auto · from the next load"),
+        (
+            "speculation.draft_model",
+            "Draft model",
+            "for all models: file, repository or none; empty = by model",
+        ),
         ("speculation.depth", "Draft depth", "tokens drafted per pass; 0 = adaptive"),
         ("speculation.min_probability", "Min draft prob.", "a less likely token ends the draft; 0 = off"),
         ("speculation.draft_cores", "Draft cores", "auto, shared, CPUs such as 6,7, or l3:0 · from the next load"),

@@ -96,9 +96,10 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     import msgspec
 
     from cpuchat import paths, settings
-    from cpuchat.bench.pair import keep_changes, pair_bench, pair_result
+    from cpuchat.bench.pair import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
     from cpuchat.cli.output import json_line
+    from cpuchat.models.drafts.chosen import ChosenDrafts
     from cpuchat.models.drafts.pairing import require_pair
     from cpuchat.present import bench as words
     from cpuchat.present.table import table
@@ -108,7 +109,8 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     found = pair_result(report)
     kept = found.worth_keeping and (keep or (not as_json and _asked(draft)))
     if kept:
-        settings.update(keep_changes(str(draft), found.depth))
+        ChosenDrafts().put(target, str(draft))
+        settings.update({"speculation": {"draft_model": "", "depth": found.depth, "drafters": "auto"}})
     if as_json:
         facts = {**msgspec.to_builtins(found), "depth": found.depth, "speed_up": found.speed_up}
         facts["worth_keeping"] = found.worth_keeping
@@ -119,9 +121,9 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     click.echo(f"\n{words.pair_verdict(found)}")
     if kept:
         depth = f", with draft depth {found.depth}" if found.depth else ""
-        click.echo(f"{draft.name} is now the draft model{depth}.")
+        click.echo(f"{draft.name} is now the draft model of {target.name}{depth}.")
     elif found.worth_keeping:
-        click.echo("Add --keep to make it the draft model.")
+        click.echo(f"Add --keep to make it the draft model of {target.name}.")
     return 0
 
 
@@ -151,7 +153,7 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
     from cpuchat.models.gguf.header import read_model
     from cpuchat.models.tuned_machine import machine_for
 
-    header, costs, models = read_model(target), target_costs(target), library.local_models()
+    header, costs, models = read_model(target), target_costs(target), library.local_models(beside=target)
     found = candidates(header, models, load_catalog(), costs, machine_for(target, chosen))
     found = _checked(found, header, ask_hub=ask_hub)
     best = recommended(found)

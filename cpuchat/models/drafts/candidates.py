@@ -23,6 +23,7 @@ from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files,
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import HeadKind, difference
 from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import is_demo
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.traffic import traffic_of
@@ -118,7 +119,10 @@ def candidates(
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
     found: list[Candidate] = []
+    toy = is_demo(target.path)
     for model in here:
+        if toy and is_demo(model.path):
+            continue  # its own smaller quantization drafts no faster than it decodes
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
             measured = acceptance if beside is not None and model.path == beside else None
             found.append(_local(model, match_local(catalog, model), wanted, judged, measured))

@@ -12,6 +12,7 @@ from cpuchat.errors import CpuchatError, DraftMismatch
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
 from cpuchat.models.drafts.candidates import INCLUDED, Candidate, candidates, check, most_read
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ONLY_ENGINE, HeadKind, find_program, require_head
@@ -39,8 +40,9 @@ def choose_draft(
     """Return the draft model for `target`, and a note for the user ("" for none).
 
     Args:
-        wanted: "none"; "" or "auto" for the one that belongs to the target, if any (`own_draft`); else what
-            `Library.resolve` takes, or "mtp" for the MTP head that the target contains.
+        wanted: "none"; "" or "auto" for the one that the user chose for the target (`ChosenDrafts`), else the one that
+            belongs to it, if any (`own_draft`); else what `Library.resolve` takes, or "mtp" for the MTP head that the
+            target contains.
         strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
             made with another target in mind.
         measured_only: as of `own_draft`.
@@ -55,10 +57,16 @@ def choose_draft(
     if wanted == NO_DRAFT:
         return None, ""
     if wanted in AUTO:
+        chosen, note = ChosenDrafts().of(target), ""
+        if chosen:
+            draft, note = choose_draft(target, chosen, library, strict=False, heads=heads)
+            if draft is not None or chosen == NO_DRAFT:
+                return draft, note
         try:
-            return own_draft(target, library, measured_only=measured_only)
+            draft, why = own_draft(target, library, measured_only=measured_only)
         except CpuchatError:  # not explicitly wanted
-            return None, ""
+            return None, note
+        return draft, " ".join(filter(None, (note, why)))
     try:
         draft = target if wanted == INCLUDED else library.resolve(wanted)
         if heads and head_for(target, draft) is not None:
@@ -109,13 +117,13 @@ def draft_of_settings(
     wanted = section.wanted_draft
     measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
     try:
-        draft, note = choose_draft(target, wanted, library, strict=strict, measured_only=measured_only, heads=True)
+        draft, note = choose_draft(target, wanted, library, measured_only=measured_only, heads=True)
     except (CpuchatError, OSError) as error:
         if strict:
             raise
-        draft, note = None, f"No draft model is loaded. {error}"
-    if draft is None and wanted not in (*AUTO, NO_DRAFT):
-        return DraftChoice(problem=note)
+        told = f"No draft model: {error}"
+        # The settings may have been made with another target in mind; a file that is gone is a fault.
+        return DraftChoice(note=told) if isinstance(error, DraftMismatch) else DraftChoice(problem=told)
     if draft is None and not note and section.drafters == "draft" and wanted != NO_DRAFT:
         note = f"No draft model is known for {target.name}. Choose one with --draft-model."
     return DraftChoice(draft, note)
@@ -143,7 +151,7 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     entry = match_local(catalog, header)
     if entry is None:
         return None, ""
-    for one in named_drafts(header, entry, library, catalog):
+    for one in named_drafts(header, entry, library, catalog, beside=target):
         if one.path is None or (measured_only and not costs.measured_draft(one.path)):
             continue
         if check(one, header).fits:
@@ -151,11 +159,15 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     return None, ""
 
 
-def named_drafts(target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog) -> list[Candidate]:
-    """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough."""
+def named_drafts(
+    target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog, beside: Path | None = None
+) -> list[Candidate]:
+    """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough; of those here, the
+    ones in the folder of the file `beside`, too.
+    """
     if not entry.drafts:  # saves reading the library
         return []
-    limit, found = most_read(target), candidates(target, library.local_models(), catalog)
+    limit, found = most_read(target), candidates(target, library.local_models(beside), catalog)
     return [one for one in found if one.named and one.size <= limit]
 
 

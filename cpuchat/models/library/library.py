@@ -19,6 +19,7 @@ from cpuchat.models.library.places import (
     hub_cache,
     is_inside,
     model_files,
+    models_in,
     repo_folder,
 )
 from cpuchat.models.library.recent import RecentModels
@@ -37,9 +38,10 @@ class Library:
         self.cache = cache or hub_cache()
         self._summaries = SummaryCache()
 
-    def places(self) -> Iterator[Place]:
-        """Yield every file that may be a model."""
-        return all_places(self.cache, self.folders, RecentModels().files())
+    def places(self, beside: Path | None = None) -> Iterator[Place]:
+        """Yield every file that may be a model, with those in the folder of the model `beside`."""
+        files = models_in(beside.parent) if beside is not None else []
+        return all_places(self.cache, self.folders, [*RecentModels().files(), *files])
 
     def at(self, path: Path) -> LocalModel | None:
         """Return the model whose first file is `path`, wherever that is; None when it is something else."""
@@ -51,10 +53,12 @@ class Library:
         if not any(is_inside(path.parent, folder) for folder in (*self.folders, self.cache, paths.demo_dir())):
             RecentModels().add(path)
 
-    def local_models(self) -> list[LocalModel]:
-        """Return all models: demo first, then the cache, then folders; damaged ones included."""
+    def local_models(self, beside: Path | None = None) -> list[LocalModel]:
+        """Return all models: demo first, then the cache, then folders, then those in the folder of the model `beside`,
+        wherever that is; damaged ones included.
+        """
         self._summaries.refresh()
-        found = [self._summaries.model(place) for place in self.places()]
+        found = [self._summaries.model(place) for place in self.places(beside)]
         self._summaries.save()
         usage = UsageLog().read()
         return [_with_usage(model, usage) for model in found if model is not None]

@@ -8,6 +8,7 @@ the files of `blobs/`, where a partial download is called `*.incomplete`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ INCOMPLETE = ".incomplete"
 _MAGIC = b"GGUF"
 _REPO, _BLOBS = "models--", "blobs"
 _MAX_FOLDERS = 50_000
+_MOST_FILES, _MOST_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,10 +180,25 @@ def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
                 seen.add(key)
                 entered.append(name)
         folders[:] = entered
-        names = sorted(name for name in files if name.lower().endswith(".gguf"))
-        projectors = [name for name in names if "mmproj" in name.lower()]
-        projector = Path(base, projectors[0]) if projectors else None
-        yield from ((Path(base, name), projector) for name in _first_files(names) if name not in projectors)
+        yield from _models(Path(base), files)
+
+
+def models_in(folder: Path) -> list[Path]:
+    """Return the models in `folder` itself by their first file: of very many, some."""
+    try:
+        with os.scandir(folder) as found:
+            names = [one.name for one in itertools.islice(found, _MOST_FILES)]
+    except OSError:
+        return []
+    return [path for path, _ in _models(folder, names)][:_MOST_BESIDE]
+
+
+def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | None]]:
+    """Yield the models among the files of a folder, with the multimodal projector beside them."""
+    ours = sorted(name for name in names if name.lower().endswith(".gguf"))
+    projectors = [name for name in ours if "mmproj" in name.lower()]
+    projector = folder / projectors[0] if projectors else None
+    yield from ((folder / name, projector) for name in _first_files(ours) if name not in projectors)
 
 
 def _first_files(names: list[str]) -> Iterator[str]:

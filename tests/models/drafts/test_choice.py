@@ -10,8 +10,12 @@ import pytest
 from cpuchat import paths
 from cpuchat.engine.drafting.cached_costs import save_costs
 from cpuchat.errors import DraftMismatch, ModelNotFound
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.candidates import candidates
 from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.speculation.depth.costs import PassCosts
@@ -136,3 +140,29 @@ def test_a_split_target_is_known_by_all_its_parts(tmp_path: Path, library: Libra
     ]
     draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     assert choose_draft(parts[0], "auto", library)[0] == draft
+
+
+def test_a_choice_holds_for_its_target_alone(tmp_path: Path, library: Library, demo: dict[str, Path]) -> None:
+    ChosenDrafts().put(demo["demo"], "none")
+    assert choose_draft(demo["demo"], "auto", library) == (None, "")
+    assert choose_draft(demo["demo-q4"], "auto", library) == (demo["demo-draft"], "")
+    ChosenDrafts().put(demo["demo"], str(tmp_path / "deleted.gguf"))
+    path, note = choose_draft(demo["demo"], "auto", library)
+    assert path == demo["demo-draft"] and "deleted.gguf" in note
+    ChosenDrafts().put(demo["demo"], "auto")
+    assert choose_draft(demo["demo"], "auto", library) == (demo["demo-draft"], "")
+
+
+def test_models_beside_the_target_are_candidates_wherever_it_lies(tmp_path: Path, library: Library) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    target, draft = header_file(folder / "target.gguf"), header_file(folder / "draft.gguf")
+    assert draft not in [model.path for model in library.local_models()]
+    assert draft in [model.path for model in library.local_models(beside=target)]
+
+
+def test_a_toy_is_not_offered_its_own_smaller_quantization(library: Library, demo: dict[str, Path]) -> None:
+    here = library.local_models()
+    assert demo["demo-q4"] in [model.path for model in here]
+    found = [one.path for one in candidates(read_model(demo["demo"]), here, load_catalog())]
+    assert demo["demo-draft"] in found and demo["demo-q4"] not in found

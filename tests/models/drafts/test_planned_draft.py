@@ -38,7 +38,7 @@ def test_the_catalogs_draft_that_is_here_is_counted(tmp_path: Path, target: GGUF
 def test_one_that_is_not_here_is_looked_up_on_the_hub(
     tmp_path: Path, target: GGUFHeader, library: Library, hub_server: HubServer
 ) -> None:
-    hub = on_hub(hub_server, header_file(tmp_path / "Small-Q8_0.gguf"))
+    hub = on_hub(hub_server, header_file(tmp_path / "on hub/Small-Q8_0.gguf"))
     beside = planned_draft(target, "auto", library, hub)
     assert beside is not None and not beside.here and beside.name == "Small Q8_0"
     assert planned_draft(target, "auto", library) is None

@@ -10,6 +10,7 @@ import pytest
 from cpuchat import paths, settings
 from cpuchat.model_info import ModelInfo
 from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.models.drafts.gain import Expectation, Gain
 from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -85,7 +86,7 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) 
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
         path, options = app.backend.loads[1]
         assert path == TARGET and options.draft_path == str(DRAFT)
-        await app.until(lambda: settings.load().speculation.draft_model == str(DRAFT))
+        await app.until(lambda: ChosenDrafts().of(TARGET) == str(DRAFT))
 
 
 async def test_a_draft_head_is_listed_with_its_engine_and_enter_loads_the_model_with_it(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ async def test_a_draft_model_can_be_ruled_out_and_left_to_the_program_again() ->
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.loads[1][1].draft_path == ""
-        await app.until(lambda: settings.load().speculation.draft_model == "none")
+        await app.until(lambda: ChosenDrafts().of(TARGET) == "none")
         await opened(app)
         await mark(app, "auto")
         await app.press("enter")
@@ -174,7 +175,7 @@ async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: H
         path, options = app.backend.loads[1]
         assert path == TARGET and options.draft_path.endswith("hub-draft-Q8_0.gguf")
         assert Path(options.draft_path).read_bytes() == DRAFT.read_bytes()
-        await app.until(lambda: settings.load().speculation.draft_model == options.draft_path)
+        await app.until(lambda: ChosenDrafts().of(TARGET) == options.draft_path)
 
 
 async def test_one_that_was_paused_and_failed_on_its_way_is_used_when_it_has_come() -> None:
@@ -203,7 +204,7 @@ async def test_one_that_turns_out_to_be_broken_is_told_and_not_used(tmp_path: Pa
         await app.pilot.pause()
         shown.put(msgspec.structs.replace(begun, state="done", path=str(cut)))
         await app.until(lambda: any("cannot be the draft model" in notice for notice in app.notices))
-        assert len(app.backend.loads) == 1 and app.conversation.settings.speculation.draft_model == ""
+        assert len(app.backend.loads) == 1 and ChosenDrafts().of(TARGET) == ""
 
 
 async def test_one_that_was_taken_off_the_list_is_not_waited_for() -> None:
@@ -215,7 +216,7 @@ async def test_one_that_was_taken_off_the_list_is_not_waited_for() -> None:
         await app.pilot.pause()
         app.app.services.downloading.cancel(begun.id)
         await app.until(lambda: waiting.is_finished)
-        assert len(app.backend.loads) == 1 and settings.load().speculation.draft_model == ""
+        assert len(app.backend.loads) == 1 and ChosenDrafts().of(TARGET) == ""
 
 
 async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> None:

@@ -9,6 +9,7 @@ import pytest
 from cpuchat import settings
 from cpuchat.bench import pair
 from cpuchat.bench.pair import KindResult, PairResult
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.tui.models.drafts.measure import MeasurePairScreen
 from cpuchat.tui.models.drafts.screen import DraftModelsScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
@@ -50,7 +51,7 @@ async def test_measured_then_used_with_the_best_depth() -> None:
         screen.result = PairResult(kinds=(one,))
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
-        await app.until(lambda: settings.load().speculation.draft_model == str(DRAFT))
+        await app.until(lambda: ChosenDrafts().of(TARGET) == str(DRAFT))
         assert settings.load().speculation.depth == 4
 
 
@@ -61,7 +62,7 @@ async def test_stopped_and_closed_nothing_changes(monkeypatch: pytest.MonkeyPatc
         await app.until(lambda: " of " in app.screen_text and "chat" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, DraftModelsScreen))
-        assert settings.load().speculation.draft_model == "" and len(app.backend.loads) == 1
+        assert ChosenDrafts().of(TARGET) == "" and len(app.backend.loads) == 1
 
 
 async def test_one_that_does_not_fit_is_not_measured(tmp_path: Path) -> None:

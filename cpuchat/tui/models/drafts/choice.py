@@ -9,6 +9,7 @@ from textual.app import App
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.present import drafts
 from cpuchat.settings import Changes, with_changes
 from cpuchat.text import clean_line
@@ -19,21 +20,24 @@ if TYPE_CHECKING:
     from cpuchat.models.downloads.state import Download
 
 
-def use(services: Services, wanted: str, depth: int | None = None) -> None:
-    """Make `wanted` (the path of a file, drafts.AUTO or NONE) the draft model from the next load on.
+def use(services: Services, target: Path, wanted: str, depth: int | None = None) -> None:
+    """Make `wanted` (the path of a file, drafts.AUTO or NONE) the draft model of `target` from its next load on.
 
-    Drafting with a model is turned on if the settings have it off. `depth` None leaves the draft depth.
+    One that the settings have for all models no longer counts. Drafting with a model is turned on if the settings have
+    it off. `depth` None leaves the draft depth.
     """
     conversation = services.conversation
-    changes: Changes = {
-        "speculation": {"draft_model": "" if wanted == drafts.AUTO else wanted}
-    }  # fmt: skip
+    ChosenDrafts().put(target, wanted)
+    changes: Changes = {"speculation": {}}
+    if conversation.settings.speculation.draft_model:
+        changes["speculation"]["draft_model"] = ""
     if wanted != drafts.NONE and conversation.settings.speculation.drafters not in ("auto", "draft"):
         changes["speculation"]["drafters"] = "auto"
     if depth is not None:
         changes["speculation"]["depth"] = depth
-    conversation.settings = with_changes(conversation.settings, changes)
-    services.save_settings(changes)
+    if changes["speculation"]:
+        conversation.settings = with_changes(conversation.settings, changes)
+        services.save_settings(changes)
 
 
 async def use_when_here(app: App[Any], services: Services, download: Download, target: Path) -> None:
@@ -49,10 +53,10 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         text = clean_line(f"{name} cannot be the draft model. {error}")
         app.notify(text, title="Draft model", severity="error", timeout=10, markup=False)
         return
-    use(services, done.path)
+    use(services, target, done.path)
     model = services.conversation.model
     if model is not None and Path(model.path) == target and not chat.busy:
         app.notify(f"{name} is now the draft model.", markup=False)
         chat.load_model(target)
     else:
-        app.notify(f"{name} will be the draft model from the next load.", markup=False)
+        app.notify(f"{name} will be the draft model of {clean_line(target.stem)} from its next load.", markup=False)

@@ -13,6 +13,7 @@ import msgspec
 from cpuchat.errors import HubError
 from cpuchat.model_info import ModelInfo
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, model_of
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.models.drafts.gain import measured_acceptance
 from cpuchat.models.drafts.heads import heads_of, local_heads, repository_of
 from cpuchat.tui.models.reader import ModelsReader
@@ -55,7 +56,7 @@ class DraftReader:
         costs = target_costs(target.path)
         if self.loaded.pass_ms:  # measured with the cores in use
             costs = msgspec.structs.replace(costs, pass_ms=self.loaded.pass_ms)
-        here = self.models.local_models()
+        here = self.services.library.local_models(beside=target.path)
         beside = next((model.path for model in here if self.is_loaded(model.name, model.quantization)), None)
         machine = machine_for(target.path, self.models.settings, self.loaded)
         found = candidates(target, here, self.models.catalog(), costs, machine,
@@ -74,6 +75,10 @@ class DraftReader:
     def is_loaded(self, name: str, quantization: str) -> bool:
         """Return whether it is the loaded draft model."""
         return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
+
+    def chosen(self) -> str:
+        """Return what was chosen for the loaded model: a file, "none", or "" for the one that belongs to it."""
+        return ChosenDrafts().of(Path(self.loaded.path))
 
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
         """Return the candidate with its verdict, or why there is none; for a remote one, its header is requested."""

@@ -89,7 +89,7 @@ class DraftModelsScreen(ListScreen[Path | None]):
             return
         found = self._found
         loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
-        wanted = self._services.settings.speculation.wanted_draft or drafts.AUTO
+        wanted = self._services.settings.speculation.wanted_draft or self._reader.chosen() or drafts.AUTO
         mark = listed.marked if listed.moved else loaded or next(iter(found), "")
         listed.show(drafts.rows(found, loaded, wanted), mark)
         if not found and not self._problem:
@@ -147,8 +147,9 @@ class DraftModelsScreen(ListScreen[Path | None]):
                 self._use(str(one.path), depth)
 
     def _use(self, wanted: str, depth: int | None = None) -> None:
-        draft_choice.use(self._services, wanted, depth)
-        self.dismiss(Path(self._reader.loaded.path))
+        target = Path(self._reader.loaded.path)
+        draft_choice.use(self._services, target, wanted, depth)
+        self.dismiss(target)
 
     @work(exclusive=True, group="fetch")
     async def _fetch(self, candidate: Candidate) -> None:
