@@ -16,6 +16,7 @@ from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog
+from cpuchat.telemetry import units
 from tests.cli.program import run
 from tests.models.drafts.files import header_file, write_catalog
 
@@ -99,7 +100,7 @@ def test_the_speed_comes_from_the_measured_bandwidth() -> None:
     assert max(map(len, table.splitlines())) <= 80
     assert max(map(len, notes.splitlines())) <= 100
     listed = run("models", "catalog", "owner/big").stdout
-    assert f"≈ {row['tok_s']:.0f} tok/s" in listed
+    assert f"≈ {units.about(row['tok_s'])} tok/s" in listed
 
 
 def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:
