@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from cpuchat.models.prediction import Prediction
 
 _PURPOSES = MappingProxyType(
-    {"chat": "", "code": "code", "reasoning": "reasoning at length", "draft": "draft model, not for chat"}
+    {"chat": "chat", "code": "code", "reasoning": "reasoning at length", "draft": "draft model, not for chat"}
 )
 
 
 def purpose(model: CatalogModel) -> str:
-    """Return the purpose of a catalog model; "" for chat."""
+    """Return the purpose of a catalog model."""
     return _PURPOSES[model.use]
 
 

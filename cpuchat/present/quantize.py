@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuchat.models.quantize.types import PRECISE
 from cpuchat.models.shortlist import PACE
 from cpuchat.present import prediction
 from cpuchat.present.rows import ListRow
@@ -57,11 +58,13 @@ def title(model: LocalModel) -> str:
 
 
 def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
-    """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known."""
+    """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known. None
+    that quantizes a second time: the original is better.
+    """
     for name in names:
         if (one := found.get(name)) is None:
             break
-        if isinstance(one, str) or one.forecast.file_size >= source_size:
+        if isinstance(one, str) or one.forecast.lossy or one.forecast.file_size >= source_size:
             continue
         if one.prediction.verdict == "fits" and (one.prediction.tok_s or PACE) >= PACE:
             return name
@@ -110,6 +113,18 @@ def details(kind: QuantType, found: TypePrediction | str | None, source_size: in
         ("here", prediction.speed_with_basis(found.prediction)),
     ]
     return [(label, text) for label, text in rows if text]
+
+
+def requantizing(model: LocalModel) -> str:
+    """Return why `model` is no good source; "" when it is one."""
+    if not model.quantization or model.quantization.upper() in PRECISE:
+        return ""
+    return f"{model.quantization} is quantized already: a second time loses more. Start from F16, BF16 or Q8_0."
+
+
+def original_row(key: str, repo: str) -> ListRow:
+    """Format the line that leads to the repository of a model that is quantized already."""
+    return ListRow(key, "★", "Get the original", note=repo)
 
 
 def forecast_progress(done: int, total: int) -> str:

@@ -11,7 +11,7 @@ class ListRow:
     text (`note`), which cannot be selected.
 
     `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
-    place. `strong`: the loaded one. `dim`: not to be used as it is.
+    place. `tag` stands dimmed right after the name. `strong`: the loaded one. `dim`: not to be used as it is.
     """
 
     key: str = ""
@@ -19,5 +19,6 @@ class ListRow:
     name: str = ""
     columns: tuple[str, str, str, str] | None = None
     note: str = ""
+    tag: str = ""
     strong: bool = False
     dim: bool = False

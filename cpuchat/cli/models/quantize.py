@@ -146,19 +146,31 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     from cpuchat.models.repack import advice
 
     cpu = instructions()
-    rows = asyncio.run(_forecasts(_library().resolve(spec), cpu)) if spec is not None else _types(cpu)
+    path = _library().resolve(spec) if spec is not None else None
+    rows = asyncio.run(_forecasts(path, cpu)) if path is not None else _types(cpu)
     if as_json:
         click.echo(json_line(rows))
         return 0
+    limit = _file_size(path) if path is not None else 0
+    listed = [row for row in rows if row.get("size", 0) < limit] if path is not None else rows
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
-    echo_table(headings + [_cells(row) for row in rows], right=(1, 2, 4, 5))
+    echo_table(headings + [_cells(row) for row in listed], right=(1, 2, 4, 5))
     click.echo()
     notes = [advice(cpu)]
     if spec is not None:
+        notes.append("Types that would not make the file smaller are left out.")
+        if any(row.get("requantizes") for row in listed):
+            notes.append("SOURCE is quantized already, and a second time loses more: start from F16, BF16 or Q8_0.")
         notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
     for note in notes:
         echo_paragraph(note)
     return 0
+
+
+def _file_size(path: Path) -> int:
+    from cpuchat.models.gguf.header import read_model
+
+    return read_model(path).file_size
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from cpuchat.model_info import ModelInfo
 from cpuchat.models.costs import CostLog
 from cpuchat.models.fingerprint import stat_fingerprint
 from cpuchat.models.library.places import model_files
-from cpuchat.timings import LEAST_TOKENS, Timings
+from cpuchat.timings import LEAST_TOKENS, MAX_CPU_WAIT, Timings
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +60,12 @@ class UsageLog:
         if timings.draft_n:
             plain = 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else 0.0
 
+        is_disturbed = (timings.cpu_wait or 0.0) > MAX_CPU_WAIT  # then the rates tell of other programs
+
         def changed(usage: Usage) -> Usage:
             changes: dict[str, float] = {}
+            if is_disturbed:
+                return usage
             if timings.draft_n:
                 changes["drafted_tok_s"] = rate
             if plain:

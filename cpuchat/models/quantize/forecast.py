@@ -13,12 +13,9 @@ from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
 from cpuchat.models.quantize.messages import ForecastRequest, ForecastResult
 from cpuchat.models.quantize.process import QuantizeProcess
-from cpuchat.models.quantize.types import QuantType
+from cpuchat.models.quantize.types import PRECISE, QuantType
 from cpuchat.models.traffic import traffic_of
 from cpuchat.telemetry.traffic import pass_bytes
-
-# Quantizing from these loses nothing more, or nearly nothing.
-_PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -79,7 +76,7 @@ async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: Quan
         type=kind,
         header=_header(source, kind, answer.types),
         needs_imatrix=answer.needs_imatrix,
-        lossy=tuple(sorted(changed - _PRECISE)),
+        lossy=tuple(sorted(changed - PRECISE)),
     )
 
 

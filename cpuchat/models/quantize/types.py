@@ -12,6 +12,7 @@ import msgspec
 
 from cpuchat.errors import UsageError
 from cpuchat.models.gguf.types import FILE_TYPE_BY_NAME
+from cpuchat.models.library.model import LocalModel
 
 
 class QuantType(msgspec.Struct, frozen=True):
@@ -33,6 +34,8 @@ class QuantType(msgspec.Struct, frozen=True):
         return FILE_TYPE_BY_NAME[self.name]
 
 
+PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
+"""Types from which quantizing loses nothing more, or nearly nothing."""
 TYPES: tuple[QuantType, ...] = (
     QuantType("F32", "F32", 32.0, "lossless; four times the size of Q8_0"),
     QuantType("F16", "F16", 16.0, "as published"),
@@ -70,6 +73,7 @@ TYPES: tuple[QuantType, ...] = (
     QuantType("IQ1_S", "IQ1_S", 2.0, "hardly usable", needs_imatrix=True),
     QuantType("Q1_0", "Q1_0", 1.125, "only for models trained for it"),
 )
+_WORTHWHILE = 0.97  # of the size; a model that becomes hardly smaller only loses quality
 _BY_NAME = {kind.name: kind for kind in TYPES}
 # Aliases of tools/quantize/quantize.cpp.
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
@@ -81,6 +85,12 @@ _REPACKED = {
     "Q4_K_4": "Q4_K_M",
     "Q8R16": "Q8_0",
 }
+
+
+def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
+    """Return the types that make a model smaller, by their usual bits per weight."""
+    most = _WORTHWHILE * model.size
+    return tuple(k for k in TYPES if k.bits * model.n_params / 8 < most and k.name != model.quantization.upper())
 
 
 def quant_type(text: str) -> QuantType:

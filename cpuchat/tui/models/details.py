@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpuchat import paths
-from cpuchat.models.catalog import Catalog, CatalogModel
+from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
@@ -46,7 +46,8 @@ def rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded:
     """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
         case LocalModel() as model:
-            found = _local(model, known, loaded)
+            entry = match_local(catalog, model) if catalog is not None and not model.damaged else None
+            found = _local(model, known, loaded, entry)
         case Download() as download:
             found = downloads.details(download)
         case CatalogModel() as model:
@@ -90,7 +91,7 @@ def resumable(model: LocalModel) -> bool:
     return model.unfinished is not None and bool(model.repo)
 
 
-def _local(model: LocalModel, known: ModelDetails, loaded: Source | None) -> list[Row]:
+def _local(model: LocalModel, known: ModelDetails, loaded: Source | None, entry: CatalogModel | None) -> list[Row]:
     if model.damaged:
         return [
             ("problem", model.damaged),
@@ -114,6 +115,7 @@ def _local(model: LocalModel, known: ModelDetails, loaded: Source | None) -> lis
         ("model", " · ".join(filter(None, kind))),
         *_memory(known),
         ("speed", speed),
+        ("purpose", prediction.purpose(entry) if entry is not None else ""),
         ("draft", _draft(known, is_loaded=model.path == loaded)),
         ("reads", _reads(known)),
         *_place(model, "now" if model.path == loaded else units.ago(model.last_used, time.time())),
@@ -162,8 +164,8 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
         ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
         *_memory(known),
         ("speed", prediction.speed_with_basis(known.prediction)),
-        ("note", model.note),
         ("purpose", prediction.purpose(model)),
+        ("note", model.note),
         ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
         ("sizes", " · ".join(sizes)),
         ("from", model.repos[0]),

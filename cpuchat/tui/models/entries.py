@@ -157,8 +157,8 @@ class ModelListState:
                 yield Entry(f"download {download.id}", download)
 
     def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[Entry]:
-        for model in models:
-            # Models that only draft are offered where drafts are chosen.
+        for model in sorted(models, key=lambda model: model.use == "draft"):
+            # Models that only draft are offered where drafts are chosen; who searches for one finds it last.
             wanted = model.use != "draft" or words
             names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
             if wanted and model.id not in self.here and _has(words, *names):

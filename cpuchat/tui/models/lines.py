@@ -59,7 +59,8 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
         case CatalogModel() as model:
             size = units.size(model.size) if model.size else ""
             columns = (model.quantization, size, verdict(prediction), speed(prediction))
-            return ListRow(key, NOT_HERE, model.name, columns)
+            tag = "" if model.use == "chat" else model.use
+            return ListRow(key, NOT_HERE, model.name, columns, tag=tag)
         case FoundRepository() as found:
             closed = " · gated" if found.gated else " · private" if found.private else ""
             note = f"{units.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")

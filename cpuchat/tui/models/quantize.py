@@ -20,7 +20,7 @@ from cpuchat.errors import CpuchatError, QuantizeFailed
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.quantize.make import Job
 from cpuchat.models.quantize.place import suggested_folder, suggested_path
-from cpuchat.models.quantize.types import TYPES, QuantType
+from cpuchat.models.quantize.types import TYPES, QuantType, smaller_types
 from cpuchat.present import quantize
 from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
 """Types that most people want, best quality first; the others are folded."""
-_MORE = "more"
+_MORE, _ORIGINAL = "more", "original"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
@@ -61,6 +61,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._predictions: dict[str, quantize.TypePrediction | str] = {}
         self._suggested = ""
         self._unfolded = False
+        self._repo = model.repo
         self._working = False
         self._outcome = ""
         self._made: Path | None = None
@@ -96,6 +97,8 @@ class QuantizeScreen(ListScreen[Path | None]):
 
         settings, loaded = self._services.settings, self._services.conversation.model
         machine = await asyncio.to_thread(this_machine, settings, loaded=loaded)
+        self._repo = self._repo or await asyncio.to_thread(_repository, self._model)
+        self._show_types()
         try:
             self._source = await source_header(self._model.path)
             self._suggest()
@@ -120,25 +123,35 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._predictions[kind.name] = found
         self._show_types()
         done, of = len(self._predictions), len(self._types)
-        self._say(self._outcome or (quantize.forecast_progress(done, of) if done < of else ""))
+        self._say(
+            self._outcome or (quantize.forecast_progress(done, of) if done < of else quantize.requantizing(self._model))
+        )
 
     @property
     def _types(self) -> list[QuantType]:
-        """Return the listed types."""
-        return [kind for kind in TYPES if self._unfolded or kind.name in USUAL]
+        """Return the listed types: those that make the file smaller."""
+        smaller = smaller_types(self._model)
+        return [kind for kind in smaller if self._unfolded or kind.name in USUAL]
 
     def _show_types(self) -> None:
         listed = self.query_one(ModelList)
         best = self._recommended
         rows = [quantize.row(kind, self._predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
-        if not self._unfolded:
-            rows.append(ListRow(_MORE, "▸", f"{len(TYPES) - len(USUAL)} more types", note="Enter shows them"))
+        if self._leads_to_original:
+            rows.insert(0, quantize.original_row(_ORIGINAL, self._repo))
+        folded = len(smaller_types(self._model)) - len(self._types)
+        if folded:
+            rows.append(ListRow(_MORE, "▸", f"{folded} more types", note="Enter shows them"))
         listed.show(rows, listed.marked if listed.moved or not best else best)
 
     @property
     def _recommended(self) -> str:
         return quantize.recommended(self._predictions, USUAL, self._model.size)
+
+    @property
+    def _leads_to_original(self) -> bool:
+        return bool(self._repo and quantize.requantizing(self._model))
 
     @property
     def _kind(self) -> QuantType | None:
@@ -148,7 +161,12 @@ class QuantizeScreen(ListScreen[Path | None]):
     @on(ModelList.Marked)
     def _marked(self) -> None:
         kind = self._kind
-        self.query_one("#about").border_title = kind.name if kind is not None else "More types"
+        more = self.query_one(ModelList).marked == _MORE
+        self.query_one("#about").border_title = kind.name if kind else "More types" if more else "The original"
+        if kind is None and not more:
+            advice = [("advice", quantize.requantizing(self._model)), ("repository", clean_line(self._repo))]
+            self.query_one(Labelled).show([*advice, ("Enter", "shows its files")])
+            return
         if kind is None:
             self.query_one(Labelled).show([("types", "older, smaller and special-purpose types")])
             return
@@ -180,6 +198,10 @@ class QuantizeScreen(ListScreen[Path | None]):
     async def action_make(self) -> None:
         """Ask the necessary questions, then start the job."""
         kind = self._kind
+        if self.query_one(ModelList).marked == _ORIGINAL:
+            await self._services.navigation.repository(self._repo)
+            self.dismiss(None)
+            return
         if kind is None:
             self._unfold()
             return
@@ -209,7 +231,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         """List all types, and stay where the selection was."""
         self._unfolded = True
         self._show_types()
-        self.query_one(ModelList).mark(next(kind.name for kind in TYPES if kind.name not in USUAL))
+        self.query_one(ModelList).mark(next(kind.name for kind in self._types if kind.name not in USUAL))
         self._forecast()
 
     async def _sure(self, title: str, question: str, yes: str, no: str = "Cancel") -> bool:
@@ -272,3 +294,11 @@ class QuantizeScreen(ListScreen[Path | None]):
         """Return the finished file, unless a dialog is open above."""
         if self._made is not None and self.is_active:
             self.dismiss(self._made)
+
+
+def _repository(model: LocalModel) -> str:
+    """Return the repository that the catalog has for a model; "" for none."""
+    from cpuchat.models.catalog import load_catalog, match_local
+
+    entry = match_local(load_catalog(), model)
+    return entry.repos[0] if entry is not None else ""

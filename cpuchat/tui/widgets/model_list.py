@@ -161,9 +161,17 @@ class ModelList(ScrollView, can_focus=False):
             return text
         quantization, size, state, speed = (clean_line(column) for column in row.columns)
         beside = 22 - max(len(speed), 11)  # `≈2,049 tok/s` is wider than others
-        columns = [f"{quantization[:10]:<10}", f"{size:>7}", f"{state:<{beside}}", f"{speed:>11}"]
+        # On narrow terminals the speed stands in the place of the state; where there is none, the state says why.
+        kind, short = f"{quantization[:10]:<10}", f"{speed or state:>11}"
+        layouts = (
+            [kind, f"{size:>7}", f"{state:<{beside}}", f"{speed:>11}"],
+            [kind, f"{size:>7}", short],
+            [kind, short],
+        )
+        fitting = (one for one in layouts if width - len(text) - sum(len(cell) + 2 for cell in one) >= _LEAST_NAME)
+        columns = next(fitting, [kind])
         room = width - len(text) - sum(len(column) + 2 for column in columns)
-        while room < _LEAST_NAME and len(columns) > 1:
-            room += len(columns.pop()) + 2
+        if row.tag:
+            name.append(f" {clean_line(row.tag)}", dim)
         name.truncate(max(room, _LEAST_NAME), overflow="ellipsis", pad=True)
         return text.append_text(name).append("  " + "  ".join(columns), dim)

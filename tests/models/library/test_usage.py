@@ -56,6 +56,15 @@ def test_with_drafts_the_plain_speed_is_that_of_the_pass_beside_them(model: Path
     assert usage_of(model) == msgspec.structs.replace(first, drafted_tok_s=70.0)
 
 
+def test_an_answer_beside_other_programs_leaves_the_speeds(model: Path) -> None:
+    UsageLog().answered(info(model), answer(40.0))
+    busy = SpeculationFigures(passes=40, draft_n=50)
+    UsageLog().answered(info(model), answer(4.2, draft_n=50, speculation=busy, cpu_wait=0.4))
+    UsageLog().answered(info(model), answer(3.1, cpu_wait=0.4))
+    usage = usage_of(model)
+    assert (usage.plain_tok_s, usage.drafted_tok_s) == (40.0, 0.0)
+
+
 def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
     UsageLog().answered(info(model), answer(40.0, n=8))
     UsageLog().answered(info(model), Timings(predicted_n=1))

@@ -49,6 +49,8 @@ def test_what_is_here_comes_first_last_used_before_others_and_damaged_last() -> 
 def test_models_that_only_draft_are_left_out_until_they_are_asked_for() -> None:
     assert "catalog qwen3-draft" not in keys(FULL.sections(""))
     assert "catalog qwen3-draft" in keys(FULL.sections("qwen3 draft"))
+    (listed,) = [keys([one]) for one in FULL.sections("qwen") if "catalog qwen3-draft" in keys([one])]
+    assert len(listed) > 1 and listed[-1] == "catalog qwen3-draft"
 
 
 def test_a_catalog_model_that_is_here_is_listed_once() -> None:

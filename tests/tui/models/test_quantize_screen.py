@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.widgets import Button, Input, Static
 
@@ -16,15 +17,17 @@ from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.model import LocalModel
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
-from cpuchat.models.quantize.types import TYPES, quant_type
+from cpuchat.models.quantize.types import quant_type
 from cpuchat.synthetic.model import write_model
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
+from cpuchat.tui.models.repository.screen import RepositoryScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.quantize_line import working
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, RunningApp, running
+from tests.support.hub_server import HubServer
 from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import MACHINE
 from tests.support.snapshots import snapshot
@@ -80,7 +83,7 @@ class Opened:
         """List all types."""
         await self.mark("more")
         await self.app.press("enter")
-        await self.app.until(lambda: len(self.rows.rows) == len(TYPES))
+        await self.app.until(lambda: "more" not in [row.key for row in self.rows.rows])
 
     async def foreseen(self) -> None:
         """Wait for the figures of all listed types."""
@@ -123,6 +126,24 @@ async def test_what_each_type_gives(half: Path, size: tuple[int, int]) -> None:
         figures = {row.key: row.columns for row in screen.rows.rows}
         assert figures["Q8_0"] is not None and figures["Q8_0"][0] == "8.52 bit"
         assert "×" in figures["Q8_0"][3] or "tok/s" in figures["Q8_0"][3]
+
+
+async def test_what_is_quantized_already_leads_to_its_original_and_lists_only_smaller_types(
+    half: Path, hub_server: HubServer
+) -> None:
+    hub_server.add("owner/Original-GGUF", {"Original-F16.gguf": half})
+    made = await quantize(Job(source=half, out=half.with_name("llama-Q4_K_M.gguf"), type=quant_type("Q4_K_M")))
+    model = msgspec.structs.replace(local(made), repo="owner/Original-GGUF")
+    async with running(size=SMALL) as app:
+        screen = await opened(app, model)
+        await screen.known("Q3_K_M")
+        listed = [row.key for row in screen.rows.rows]
+        assert listed[0] == "original" and "Q8_0" not in listed and "Q4_K_M" not in listed
+        assert not [row.key for row in screen.rows.rows if "recommended" in row.name]
+        assert "is quantized already" in " ".join(app.screen_text.split())
+        await screen.mark("original")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
 
 
 async def test_a_name_of_ones_own_stays(half: Path, tmp_path: Path) -> None:

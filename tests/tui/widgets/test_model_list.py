@@ -52,10 +52,18 @@ async def test_a_figure_that_comes_moves_nothing_else() -> None:
         assert after[4].index("tok/s") == after[1].index("tok/s")
 
 
-async def test_narrow_lists_drop_columns_from_the_right() -> None:
+async def test_narrow_lists_keep_the_speed_and_where_there_is_none_the_state() -> None:
+    rows = [*ROWS, ListRow("d", "◌", "fourth", ("Q4_K_M", "47 GB", "too large", ""), tag="code")]
+    async with HostApp(ModelList()).run_test(size=(56, 10)) as pilot:
+        listed = lines(await shown(pilot, rows))
+        first, fourth = listed[1], listed[5]
+        assert all(part in first for part in ("first", "Q8_0", "1.6 GB", "31.2 tok/s")) and "loaded" not in first
+        assert "fourth code" in fourth and "47 GB" in fourth and fourth.endswith("too large")
     async with HostApp(ModelList()).run_test(size=(44, 10)) as pilot:
-        listed = await shown(pilot, ROWS)
-        assert "first" in lines(listed)[1] and "1.6 GB" in lines(listed)[1] and "tok/s" not in lines(listed)[1]
+        first = lines(await shown(pilot, rows))[1]
+        assert "first" in first and "Q8_0" in first and first.endswith("31.2 tok/s")
+    async with HostApp(ModelList()).run_test(size=(30, 10)) as pilot:
+        assert lines(await shown(pilot, rows))[1].split() == ["●", "first", "Q8_0"]
 
 
 async def test_names_from_files_cannot_steer_the_terminal() -> None:
