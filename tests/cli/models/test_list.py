@@ -42,14 +42,14 @@ def test_what_the_list_says_is_what_model_takes(tiny: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_model_that_answered_comes_first(tiny: Path) -> None:
+def test_a_model_that_answered_comes_first_with_its_speed(tiny: Path) -> None:
     done = run("ask", "--model", "some/tiny-GGUF", "--max-tokens", "20", "--drafters", "off", "Hello")
     assert done.returncode == 0, done.stderr
     first, *others = json.loads(run("models", "list", "--json").stdout)
     assert first["repo"] == "some/tiny-GGUF"
-    assert first["measured_tok_s"] >= 0  # beside other load it is not kept
     assert first["last_used"] == pytest.approx(time.time(), abs=HANG_GUARD)
     assert all(row["last_used"] == 0 for row in others)
+    UsageLog().answered(info(Path(first["path"])), answer(41.26))  # that of an answer beside other load is not kept
     headings, line, *_ = run("models", "list").stdout.splitlines()
     assert headings.split()[-3:] == ["TOK/S", "USED", "--model"]
     assert time.strftime("%Y-", time.localtime()) in line
