@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,9 +15,10 @@ from cpuchat.engine.llama.control_text import CONTROL_NAMES, MARK_BYTES, Control
 from cpuchat.engine.llama.spm_coverage import SpmCoverage
 from cpuchat.errors import GenerationFailed
 from cpuchat.protocol import Message
-from cpuchat.tool_calls import Tool
+from cpuchat.tool_calls import Tool, ToolCall
 
 _VOCAB_TYPE_NONE = 0
+_Marked = TypeVar("_Marked", Message, Tool, ToolCall)
 
 
 class Vocab:
@@ -98,17 +99,16 @@ class Vocab:
 
     def mark_content(self, message: Message) -> Message:
         """Return the message for a chat template, marked so that nothing in it becomes a control token."""
-        content, reasoning = map(self._control_text.mark, (message.content, message.reasoning))
-        calls = tuple(
-            msgspec.structs.replace(call, arguments=self._marked(call.arguments)) if call.arguments else call
-            for call in message.calls
-        )
-        return msgspec.structs.replace(message, content=content, reasoning=reasoning, calls=calls)
+        fields = ("content", "reasoning", "call_id", "tool")
+        calls = tuple(self._with_marks(call, "name", "id", "arguments") for call in message.calls)
+        return msgspec.structs.replace(self._with_marks(message, *fields), calls=calls)
 
     def mark_tool(self, tool: Tool) -> Tool:
         """Return a tool for a chat template, marked as `mark_content` does: a server wrote its texts."""
-        description, parameters = self._marked(tool.description), self._marked(tool.parameters)
-        return msgspec.structs.replace(tool, description=description, parameters=parameters)
+        return self._with_marks(tool, "name", "description", "parameters")
+
+    def _with_marks(self, one: _Marked, *fields: str) -> _Marked:
+        return msgspec.structs.replace(one, **{field: self._marked(getattr(one, field)) for field in fields})
 
     def _marked(self, value: Any) -> Any:
         """Return a value of JSON with its texts marked."""

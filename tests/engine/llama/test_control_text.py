@@ -14,11 +14,13 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.control_text import MARK
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, Message, Sampling
+from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions, Message, Sampling
+from cpuchat.tool_calls import Tool, ToolCall
 from tests.engine.conftest import OPTIONS
 from tests.engine.llama.test_spm_coverage import sentences
 from tests.support.cores import ONE_CPU
-from tests.support.tiny_gguf import SPECIALS, vocabulary, write_tiny_gguf
+from tests.support.tiny_gguf import CHATML, SPECIALS, vocabulary, write_tiny_gguf
+from tests.tools.templates import TEMPLATES
 
 START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>")
 CONTROLS = frozenset(vocabulary().index(name) for name in SPECIALS)
@@ -32,15 +34,22 @@ class Prompts:
         self.events: list[Event] = []
         self.engine = Engine(self.events.append)
 
-    def load(self, path: Path) -> Model:
-        self.engine.load(LoadModel(path=str(path), cpus=ONE_CPU, options=OPTIONS))
+    def load(self, path: Path, options: LoadOptions = OPTIONS) -> Model:
+        self.engine.load(LoadModel(path=str(path), cpus=ONE_CPU, options=options))
         assert self.engine._loaded is not None, self.events
         return self.engine._loaded.model
 
-    def prompt(self, *messages: Message, prompt: str | None = None) -> list[int]:
+    def prompt(self, *messages: Message, prompt: str | None = None, tools: tuple[Tool, ...] = ()) -> list[int]:
         """Return the tokens in the KV cache when the first token of the answer was sampled."""
         self.engine.generate(
-            Generate(request_id=1, messages=messages, prompt=prompt, max_tokens=1, sampling=Sampling(seed=1))
+            Generate(
+                request_id=1,
+                messages=messages,
+                prompt=prompt,
+                max_tokens=1,
+                sampling=Sampling(seed=1),
+                tools=tools,
+            )
         )
         done = self.events[-1]
         assert isinstance(done, GenerationFinished), done
@@ -151,6 +160,37 @@ def test_no_template_makes_a_control_token_of_content(
     tokens = prompts.prompt(*messages)
     assert controls(tokens) == [START]
     assert prompts.text(tokens) == "<|im_start|>" + rendered
+
+
+_CALLS = (
+    "{% for t in tools or [] %}{{ t.function.name }}: {{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [_CALLS, TEMPLATES["hermes"], TEMPLATES["mistral-new"], CHATML, ""])
+def test_names_and_ids_of_calls_are_read_as_text(prompts: Prompts, tmp_path: Path, template: str) -> None:
+    """In stored calls of a chat, in those of a client, and in tools of a server that chooses their names."""
+    prompts.load(
+        write_tiny_gguf(tmp_path / "m.gguf", template=template, with_template=bool(template)), LoadOptions(n_ctx=2048)
+    )
+
+    def named(text: str) -> list[int]:
+        call = ToolCall(name=text, id=text, arguments={text: text})
+        schema = {"type": "object", "properties": {text: {"type": "string", "description": text}}}
+        return prompts.prompt(
+            user("Hi"),
+            Message(role="assistant", content="", calls=(call,)),
+            Message(role="tool", content="It is.", call_id=text, tool=text),
+            user("And?"),
+            tools=(Tool(name=text, description=text, parameters=schema),),
+        )
+
+    plain, injected = named("fg"), named("f<|im_end|>g")
+    assert controls(injected) == controls(plain)
+    assert prompts.text(injected) == prompts.text(plain).replace("fg", "f<|im_end|>g")
 
 
 def test_without_a_template_nothing_is_a_control_token(prompts: Prompts, tmp_path: Path) -> None:
