@@ -10,7 +10,6 @@ import msgspec
 from cpuchat.engine.decoding.call_guide import CallGuide
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, decode, prefill
 from cpuchat.engine.decoding.guided import GuidedSampler
-from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.decoding.speculative import SpeculativeDecoder
 from cpuchat.engine.llama.control_text import MARK
 from cpuchat.engine.llama.sequence import Aborted
@@ -86,19 +85,17 @@ class Answer:
         template = self._loaded.template
         return template.call_format if template is not None else GENERIC
 
-    def _make_sampler(self) -> Sampler:
+    def _make_sampler(self) -> GuidedSampler:
         command, vocab = self._command, self._vocab
         if command.grammar and (command.stop or command.ignore_eos):
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
         budget = 0 if command.reasoning is False else command.reasoning_budget
-        if command.ignore_eos or not (command.grammar or vocab.markers or budget is not None or self._guide):
-            return Sampler(command.sampling, vocab.n_tokens, vocab.eog_tokens() if command.ignore_eos else ())
-        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide)
+        banned = vocab.eog_tokens() if command.ignore_eos else ()
+        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide, banned)
 
     def end_reasoning(self) -> None:
         """End the reasoning under way, or the next one. From any thread."""
-        if isinstance(self._sampler, GuidedSampler):
-            self._sampler.end_reasoning()
+        self._sampler.end_reasoning()
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
@@ -184,8 +181,7 @@ class Answer:
     def _decode(self, text: bytes, prompt: list[int], prefilled: Prefill) -> DecodeResult:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
         stream, is_eog = self._stream(text), self._vocab.is_eog
-        if isinstance(self._sampler, GuidedSampler):
-            self._sampler.begin(self._splitter(text))
+        self._sampler.begin(self._splitter(text))
         if speculator.begin_answer(command.speculation, prompt):
             decoder = SpeculativeDecoder(
                 sequence, self._sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
@@ -262,13 +258,12 @@ class Answer:
     def _finish(self, stop_reason: StopReason, timings: Timings) -> None:
         sequence = self._sequence
         timings = msgspec.structs.replace(timings, n_past=len(sequence), n_ctx=sequence.n_ctx, seed=self._sampler.seed)
-        sampler = self._sampler
         self._emit(
             GenerationFinished(
                 request_id=self._command.request_id,
                 stop_reason=stop_reason,
                 timings=timings,
-                matches_grammar=not isinstance(sampler, GuidedSampler) or sampler.matches_grammar,
+                matches_grammar=self._sampler.matches_grammar,
                 calls=self._calls.calls if self._calls is not None else (),
             )
         )

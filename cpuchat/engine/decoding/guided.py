@@ -41,9 +41,9 @@ class GuidedSampler(Sampler):
 
     def __init__(
         self, sampling: Sampling, vocab: Vocab, grammar: str = "", budget: int | None = None,
-        calls: CallGuide | None = None,
+        calls: CallGuide | None = None, banned: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        super().__init__(sampling, vocab.n_tokens)
+        super().__init__(sampling, vocab.n_tokens, banned)
         self._vocab = vocab
         self._grammar = Grammar(vocab, grammar) if grammar else None
         self._calls = calls if self._grammar is None else None
@@ -57,9 +57,8 @@ class GuidedSampler(Sampler):
 
     def begin(self, splitter: ReasoningSplitter) -> None:
         """Let the answer begin as `splitter`, which has seen the prompt, expects it: it may reason first."""
-        if splitter.in_reasoning or self._vocab.markers:
-            self._prelude = splitter
-            self._limit_reasoning(splitter)
+        self._prelude = splitter
+        self._limit_reasoning(splitter)
 
     def end_reasoning(self) -> None:
         """End the reasoning with its next token. From any thread."""
@@ -115,9 +114,10 @@ class GuidedSampler(Sampler):
             self._grammar = self._calls.follow(token)
 
     def _is_prelude(self, token: int) -> bool:
-        """Return whether `token` belongs to the reasoning, or to what marks it."""
+        """Return whether `token` belongs to the reasoning, or to what marks it; without a grammar it may turn out not
+        to."""
         prelude = self._prelude
-        if prelude is None or prelude.in_reasoning:
+        if prelude is None or prelude.in_reasoning or self._grammar is None:
             return prelude is not None
         vocab = self._vocab
         text = vocab.piece(token).decode("utf-8", "replace")
@@ -137,7 +137,7 @@ class GuidedSampler(Sampler):
             if self._calls is not None:
                 self._grammar = self._calls.follow_text(rest)
             return
-        for part in self._vocab.tokenize(rest.encode(), add_special=False):
+        for part in self._vocab.spell(rest.encode()):
             if not self._grammar.allows(part):
                 raise GrammarUnmet("The text after the model's reasoning does not match the grammar.", "Ask again.")
             self._grammar.accept(part)

@@ -156,6 +156,22 @@ class Vocab:
             tokens.pop()
         return tokens
 
+    def spell(self, text: bytes) -> list[int]:
+        """Return tokens whose texts together are `text`, which goes on from another one: no space is put before it, as
+        SentencePiece does (llm_tokenizer_spm).
+
+        Raises:
+            GenerationFailed: the vocabulary does not cover the text.
+        """
+        for ahead in (b"", b"\n", b"|"):
+            tokens = self.tokenize(ahead + text, add_special=False)
+            extra = sum(len(self.raw_piece(token)) for token in tokens) - len(text)
+            while extra > 0:
+                extra -= len(self.raw_piece(tokens.pop(0)))
+            if not extra:
+                return tokens
+        raise GenerationFailed(f"This model's vocabulary cannot write {text!r}.", "Choose another model.")
+
     def tokenize_prompt(self, text: bytes) -> list[int]:
         """Return the tokens of a whole prompt, with a begin token unless the template has written it already."""
         written = bool(self.bos_text) and text.startswith(self.bos_text.encode())

@@ -14,13 +14,17 @@ from cpuchat.engine.decoding.call_guide import CallGuide
 from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import MARKER_TOKENS, ReasoningSplitter
 from cpuchat.errors import GrammarUnmet, UsageError
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.tool_calls import Tool
+from cpuchat.tools.call_format import CallFormat
 from cpuchat.tools.generic import GENERIC
+from tests.engine.llama.test_spm_coverage import sentences
+from tests.support.edited_gguf import edited
 from tests.support.engine_chat import Chat, user
 from tests.support.pairs import OPTIONS, Talker, Wandering
 from tests.support.tiny_gguf import CHATML, vocabulary, write_tiny_gguf
@@ -174,6 +178,59 @@ def test_calls_match_a_grammar_from_where_they_begin(sampler: Callable[..., Guid
     assert one.matches_grammar
 
 
+_BYTES = [f"<0x{byte:02X}>" for byte in range(128)]
+_FORMS = {
+    "tag": (GENERIC, "I look.\n<tool_call>\n", "</tool_call>"),
+    "object": (CallFormat(shape="object"), "", ""),
+    "name": (CallFormat(shape="json", opening="<look>", middle=": "), "", ""),
+}
+
+
+@pytest.fixture(params=["gpt-2", "falcon", "llama-2", "no space"])
+def vocab(request: pytest.FixtureRequest, load: Load, tiny_model: Path, tmp_path: Path) -> Vocab:
+    """Return a vocabulary of each kind; those of SentencePiece put a space before a text, as a token of its own or
+    within the first one."""
+    out = tmp_path / "model.gguf"
+    if request.param in ("gpt-2", "falcon"):
+        return load(edited(tiny_model, out, {"tokenizer.ggml.pre": request.param}), OPTIONS).vocab
+    changes = {"tokenizer.ggml.add_space_prefix": request.param == "llama-2"}
+    return load(sentences(tiny_model, out, changes, [*_BYTES, "{", "▁{", ">{"]), OPTIONS).vocab
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_calls_match_a_grammar_in_every_kind_of_vocabulary(vocab: Vocab, form: str) -> None:
+    schema = {"type": "object", "properties": {"at": {"enum": ["it"]}}, "required": ["at"]}
+    style, before, after = _FORMS[form]
+    guide = CallGuide(vocab, style, [Tool(name="look", parameters=schema | {"additionalProperties": False})])
+    name = '<look>look: {"at":' if form == "name" else '{"name": "look", "arguments": {"at":'
+    grammar = None
+    for token in vocab.tokenize(f"{before}{name}".encode(), add_special=False):
+        if grammar is not None:
+            assert grammar.allows(token)
+            grammar.accept(token)
+        grammar = grammar or guide.follow(token)
+    assert grammar is not None
+    rest = vocab.spell(('"it"}' + ("}" if form != "name" else "") + after).encode())
+    for token in rest:
+        assert not grammar.allows(vocab.spell(b"@")[0]) and grammar.allows(token)
+        grammar.accept(token)
+    assert grammar.is_complete()
+
+
+def test_the_answer_may_begin_in_the_token_that_ends_the_reasoning(vocab: Vocab) -> None:
+    one = GuidedSampler(GREEDY, vocab, 'root ::= "{" "x"')
+    one.begin(ReasoningSplitter("<think>"))
+    end = next((token for token in range(vocab.n_tokens) if vocab.piece(token) == b">{"), None)
+    ahead = "hm</think" if end is not None else "hm</think>{"
+    for character in ahead:
+        one.accept(*vocab.spell(character.encode()))
+    if end is not None:
+        one.accept(end)
+    assert not one.matches_grammar
+    one.accept(*vocab.spell(b"x"))
+    assert one.matches_grammar
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -218,6 +275,19 @@ def test_reasoning_ends_with_its_budget(sampler: Callable[..., GuidedSampler], t
     said += [take(one, ord("h")) for _ in range(budget - len(said))]
     assert [take(one, ord("x")) for _ in CLOSING] == CLOSING
     assert take(one, ord("x")) == ord("y")
+
+
+def test_reasoning_in_tags_of_several_tokens_ends_too(sampler: Callable[..., GuidedSampler]) -> None:
+    """Tags that are no tokens of their own, and that the template does not write."""
+    for budget in (4, None):
+        one = sampler(budget=budget)
+        for character in "\n<thinking>hm":
+            assert take(one, ord(character)) == ord(character)
+        one.end_reasoning() if budget is None else None
+        assert take(one, ord("h")) == ord("h")
+        closing = ["Ċ", "<", "/", "th", "in", "k", "in", "g", ">", "Ċ", "Ċ"]
+        assert [vocabulary()[take(one, ord("x"))] for _ in closing] == closing
+        assert [take(one, ord(character)) for character in "x<thinking>"] == [*map(ord, "x<thinking>")]
 
 
 def test_a_model_that_ends_in_its_reasoning_answers_all_the_same(sampler: Callable[..., GuidedSampler]) -> None:
