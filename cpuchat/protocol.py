@@ -367,7 +367,7 @@ class TokensCounted(Event, frozen=True):
 
 
 class Failed(Event, frozen=True):
-    """A request failed; `code` is one of errors.py. `request_id` 0 when no answer was running.
+    """A request failed; `code` is one of errors.py. `request_id` 0: no answer, load or measurement of the worker did.
 
     `n_tokens` of a prompt that does not fit (0: not counted); `alone`: its last message does not fit even without those
     before it. A dead worker is reported with code "worker_died" by the backend, never as an exception.

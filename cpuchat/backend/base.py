@@ -55,7 +55,7 @@ class Backend(Protocol):
         ...
 
     async def end_reasoning(self) -> bool:
-        """Let the model end its reasoning and answer now; False when the engine cannot, or nothing is written."""
+        """Let the model end its reasoning and answer now; False when it is not reasoning, or the engine cannot."""
         ...
 
     async def count_tokens(self, text: str) -> int | None:

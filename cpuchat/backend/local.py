@@ -28,6 +28,7 @@ from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
+    Channel,
     Command,
     EndReasoning,
     Failed,
@@ -40,6 +41,7 @@ from cpuchat.protocol import (
     Measure,
     Measured,
     ModelLoaded,
+    TextDelta,
     WorkerReady,
 )
 from cpuchat.running_servers import running_servers
@@ -74,7 +76,7 @@ class LocalBackend:
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
         self._starting = asyncio.Lock()
-        self._request_id = 0  # what the worker is at
+        self._running: _Exchange | None = None  # what the worker is at
         self._cancelled = False
         self._closed = False
 
@@ -211,18 +213,20 @@ class LocalBackend:
 
     async def cancel(self) -> None:
         self._cancelled = True
-        if self._request_id:
-            self._send(Cancel(request_id=self._request_id))
+        if self._running is not None:
+            self._send(Cancel(request_id=self._running.request_id))
 
     async def end_reasoning(self) -> bool:
-        if self._request_id:
-            self._send(EndReasoning(request_id=self._request_id))
-        return bool(self._request_id)
+        running = self._running
+        if running is None or running.channel != "reasoning":
+            return False
+        self._send(EndReasoning(request_id=running.request_id))
+        return True
 
     async def count_tokens(self, text: str) -> int | None:
         """Return how many tokens a text has for the loaded model; None while the worker is busy."""
         worker = self._worker
-        if worker is None or self._model is None or self._request_id:
+        if worker is None or self._model is None or self._running is not None:
             return None
         return await worker.count_tokens(text)
 
@@ -264,8 +268,7 @@ class LocalBackend:
         worker = self._worker
         assert worker is not None
         worker.send(command)
-        self._request_id = command.request_id
-        exchange = _Exchange(worker, final)
+        self._running = exchange = _Exchange(worker, command.request_id, final)
         try:
             yield exchange
         finally:
@@ -273,7 +276,7 @@ class LocalBackend:
                 worker.send(Cancel(request_id=command.request_id))
                 while not exchange.finished:
                     await exchange.next_event()
-            self._request_id = 0
+            self._running = None
 
     def _send(self, command: Command) -> None:
         if self._worker is not None:
@@ -334,15 +337,22 @@ class LocalBackend:
 
 
 class _Exchange:
-    """Reads the events of one command, up to its final one."""
+    """Reads the events of one command, up to its final one. `channel` is that of the newest text."""
 
-    def __init__(self, worker: WorkerProcess, final: tuple[type, ...]) -> None:
+    def __init__(self, worker: WorkerProcess, request_id: int, final: tuple[type, ...]) -> None:
+        self.request_id = request_id
         self.finished = False
+        self.channel: Channel | None = None
         self._worker = worker
         self._final = final
 
     async def next_event(self) -> AnyEvent:
-        event = await self._worker.events.get()
+        """Return the next event of this command, or how the worker ended; what else failed in it is in its log."""
+        while True:
+            event = await self._worker.events.get()
+            if getattr(event, "request_id", self.request_id) == self.request_id or not self._worker.alive:
+                break
+        self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, self._final)
         return event
 

@@ -90,7 +90,7 @@ class Engine:
             if isinstance(error, Interrupted):
                 self._emit(LoadCancelled())
             else:
-                self._fail(error)
+                self._fail(error, command.request_id)
         except BaseException:
             self._free_model()
             raise
@@ -223,7 +223,7 @@ class Engine:
             self._template.close()
         self._setup = self._model = self._template = None
 
-    def _fail(self, error: CpuchatError, request_id: int = 0) -> None:
+    def _fail(self, error: CpuchatError, request_id: int) -> None:
         failed = Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id)
         if isinstance(error, ContextFull):
             failed = msgspec.structs.replace(failed, n_tokens=error.n_tokens, alone=error.alone)

@@ -34,6 +34,7 @@ from cpuchat.protocol import (
     Measure,
     Shutdown,
     ShuttingDown,
+    TokensCounted,
     WorkerReady,
 )
 
@@ -214,9 +215,11 @@ class _EngineThread(threading.Thread):
                     code="error",
                     message=f"Internal error in the worker: {type(error).__name__}: {error}.",
                     hint="See the worker's log for details.",
-                    request_id=command.request_id if isinstance(command, Generate | Measure) else 0,
+                    request_id=_request_id(command),
                 )
             )
+            if isinstance(command, CountTokens):
+                self._output.emit(TokensCounted(request_id=command.request_id))
         finally:
             self._end_request()
         return not self._output.closed

@@ -140,6 +140,14 @@ def idle(self):
     raise RuntimeError("idle failed")
 Engine.idle = idle
 """
+OTHERS_FAIL = """
+from cpuchat.engine.engine import Engine
+def count_tokens(self, _):
+    raise RuntimeError("count failed")
+def forget(self, _):
+    raise RuntimeError("forget failed")
+Engine.count_tokens, Engine.forget = count_tokens, forget
+"""
 ENGINE_ENDS = """
 from cpuchat.engine.engine import Engine
 def generate(self, *_):
@@ -157,6 +165,18 @@ async def test_a_fault_in_an_idle_moment_is_logged_and_the_next_message_answered
             await asyncio.sleep(0)
         assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
         assert backend.log_file is not None and "RuntimeError: idle failed" in backend.log_file.read_text()
+
+
+async def test_what_fails_in_the_worker_ends_nothing_else(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with faulty(tmp_path, monkeypatch, OTHERS_FAIL) as backend:
+        await load(backend, tiny_model)
+        assert await backend.count_tokens("hello") is None
+        await backend.forget("of nobody")
+        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+        assert backend.log_file is not None
+        assert all(f"RuntimeError: {name} failed" in backend.log_file.read_text() for name in ("count", "forget"))
 
 
 async def test_an_engine_thread_that_ends_is_a_worker_that_dies(

@@ -277,5 +277,5 @@ async def test_the_reasoning_ends_when_the_user_wants_the_answer(tmp_path: Path)
         async for event in backend.generate(chat("hello", max_tokens=1000)):
             if isinstance(event, TextDelta):
                 channels.append(event.channel)
-                assert await backend.end_reasoning()
+                assert await backend.end_reasoning() == (event.channel == "reasoning")
         assert channels[0] == "reasoning" and channels[-1] == "answer"
