@@ -26,7 +26,7 @@ class DraftThread:
     """A thread with its own cores for the draft model.
 
     The draft model computes either here (`is_on`), or on the shared cores (on the engine's thread, sequentially with
-    the target). Create it on the engine's thread.
+    the target). Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started.
 
     Args:
         cpus: the draft's cores.
@@ -50,10 +50,16 @@ class DraftThread:
         self.cpus = cpus
         self.always = target_cpus is None
         self._shared = target.pool
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
         poll = target.options.poll
-        self._pool = self._executor.submit(ThreadPool, cpus, poll).result()
         self._target_pool = ThreadPool(target_cpus, poll) if target_cpus is not None else None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
+        try:
+            self._pool = self._executor.submit(ThreadPool, cpus, poll).result()
+        except BaseException:
+            self._executor.shutdown()
+            if self._target_pool is not None:
+                self._target_pool.free()
+            raise
         self._shared.attach(target.sequence.context)  # making a pool has pinned this thread
         self._ahead: Future[list[int]] | None = None
         self._stop = threading.Event()

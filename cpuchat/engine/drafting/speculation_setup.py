@@ -15,7 +15,7 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.file_reading import Progress
 from cpuchat.engine.llama.limits import traffic
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol import LoadModel
@@ -71,7 +71,12 @@ def set_up_speculation(
     try:
         if draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
-            thread = _draft_thread(target, draft, drafter, command.draft_cpus)
+            try:
+                thread = _draft_thread(target, draft, drafter, command.draft_cpus)
+            except GenerationFailed as error:
+                notes.append(f"No draft model: {error.message} {error.hint}")
+                draft.free()
+                draft = drafter = None
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
         costs, uncalibrated = None, ""
         if max_depth:

@@ -12,7 +12,7 @@ import pytest
 from cpuchat import paths
 from cpuchat.engine import engine
 from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
-from cpuchat.engine.llama import limits
+from cpuchat.engine.llama import bindings, limits
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
@@ -168,6 +168,27 @@ def test_cores_of_its_own(chat: PairChat, files: tuple[Path, Path]) -> None:
     assert (info.draft_cpus, info.cpus) == (mine, its)
     # And all of them without a draft model.
     assert chat.load(files[0], cpus=cpus).cpus == cpus
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_without_threads_for_the_draft_the_target_answers_alone(
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """A pool for the target without the draft's cores, and one for the draft: llama.cpp makes both, or not."""
+    cpus = own_cpus()[:2]
+    if len(cpus) < 2:
+        pytest.skip("one core cannot do two things at once")
+    make, pools = bindings.threadpool_new, list[object]()
+
+    def threadpool_new(params: object) -> object:
+        pools.append(params)
+        return None if len(pools) == 1 + fails else make(params)
+
+    monkeypatch.setattr(bindings, "threadpool_new", threadpool_new)
+    info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus, draft_cpus=cpus[-1:])
+    assert info.draft == "" and info.draft_cpus == () and info.cpus == cpus
+    assert [note for note in info.notes if "No draft model: Cannot start" in note]
+    assert_answers(chat)
 
 
 def test_utilization_is_of_what_the_cores_of_both_models_read(
