@@ -25,6 +25,7 @@ from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.models.gguf.header import split_parts
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
@@ -76,6 +77,7 @@ class LocalBackend:
         self._model: ModelInfo | None = None
         self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
         self._starting = asyncio.Lock()
+        self._sizes: dict[Path, int] = {}  # of the files that are loaded
         self._running: _Exchange | None = None  # what the worker is at
         self._cancelled = False
         self._closed = False
@@ -114,6 +116,7 @@ class LocalBackend:
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
         self._wanted = (path, options, spec)
         self._model = None
+        self._sizes = await asyncio.to_thread(_file_sizes, path, Path(options.draft_path or path))
         try:
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
@@ -145,7 +148,7 @@ class LocalBackend:
                     self._model = event.model
                 elif _is_death(event):
                     hint = f"The file may be damaged or too large for this machine. Log: {self.log_file}"
-                    event = msgspec.structs.replace(event, hint=hint)
+                    event = await self._explained(msgspec.structs.replace(event, hint=hint))
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
@@ -161,6 +164,17 @@ class LocalBackend:
         if others := [one.url for one in running_servers() if one.pid != os.getpid()]:
             notes += (f"cpuchat serve is running too ({', '.join(others)}): they share cores and memory.",)
         return ModelLoaded(model=msgspec.structs.replace(model, notes=notes))
+
+    async def _explained(self, death: Failed) -> Failed:
+        """Return how the worker died, with a file of the model that was changed meanwhile: reading what was cut off a
+        mapped file is a SIGBUS.
+        """
+        for file, size in (await asyncio.to_thread(_file_sizes, *self._sizes)).items():
+            if size != (loaded := self._sizes.get(file, size)):
+                message = f"{death.message} {file.name} was changed while it was in use: {loaded:,} bytes when loaded, "
+                hint = "Restore it or download it again: the next message loads it anew."
+                return msgspec.structs.replace(death, message=f"{message}{size:,} now.", hint=hint)
+        return death
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled = False
@@ -196,7 +210,7 @@ class LocalBackend:
                     died = _is_death(event) and not told and not is_last
                     if not died:
                         told = True
-                        yield event
+                        yield await self._explained(event) if _is_death(event) else event
             if not died:
                 return
 
@@ -355,6 +369,15 @@ class _Exchange:
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, self._final)
         return event
+
+
+def _file_sizes(*models: Path) -> dict[Path, int]:
+    """Return the bytes of each file of these models; 0 of one that cannot be read."""
+    sizes = dict.fromkeys((part for model in models for part in split_parts(model) or [model]), 0)
+    for part in sizes:
+        with contextlib.suppress(OSError):
+            sizes[part] = part.stat().st_size
+    return sizes
 
 
 def _end_unused(prepared: Future[Spawned]) -> None:

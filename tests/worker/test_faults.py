@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -62,6 +63,23 @@ async def test_truncated_file_is_refused_by_name_of_the_fault(tiny_model: Path, 
         assert failed.code == "model_damaged"
         assert failed.hint
         await load(backend, tiny_model)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file")
+async def test_a_file_that_is_cut_while_it_is_loaded_is_named_and_loaded_anew(tiny_model: Path, tmp_path: Path) -> None:
+    data = tiny_model.read_bytes()
+    model = tmp_path / "model.gguf"
+    model.write_bytes(data)
+    async with worker(model) as backend:
+        os.truncate(model, len(data) // 2)
+        failed = (await collect(backend.generate(chat("hello")))).failed
+        assert failed.code == "worker_died" and "SIGBUS" in failed.message
+        words = f"model.gguf was changed while it was in use: {len(data):,} bytes when loaded, {len(data) // 2:,} now"
+        assert words in failed.message and "download it again" in failed.hint
+        again = (await collect(backend.generate(chat("hello")))).failed
+        assert again.code == "model_damaged" and "truncated" in again.message
+        model.write_bytes(data)
+        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize("offset", [0, 4, 8, 16, 24, 40, 200, 1000])
