@@ -29,7 +29,6 @@ from cpuchat.models.gguf.header import split_parts
 from cpuchat.protocol import (
     AnyEvent,
     Cancel,
-    Channel,
     Command,
     EndReasoning,
     Failed,
@@ -49,6 +48,7 @@ from cpuchat.running_servers import running_servers
 from cpuchat.servers import Source
 from cpuchat.timings import Timings
 
+_FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, Failed)
 _CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
@@ -140,7 +140,7 @@ class LocalBackend:
             memory_limit=self._memory_limit,
             calibration_file=str(paths.calibration_file()),
         )
-        async with self._exchange(command, (ModelLoaded, LoadCancelled, Failed)) as exchange:
+        async with self._exchange(command) as exchange:
             while not exchange.finished:
                 event = await exchange.next_event()
                 if isinstance(event, ModelLoaded):
@@ -166,14 +166,12 @@ class LocalBackend:
         return ModelLoaded(model=msgspec.structs.replace(model, notes=notes))
 
     async def _explained(self, death: Failed) -> Failed:
-        """Return how the worker died, with a file of the model that was changed meanwhile: reading what was cut off a
-        mapped file is a SIGBUS.
-        """
+        """Return how the worker died, with a file that was changed meanwhile: reading what was cut off is a SIGBUS."""
         for file, size in (await asyncio.to_thread(_file_sizes, *self._sizes)).items():
             if size != (loaded := self._sizes.get(file, size)):
-                message = f"{death.message} {file.name} was changed while it was in use: {loaded:,} bytes when loaded, "
+                what = f"{file.name} was changed while it was in use: {loaded:,} bytes when loaded, {size:,} now."
                 hint = "Restore it or download it again: the next message loads it anew."
-                return msgspec.structs.replace(death, message=f"{message}{size:,} now.", hint=hint)
+                return msgspec.structs.replace(death, message=f"{death.message} {what}", hint=hint)
         return death
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
@@ -204,7 +202,7 @@ class LocalBackend:
                 yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
                 return
             command = msgspec.structs.replace(request, request_id=request_id)
-            async with self._exchange(command, (GenerationFinished, Failed)) as exchange:
+            async with self._exchange(command) as exchange:
                 while not exchange.finished and not died:
                     event = await exchange.next_event()
                     died = _is_death(event) and not told and not is_last
@@ -219,11 +217,10 @@ class LocalBackend:
         if self.model is None:
             return Failed(code="model_not_found", message="No model is loaded.", hint="Load one first.")
         command = msgspec.structs.replace(request, request_id=next(self._request_ids))
-        async with self._exchange(command, (Measured, Failed)) as exchange:
-            while True:
-                event = await exchange.next_event()
-                if isinstance(event, Measured | Failed):
-                    return event
+        async with self._exchange(command) as exchange:
+            while not isinstance(event := await exchange.next_event(), Measured | Failed):
+                pass
+            return event
 
     async def cancel(self) -> None:
         self._cancelled = True
@@ -275,14 +272,12 @@ class LocalBackend:
             self.spawner.close()
 
     @contextlib.asynccontextmanager
-    async def _exchange(
-        self, command: LoadModel | Generate | Measure, final: tuple[type, ...]
-    ) -> AsyncIterator[_Exchange]:
+    async def _exchange(self, command: LoadModel | Generate | Measure) -> AsyncIterator[_Exchange]:
         """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
         worker = self._worker
         assert worker is not None
         worker.send(command)
-        self._running = exchange = _Exchange(worker, command.request_id, final)
+        self._running = exchange = _Exchange(worker, command.request_id)
         try:
             yield exchange
         finally:
@@ -353,29 +348,27 @@ class LocalBackend:
 class _Exchange:
     """Reads the events of one command, up to its final one. `channel` is that of the newest text."""
 
-    def __init__(self, worker: WorkerProcess, request_id: int, final: tuple[type, ...]) -> None:
+    def __init__(self, worker: WorkerProcess, request_id: int) -> None:
         self.request_id = request_id
         self.finished = False
-        self.channel: Channel | None = None
+        self.channel = ""
         self._worker = worker
-        self._final = final
 
     async def next_event(self) -> AnyEvent:
         """Return the next event of this command, or how the worker ended; what else failed in it is in its log."""
-        while True:
+        event = await self._worker.events.get()
+        while getattr(event, "request_id", self.request_id) != self.request_id and self._worker.alive:
             event = await self._worker.events.get()
-            if getattr(event, "request_id", self.request_id) == self.request_id or not self._worker.alive:
-                break
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
-        self.finished = isinstance(event, self._final)
+        self.finished = isinstance(event, _FINAL)
         return event
 
 
 def _file_sizes(*models: Path) -> dict[Path, int]:
-    """Return the bytes of each file of these models; 0 of one that cannot be read."""
-    sizes = dict.fromkeys((part for model in models for part in split_parts(model) or [model]), 0)
+    """Return the bytes of each file of these models; 0 of one that is not there."""
+    sizes = {part: 0 for model in models for part in split_parts(model) or [model]}
     for part in sizes:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             sizes[part] = part.stat().st_size
     return sizes
 

@@ -66,19 +66,13 @@ class Answer:
         self._emit = emit
         self._vocab = loaded.model.vocab
         self._sequence = loaded.model.sequence
-        self._guide = self._make_guide()
+        self._guide = CallGuide(self._vocab, self._call_format, command.tools) if command.tools else None
         self._sampler = self._make_sampler()
         self._speculation: SpeculationFigures | None = None
         self._calls: CallSplitter | None = None
         self._is_disturbed = False  # other programs had the cores for part of the decoding
         self._waited: float | None = None
         self._decoding_since = self._next_look = 0.0
-
-    def _make_guide(self) -> CallGuide | None:
-        """Return what follows calls of tools; None when there are none to call."""
-        if not self._command.tools:
-            return None
-        return CallGuide(self._vocab, self._call_format, self._command.tools)
 
     @property
     def _call_format(self) -> CallFormat:
@@ -90,7 +84,7 @@ class Answer:
         if command.grammar and (command.stop or command.ignore_eos):
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
         budget = 0 if command.reasoning is False else command.reasoning_budget
-        banned = vocab.eog_tokens() if command.ignore_eos else ()
+        banned = vocab.eog_tokens if command.ignore_eos else ()
         return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide, banned)
 
     def end_reasoning(self) -> None:

@@ -25,8 +25,7 @@ class CallGuide:
         self._tools = tools
         self._trigger = form.trigger
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._tokens: list[int] = []
-        self._text = ""  # their end, which may be the beginning of a trigger
+        self._text = ""  # whose end may be the beginning of a trigger
         self._is_over = not self._trigger
 
     def piece(self, token: int) -> bytes:
@@ -39,27 +38,19 @@ class CallGuide:
 
     def follow(self, token: int) -> Grammar | None:
         """Add a token of the answer; returns the grammar of what comes next once calls have begun."""
-        if self._is_over:
-            return None
-        self._tokens.append(token)
-        return self._follow(self._decoder.decode(self.piece(token)))
+        return None if self._is_over else self.follow_text(self._decoder.decode(self.piece(token)))
 
     def follow_text(self, text: str) -> Grammar | None:
-        """Add a text, which may be a part of a token, as `follow`."""
-        try:
-            self._tokens += () if self._is_over else self._vocab.spell(text.encode())
-        except CpuchatError:  # the vocabulary does not cover it
-            self._is_over = True
-        return None if self._is_over else self._follow(text)
-
-    def _follow(self, text: str) -> Grammar | None:
+        """Add a text, as `follow`."""
+        if self._is_over:
+            return None
         self._text += text
         at = self._begin()
         if at is None:
             return None
         self._is_over = True
         try:
-            return self._grammar(len(self._text[at:].encode()) + len(self._decoder.getstate()[0]))
+            return self._grammar(self._text[at:])
         except CpuchatError:  # llama.cpp takes no such grammar, or the vocabulary not these texts
             return None
 
@@ -86,27 +77,18 @@ class CallGuide:
         self._is_over = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
         return None
 
-    def _grammar(self, size: int) -> Grammar | None:
-        """Return the grammar with the calls so far accepted, the last `size` bytes; None if they do not match it."""
+    def _grammar(self, written: str) -> Grammar | None:
+        """Return the grammar with what is written of the calls accepted; None if that does not match it."""
         vocab, form = self._vocab, self._without_ends()
         if not (text := call_grammar(form, self._tools)):
             return None
         markers = frozenset(vocab.tokenize(form.literals.replace(ID, " ").encode(), add_special=False))
         grammar = Grammar(vocab, text, markers)
-        for token in self._last_tokens(size):
+        for token in vocab.spell(written.encode() + self._decoder.getstate()[0]):
             if not grammar.allows(token):
                 return None
             grammar.accept(token)
         return grammar
-
-    def _last_tokens(self, size: int) -> list[int]:
-        """Return the tokens of the last `size` bytes, as they were sampled but for the part of the first one."""
-        found = list[int]()
-        for token in reversed(self._tokens):
-            if size > 0 and (piece := self.piece(token)):
-                found[:0] = [token] if len(piece) <= size else self._vocab.spell(piece[-size:])
-                size -= len(piece)
-        return found
 
     def _without_ends(self) -> CallFormat:
         """Return the format without a marker that ends the answer: it is no text for a grammar."""

@@ -46,7 +46,7 @@ class Grammar:
         self._silent = vocab.silent_tokens - markers
         self._has_text = np.ones(vocab.n_tokens, np.bool_)
         self._has_text[list(self._silent)] = False
-        self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens()), -1)
+        self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens), -1)
         self._one = llama.llama_token_data()
         self._one_array = llama.llama_token_data_array(
             data=ctypes.pointer(self._one), size=1, selected=-1, sorted=False

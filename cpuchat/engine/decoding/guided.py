@@ -114,8 +114,7 @@ class GuidedSampler(Sampler):
             self._grammar = self._calls.follow(token)
 
     def _is_prelude(self, token: int) -> bool:
-        """Return whether `token` belongs to the reasoning, or to what marks it; without a grammar it may turn out not
-        to."""
+        """Return whether `token` belongs to the reasoning or what marks it, or, without a grammar, may do so."""
         prelude = self._prelude
         if prelude is None or prelude.in_reasoning or self._grammar is None:
             return prelude is not None

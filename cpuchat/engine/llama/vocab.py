@@ -48,7 +48,6 @@ class Vocab:
         self._visible: dict[int, bytes] = {}
         self._raw: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
-        self._eog_tokens: tuple[int, ...] | None = None
         self.bos = int(llama.llama_vocab_bos(self._vocab)) if self.has_tokenizer else -1
         self.eos = int(llama.llama_vocab_eos(self._vocab)) if self.has_tokenizer else -1
         self.bos_text = self._text(self.bos)
@@ -165,9 +164,8 @@ class Vocab:
         """
         for ahead in (b"", b"\n", b"|"):
             tokens = self.tokenize(ahead + text, add_special=False)
-            extra = sum(len(self.raw_piece(token)) for token in tokens) - len(text)
-            while extra > 0:
-                extra -= len(self.raw_piece(tokens.pop(0)))
+            while (extra := sum(map(len, map(self.raw_piece, tokens))) - len(text)) > 0:
+                tokens.pop(0)
             if not extra:
                 return tokens
         raise GenerationFailed(f"This model's vocabulary cannot write {text!r}.", "Choose another model.")
@@ -179,15 +177,13 @@ class Vocab:
 
     def piece(self, token: int) -> bytes:
         """Return the text of a token that the user sees: nothing for control tokens but the visible markers."""
-        piece = self._visible.get(token)
-        if piece is None:
+        if (piece := self._visible.get(token)) is None:
             piece = self._visible[token] = self._piece(token, special=False)
         return piece
 
     def raw_piece(self, token: int) -> bytes:
         """Return the text of a token in a rendered prompt, control tokens included."""
-        piece = self._raw.get(token)
-        if piece is None:
+        if (piece := self._raw.get(token)) is None:
             piece = self._raw[token] = self._piece(token, special=True)
         return piece
 
@@ -201,15 +197,13 @@ class Vocab:
             n = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
         return buffer.raw[:n]
 
+    @cached_property
     def eog_tokens(self) -> tuple[int, ...]:
-        """Return all tokens that end an answer, ascending."""
-        if self._eog_tokens is None:
-            self._eog_tokens = tuple(token for token in range(self.n_tokens) if self.is_eog(token))
-        return self._eog_tokens
+        """All tokens that end an answer, ascending."""
+        return tuple(token for token in range(self.n_tokens) if self.is_eog(token))
 
     def is_eog(self, token: int) -> bool:
         """Return whether this token ends the answer."""
-        ends = self._eog.get(token)
-        if ends is None:
+        if (ends := self._eog.get(token)) is None:
             ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self._vocab, token))
         return ends
