@@ -208,7 +208,7 @@ class Service:
             self._on_done(record)
 
     async def end_reasoning(self, id: str) -> bool:
-        """Let the running answer of that id end its reasoning and answer now; False when it does not run."""
+        """Let the running answer of that id end its reasoning and answer now; False when it is not reasoning."""
         if self.running is None or self.running.id != id:
             return False
         return await self._conversation.backend.end_reasoning()

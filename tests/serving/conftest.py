@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.serving import Server, server
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 
 
 @pytest.fixture(scope="session")
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model that writes the letter c until the context is full, slowly enough to be cut."""
+    """Return a model that writes the letter c until the context is full, slowly enough to be cut. It may reason."""
     file = tmp_path_factory.mktemp("models") / "endless-F32.gguf"
-    return write_tiny_gguf(file, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c", n_ctx_train=8192)
+    template = CHATML + "{% if enable_thinking %}<think>\n{% endif %}"
+    return write_tiny_gguf(
+        file, template=template, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c", n_ctx_train=8192
+    )
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,10 @@ def forever(text: str = "Hello") -> dict:
     return chat(text, max_tokens=-1, stream=True)
 
 
-def first_text(lines: Iterator[str]) -> str:
+def first_text(lines: Iterator[str], kind: str = "content") -> str:
     """Read a stream up to its first text."""
     for line in lines:
-        if line.startswith("data: ") and (text := json.loads(line[6:])["choices"][0]["delta"].get("content")):
+        if line.startswith("data: ") and (text := json.loads(line[6:])["choices"][0]["delta"].get(kind)):
             return text
     raise AssertionError("no text")
 
@@ -54,16 +54,24 @@ def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
     before, worker = count(endless, "cancelled"), endless.worker.pid
     with endless.http.stream("POST", CHAT, json={**forever(), "seed": 77}) as response:
         lines = response.iter_lines()
-        answer_id = json.loads(next(lines)[6:])["id"]
         assert first_text(lines)
         assert endless.slot["is_processing"]
         assert endless.slot["params"]["seed"] == 77
-        control = {"id": answer_id, "action": "reasoning_end"}
-        assert endless.post(control, f"{CHAT}/control").json() == {"success": True}
-        assert endless.post({**control, "id": "another"}, f"{CHAT}/control").json() == {"success": False}
     endless.wait_for(is_processing=False)
     assert count(endless, "cancelled") == before + 1
     assert endless.worker.pid == worker
+
+
+def test_the_reasoning_of_a_running_answer_is_ended(endless: Server) -> None:
+    thinking = {**forever(), "chat_template_kwargs": {"enable_thinking": True}}
+    with endless.http.stream("POST", CHAT, json=thinking) as response:
+        lines = response.iter_lines()
+        control = {"id": json.loads(next(lines)[6:])["id"], "action": "reasoning_end"}
+        assert first_text(lines, "reasoning_content")
+        assert endless.post({**control, "id": "another"}, f"{CHAT}/control").json() == {"success": False}
+        assert endless.post(control, f"{CHAT}/control").json() == {"success": True}
+        assert first_text(lines)
+        assert endless.post(control, f"{CHAT}/control").json() == {"success": False}  # it reasons no more
 
 
 def sent(endless: Server, body: dict) -> socket.socket:
