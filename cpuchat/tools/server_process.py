@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from cpuchat.children import exit_reason
 from cpuchat.telemetry.units import size
 from cpuchat.tools.config import Server
 from cpuchat.tools.limits import LONGEST_MESSAGE, MOST_BYTES, MOST_MESSAGES
 
+if TYPE_CHECKING:
+    import psutil
+
+_MARK = "CPUCHAT_TOOL_SERVER"  # a variable that tells what a server has started
 _LOG_BYTES = 1 << 20
 _LINE_BYTES = 1_000  # of the last line, which may tell why it ended
 _CLOSING_SECONDS = 0.5
@@ -51,6 +56,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._status: int | None = None
         self._exited = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
+        self._mark = secrets.token_hex(8)
         self._transport: asyncio.SubprocessTransport
 
     @classmethod
@@ -62,10 +68,11 @@ class ServerProcess(asyncio.SubprocessProtocol):
             ValueError: an argument has a NUL.
         """
         file = _opened(log)
+        process = cls(file)
         try:
-            _, process = await asyncio.get_running_loop().subprocess_exec(
-                lambda: cls(file), server.command, *server.args,
-                env=server.environment(), cwd=server.cwd or None, start_new_session=True,
+            await asyncio.get_running_loop().subprocess_exec(
+                lambda: process, server.command, *server.args,
+                env=server.environment() | {_MARK: process._mark}, cwd=server.cwd or None, start_new_session=True,
             )  # fmt: skip
         except BaseException:
             if file is not None:
@@ -118,6 +125,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         return self._ending
 
     async def _end(self, now: bool) -> None:
+        started = await asyncio.to_thread(_descendants, self._transport.get_pid()) if self._status is None else []
         stdin = self._transport.get_pipe_transport(0)
         if stdin is not None:
             stdin.close()
@@ -126,6 +134,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
             await self._exits_within(_ENDING_SECONDS)
         self._kill_group()
         await self._exits_within(_ENDING_SECONDS)
+        await asyncio.to_thread(_kill, self._mark, started)
         self._transport.close()
         if self._log is not None:
             self._log.close()
@@ -164,6 +173,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self._kill_group()  # what it has left behind
+        asyncio.get_running_loop().run_in_executor(None, _kill, self._mark)
         self._status = self._transport.get_returncode()
         self._exited.set()
 
@@ -185,6 +195,26 @@ class ServerProcess(asyncio.SubprocessProtocol):
         for line in lines:
             if line.strip():
                 self._lines.put_nowait(line)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    import psutil  # slow
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _kill(mark: str, started: Sequence[psutil.Process] = ()) -> None:
+    """Kill what a server has started in other sessions: `started`, and what has inherited its mark. One that dropped
+    the mark and whose parent has ended is not found.
+    """
+    import psutil
+
+    for process in (*started, *psutil.process_iter()):
+        with contextlib.suppress(psutil.Error, OSError):
+            if process in started or process.environ().get(_MARK) == mark:
+                process.kill()
 
 
 def _opened(log: Path) -> BinaryIO | None:

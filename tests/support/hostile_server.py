@@ -14,6 +14,7 @@ strict     it ends when it is asked for its versions
 silent     it never answers
 many       it has 200 tools
 endless    its list of tools has no end
+apart      a call is never answered, and it has started processes in sessions of their own
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def answer(request: dict[str, object]) -> None:
             send(method="notifications/progress", params={"progressToken": 1, "progress": 1})
     elif way == "die":
         sys.exit("no memory left")
-    elif way != "hang":
+    elif way not in ("hang", "apart"):
         changed = changed or way == "change"
         if way == "change":
             send(method="notifications/tools/list_changed")
@@ -80,8 +81,14 @@ def answer(request: dict[str, object]) -> None:
         send(id=number, result={"content": [text], "structuredContent": {"seen": "a" * 40 + "!"}})
 
 
-child = subprocess.Popen(["sleep", "1000"])
+pids = [os.getpid(), subprocess.Popen(["sleep", "1000"]).pid]
+if way == "apart":
+    orphan = ["sh", "-c", "setsid sleep 1000 > /dev/null & echo $!"]
+    pids.append(int(subprocess.run(orphan, check=True, stdout=subprocess.PIPE).stdout))
+    pids.append(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+    if len(sys.argv) > 3:  # without its variables
+        pids.append(subprocess.Popen(["sleep", "1000"], start_new_session=True, env={}).pid)
 with file.open("a") as stream:
-    stream.write(f"{os.getpid()} {child.pid}\n")
+    stream.write(" ".join(map(str, pids)) + "\n")
 for line in sys.stdin:
     answer(json.loads(line))
