@@ -40,7 +40,7 @@ class ServerInvalid(Exception):
 class ServerProcess(asyncio.SubprocessProtocol):
     """A running server, as `start` makes one. Use it from one event loop only.
 
-    `fault` is the limit that it broke, for which it was ended; "": none. `n_messages` counts the lines of its output
+    `fault` is the rule that it broke, for which it was ended; "": none. `n_messages` counts the lines of its output
     since `begin_call`.
     """
 
@@ -108,6 +108,12 @@ class ServerProcess(asyncio.SubprocessProtocol):
             return
         with contextlib.suppress(OSError):
             self._log_bytes += self._log.write(data[: _LOG_BYTES - self._log_bytes])
+
+    def fail(self, fault: str) -> None:
+        """End it for a rule that it broke."""
+        self.fault, self._rest = fault, b""
+        self._lines.put_nowait(None)
+        self.end(now=True)
 
     async def failure(self) -> str:
         """Return why it has ended, once it has; it is ended if it has only closed its output."""
@@ -182,16 +188,11 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._n_bytes += len(data)
         self.n_messages += len(lines)
         if max(map(len, (*lines, self._rest))) > LONGEST_MESSAGE:
-            self.fault = f"it wrote more than {size(LONGEST_MESSAGE)} in one message"
-        elif self._n_bytes > MOST_BYTES:
-            self.fault = f"it wrote more than {size(MOST_BYTES)}"
-        elif self.n_messages > MOST_MESSAGES:
-            self.fault = f"it sent more than {MOST_MESSAGES:,} messages"
-        if self.fault:
-            self._rest = b""
-            self._lines.put_nowait(None)
-            self.end(now=True)
-            return
+            return self.fail(f"it wrote more than {size(LONGEST_MESSAGE)} in one message")
+        if self._n_bytes > MOST_BYTES:
+            return self.fail(f"it wrote more than {size(MOST_BYTES)}")
+        if self.n_messages > MOST_MESSAGES:
+            return self.fail(f"it sent more than {MOST_MESSAGES:,} messages")
         for line in lines:
             if line.strip():
                 self._lines.put_nowait(line)

@@ -89,6 +89,10 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
         ("lie", "seen"),
         ("die", "The MCP server die ended: no memory left. The next call restarts it."),
         ("shout", "The MCP server shout ended: it wrote more than 4.0 MB in one message. The next call restarts it."),
+        (
+            "garbled",
+            "The MCP server garbled ended: it sent a message that is no valid JSON-RPC. The next call restarts it.",
+        ),
         ("flood", "The MCP server flood ended: it sent more than 10,000 messages. The next call restarts it."),
     ],
 )
@@ -179,6 +183,7 @@ async def test_tools_that_are_not_offered_are_told(way: str, told: str, tmp_path
     ("way", "reason"),
     [
         ("malformed", "cannot be used: it sent an invalid answer: .*inputSchema"),
+        ("long", "cannot be used: a tool has a name of 1,000,000 characters; 128 are allowed"),
         ("silent", "gave no answer within 0 s"),
     ],
 )
