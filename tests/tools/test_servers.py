@@ -17,6 +17,7 @@ from cpuchat.errors import ToolServerFailed
 from cpuchat.present.tools import server_state
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
+from cpuchat.tools.approval import Approvals
 from cpuchat.tools.config import Server
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tools.toolbox import Toolbox
@@ -125,6 +126,19 @@ async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_
         with pytest.raises(asyncio.CancelledError):
             await running
         assert server.state != "running"
+
+
+async def test_an_approval_for_good_holds_for_the_same_variables_only(tmp_path: Path) -> None:
+    approvals, asked = Approvals(tmp_path / "approvals.json"), list[bool]()
+    for value in ("https://one.example", "https://other.example", "https://one.example"):
+        arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), "noise", str(tmp_path / "started"))
+        server = ToolServer("noise", Server(command=sys.executable, args=arguments, env={"API": value}))
+        await server.ready()
+        asked.append(not approvals.is_approved(server.tools[0], "chat"))
+        if len(asked) == 1:
+            approvals.remember(server.tools[0], "chat", "always")
+        await server.close()
+    assert asked == [True, True, False]
 
 
 async def test_what_a_server_started_in_other_sessions_ends_with_it(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         await choose()
         await app.until(lambda: "1 tool" in app.status)
         await app.send("What is it?", wait=False)
-        assert "server eyes, says that it only reads" in await asked(app)
+        assert "server eyes, says that it only reads; it gets these arguments" in await asked(app)
         await app.press("right", "enter")
         await app.until(lambda: not app.chat.busy)
         assert backend.requests[1].messages[-1].content.startswith("seen\n\n[If this")
