@@ -109,6 +109,38 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         assert not backend.requests[1].tools
 
 
+async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path: Path) -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three."), answer("Four."), answer("Five.")])
+    async with running(backend) as app:
+        await app.ready()
+        app.chat.action_tools(str(tmp_path))
+        await app.until(lambda: "3 tools" in app.status)
+        assert "evaluated again" not in app.notices[-1]
+        await app.send("First?")
+        assert backend.requests[0].tools
+        n_past = app.conversation.history.n_past
+        app.chat.action_tools("off")
+        await app.until(lambda: any(f"{n_past:,} tokens are evaluated again" in notice for notice in app.notices))
+        app.chat.action_tools(str(tmp_path))
+        await app.until(lambda: "3 tools" in app.status)
+        first = app.conversation.chat
+        assert first is not None
+        app.chat.action_new_chat()
+        await app.until(lambda: "holds for one chat" in app.notices[-1])
+        await app.send("Second?")
+        assert not backend.requests[1].tools
+        app.chat.services.tools_folder = tmp_path  # as --tools-folder has it
+        app.chat.action_new_chat()
+        await app.send("Third?")
+        assert backend.requests[2].tools
+        app.chat.action_tools("off")
+        await app.until(lambda: "tools" not in app.status)
+        app.chat.open_chat(first.id)
+        await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.id == first.id)
+        await app.send("Fourth?")
+        assert backend.requests[3].tools
+
+
 async def test_arguments_are_shown_with_all_their_spaces(tmp_path: Path) -> None:
     async with running(ScriptedBackend([]), size=SMALL) as app:
         await app.ready()
