@@ -210,26 +210,29 @@ class Folder:
         """Yield the files under `path` whose names match, with their first bytes, until `deadline` (monotonic); not
         hidden ones and secrets.
         """
-        os.close(self._open(path, folder=True))
-        pending = [self._relative(path)]
-        while pending and time.monotonic() <= deadline:
-            folder = pending.pop()
-            try:
-                handle = self._descend(folder)
-            except (UsageError, OSError):  # it has just vanished, or must not be read
-                continue
-            try:
+        at = self._relative(path)
+        handle, pending = self._open(path, folder=True), [at]
+        try:
+            while pending and time.monotonic() <= deadline:
+                if (folder := pending.pop()) != at:
+                    try:
+                        is_inner = folder.parent == at  # else opened from the top: no handles are held for all levels
+                        inner = self._descend(PurePosixPath(folder.name), handle) if is_inner else self._descend(folder)
+                    except (UsageError, OSError):  # it has just vanished, or must not be read
+                        continue
+                    os.close(handle)
+                    handle, at = inner, folder
                 with contextlib.suppress(OSError), os.scandir(handle) as entries:
                     shown = [one for one in entries if not (one.name.startswith(".") or _is_secret(one.name))]
-                    inner = {one.name for one in shown if one.is_dir(follow_symlinks=False)}
-                    pending += [folder / name for name in sorted(inner - _SKIPPED, reverse=True)]
-                    for name in sorted(one.name for one in shown if one.name not in inner):
+                    folders = {one.name for one in shown if one.is_dir(follow_symlinks=False)}
+                    pending += [folder / name for name in sorted(folders - _SKIPPED, reverse=True)]
+                    for name in sorted(one.name for one in shown if one.name not in folders):
                         if time.monotonic() > deadline:
                             return
                         if fnmatch(name, file_name) and (data := self._beginning(name, handle)) is not None:
                             yield str(folder / name), data
-            finally:
-                os.close(handle)
+        finally:
+            os.close(handle)
 
     # Paths
 
@@ -249,8 +252,8 @@ class Folder:
             raise UsageError(_REFUSED)
         return relative
 
-    def _descend(self, path: PurePosixPath) -> int:
-        handle = os.dup(self._root)
+    def _descend(self, path: PurePosixPath, start: int | None = None) -> int:
+        handle = os.dup(self._root if start is None else start)
         for part in path.parts:
             try:
                 inner = self._opened(part, handle)
