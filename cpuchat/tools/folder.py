@@ -65,45 +65,21 @@ class _Search(msgspec.Struct, forbid_unknown_fields=True):
     file_name: str = "*"
 
 
+def _tool(name: str, description: str, required: str = "", **properties: dict[str, Any]) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": required.split(), "additionalProperties": False}
+    return Tool(name=name, description=description, parameters=schema, read_only=True)
+
+
 _PATH = {"type": "string", "description": "Relative to the folder"}
+_LINE = {"type": "integer", "minimum": 1}
 TOOLS = (
-    Tool(
-        name="read_file",
-        description="Return the text of a file, or some of its lines.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
-                "first_line": {"type": "integer", "minimum": 1},
-                "last_line": {"type": "integer", "minimum": 1},
-            },
-            "required": ["path"],
-            "additionalProperties": False,
-        },
-        read_only=True,
-    ),
-    Tool(
-        name="list_folder",
-        description="Return the names in a folder, with sizes.",
-        parameters={"type": "object", "properties": {"path": _PATH}, "required": [], "additionalProperties": False},
-        read_only=True,
-    ),
-    Tool(
-        name="search",
-        description="Find a text (not a pattern; case does not matter) in files, and return the lines with it.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "text": {"type": "string", "minLength": 1, "maxLength": 200},
-                "path": _PATH,
-                "file_name": {"type": "string", "description": "Which files, for example *.py"},
-            },
-            "required": ["text"],
-            "additionalProperties": False,
-        },
-        read_only=True,
-    ),
-)
+    _tool("read_file", "Return the text of a file, or some of its lines.", "path",
+          path=_PATH, first_line=_LINE, last_line=_LINE),
+    _tool("list_folder", "Return the names in a folder, with sizes.", path=_PATH),
+    _tool("search", "Find a text (not a pattern; case does not matter) in files, and return the lines with it.", "text",
+          text={"type": "string", "minLength": 1, "maxLength": 200}, path=_PATH,
+          file_name={"type": "string", "description": "Which files, for example *.py"}),
+)  # fmt: skip
 
 
 class Folder:

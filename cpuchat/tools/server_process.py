@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import psutil
 
 _MARK = "CPUCHAT_TOOL_SERVER"  # a variable that tells what a server has started
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _LOG_BYTES = 1 << 20
 _LINE_BYTES = 1_000  # of the last line, which may tell why it ended
 _CLOSING_SECONDS = 0.5
@@ -131,14 +132,14 @@ class ServerProcess(asyncio.SubprocessProtocol):
         return self._ending
 
     async def _end(self, now: bool) -> None:
-        started = await asyncio.to_thread(_descendants, self._transport.get_pid()) if self._status is None else []
+        started = _descendants(self._transport.get_pid()) if self._status is None else []
         stdin = self._transport.get_pipe_transport(0)
         if stdin is not None:
             stdin.close()
         if now or not await self._exits_within(_CLOSING_SECONDS):
             self._signal_group(signal.SIGTERM)
             await self._exits_within(_ENDING_SECONDS)
-        self._kill_group()
+        self._signal_group(_KILL)
         await self._exits_within(_ENDING_SECONDS)
         await asyncio.to_thread(_kill, self._mark, started)
         self._transport.close()
@@ -159,9 +160,6 @@ class ServerProcess(asyncio.SubprocessProtocol):
             else:
                 os.killpg(self._transport.get_pid(), number)
 
-    def _kill_group(self) -> None:
-        self._signal_group(signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
-
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,8 +176,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
             self._lines.put_nowait(None)
 
     def process_exited(self) -> None:
-        self._kill_group()  # what it has left behind
-        asyncio.get_running_loop().run_in_executor(None, _kill, self._mark)
+        self._signal_group(_KILL)  # what it has left behind
+        with contextlib.suppress(RuntimeError):  # the loop is being closed
+            asyncio.get_running_loop().run_in_executor(None, _kill, self._mark)
         self._status = self._transport.get_returncode()
         self._exited.set()
 
