@@ -27,6 +27,7 @@ LONGEST_NAME = 64  # characters
 _LONGEST = 44  # characters of the arguments in a title
 _MOST_SPACES = 8  # in a row that are shown as they are
 _MANY_SPACES = re.compile(rf" {{{_MOST_SPACES + 1},}}")
+_LIKE_ARGUMENTS = re.compile(r"[,:]\s")  # in a title: quoted
 _CHARACTERS_PER_TOKEN = 4
 # Without a form of their own, but letters or marks by their category: fillers and variation selectors.
 _UNSEEN = re.compile(
@@ -153,4 +154,5 @@ def _has_more(server: ToolServer, offered: Sequence[Tool]) -> bool:
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    is_plain = isinstance(value, str) and _LIKE_ARGUMENTS.search(value) is None
+    return value if is_plain else json.dumps(value, ensure_ascii=False)

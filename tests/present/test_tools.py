@@ -48,5 +48,7 @@ def test_text_in_an_argument_cannot_look_like_another_argument() -> None:
         assert all(len(row) + row.count("猫") <= 40 for row in rest)
 
 
-def test_a_title_is_short() -> None:
+def test_a_title_is_short_and_quotes_what_looks_like_arguments() -> None:
+    assert title(ToolCall(name="write", arguments={"content": "a, path: ~/b"})) == 'write(content: "a, path: ~/b")'
+    assert title(ToolCall(name="get", arguments={"url": "https://a.b:80/"})) == "get(url: https://a.b:80/)"
     assert len(title(ToolCall(name="a" * 1_000_000, arguments={"b" * 1_000_000: "c"}))) < 120
