@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProce
 
 _LONGEST_DESCRIPTION = 4_000
 _LONGEST_NAME = 128  # characters: modelcontextprotocol.io, specification, server/tools
+_FIRST_KEY = re.compile(rb'[\xef\xbb\xbf\s]*[\[{][\s{]*"(?:jsonrpc|id|result)"')
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 for _name in ("mcp", "client"):  # which would write to the terminal
@@ -182,8 +184,12 @@ class Connection:
 
 def _is_message(line: bytes) -> bool:
     """Return whether a line that cannot be parsed was meant as a message: who waits for it is not kept waiting."""
-    begins = line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"{", b"[")
-    return begins and (b'"jsonrpc"' in line or (b'"id"' in line and b'"result"' in line))
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return _FIRST_KEY.match(line) is not None and (b'"jsonrpc"' in line or b'"result"' in line)
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, dict) and ("jsonrpc" in first or {"id", "result"} <= first.keys())
 
 
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:

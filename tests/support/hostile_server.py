@@ -33,7 +33,7 @@ changed = file.exists() and way == "lie"
 
 def send(**message: object) -> None:
     if way == "noise":
-        print("DEBUG: sending\n\n{", flush=True)
+        print("DEBUG: sending\n\n{\n" + json.dumps({"level": "info", "sent": {"jsonrpc": "2.0", "id": 3}}), flush=True)
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
 

@@ -19,6 +19,7 @@ from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
 from cpuchat.tools.approval import Approvals
 from cpuchat.tools.config import Server
+from cpuchat.tools.mcp_client import _is_message
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tools.toolbox import Toolbox
 
@@ -109,6 +110,26 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
         assert (server.state == "running") == (told == "seen") == (server.problem is None)
         log = paths.log_dir() / f"tools-{way}.log"
         assert ("DEBUG: sending" in log.read_text()) == (way == "noise")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ('{"jsonrpc": "2.0", "id": 3, "result": {"content": [', True),
+        ('\ufeff{"id": 3, "jsonrpc": "2.0", "result"', True),
+        ('{"jsonrpc": "2.0", "id": 3, "result": {"text": "\\ud800"}}', True),
+        ('{"jsonrpc": "2.0", "id": 3, "result": ' + "[" * 9_000 + "]" * 9_000 + "}", True),
+        ('[{"jsonrpc": "2.0", "id": 3, "result": {}}]', True),
+        ('{"id": 3, "result": {}}', True),
+        ('{"level": "info", "sent": {"jsonrpc": "2.0", "id": 3}}', False),
+        ('{"level": "info", "sent": "cut off', False),
+        ('DEBUG: {"jsonrpc": "2.0"}', False),
+        ('{"id": 3,', False),
+        ("[]", False),
+    ],
+)
+def test_a_broken_message_is_told_from_a_print(line: str, is_one: bool) -> None:
+    assert _is_message(line.encode()) is is_one
 
 
 async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_children(tmp_path: Path) -> None:
