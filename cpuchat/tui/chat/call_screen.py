@@ -78,9 +78,12 @@ class CallScreen(Dismissable[Choice], ModalScreen[Choice]):
                         yield Button(label, id=choice, compact=True, disabled=choice != "refuse")
 
     def on_mount(self) -> None:
+        def count() -> None:
+            self.call_after_refresh(self._count_rows)
+
         for shown in self.query("#arguments"):  # none if it is dismissed while it opens
             for changed in ("scroll_y", "virtual_size", "container_size"):
-                self.watch(shown, changed, lambda: self.call_after_refresh(self._count_rows))
+                self.watch(shown, changed, count)
 
     def on_resize(self) -> None:
         for shown in self.query("#arguments"):
