@@ -13,7 +13,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as it is offered to a model.
 
     `parameters` is the JSON schema of its arguments, `source` names who has it: a server of mcp.json, "" for the
-    built-in set. `origin` stands for the command that starts the server. `read_only` is what the source says of it.
+    built-in set. `origin` stands for the command and variables that start the server. `read_only` is what the source
+    says of it.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -172,15 +173,22 @@ async def start_tools(tools: ToolLoop | None, session: Session, terminal: Termin
 async def _asked(
     terminal: Terminal, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]], remedy: str
 ) -> Choice:
-    """Ask on the terminal; without one, refuse."""
+    """Ask on the terminal, dropping what was typed before; without one, refuse."""
+    import termios
+
     from cpuchat.cli.terminal import is_terminal
     from cpuchat.present import tools as words
 
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
         terminal.warn(f"cpuchat: {words.title(call)} was refused: no terminal to ask for approval{remedy}.")
         return "refuse"
-    terminal.warn(f"{call.name} ({words.owner(tool)})\n{words.arguments(call)}")
-    terminal.warn("Run it? y: yes, a: yes, and do not ask again for this tool, anything else: no")
+    columns, rows = shutil.get_terminal_size()
+    shown = f"{words.shown_name(call.name)} ({words.owner(tool)})\n{words.arguments(call, max(columns, 20))}"
+    n_rows = shown.count("\n") + 1
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    terminal.warn(shown)
+    above = f" {n_rows:,} rows above, from {words.shown_name(call.name)} on." if n_rows >= rows - 1 else ""
+    terminal.warn(f"Run it?{above} y: yes, a: yes, and do not ask again for this tool, anything else: no")
     return _CHOICES.get((await read_line()).strip().lower(), "refuse")
 
 

@@ -23,7 +23,11 @@ CHOICES: dict[Choice, str] = {
     "chat": "Run in this chat",
     "always": "Always run",
 }
+LONGEST_NAME = 64  # characters
 _LONGEST = 44  # characters of the arguments in a title
+_MOST_SPACES = 8  # in a row that are shown as they are
+_MANY_SPACES = re.compile(rf" {{{_MOST_SPACES + 1},}}")
+_LIKE_ARGUMENTS = re.compile(r"[,:]\s")  # in a title: quoted
 _CHARACTERS_PER_TOKEN = 4
 # Without a form of their own, but letters or marks by their category: fillers and variation selectors.
 _UNSEEN = re.compile(
@@ -34,30 +38,63 @@ _UNSEEN = re.compile(
 def title(call: ToolCall, result: ToolResult | None = None) -> str:
     """Format `read_file(path: notes.md, first_line: 3)`, arguments shortened, and how it failed."""
     shown = ", ".join(f"{key}: {_value(value)}" for key, value in call.arguments.items())
-    shown = clean_line(shown)
-    shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
     state = "" if result is None or not result.failed else f" · {result.ended or 'failed'}"
-    return f"{clean_line(call.name)}({shown}){state}"
+    return f"{shown_name(call.name)}({_shortened(shown, _LONGEST)}){state}"
 
 
-def arguments(call: ToolCall) -> str:
-    """Return all arguments exactly, one a line; those of several lines are indented below their names."""
-    lines = list[str]()
-    for key, value in call.arguments.items():
-        text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, indent=2)
-        name = "␊".join(_exact(one) for one in key.split("\n"))
-        if "\n" in text:
-            lines += [f"{name}:", *(f"  {_exact(one)}" for one in text.split("\n"))]
-        else:
-            lines.append(f"{name}: {_exact(text)}")
-    return "\n".join(lines) or "(no arguments)"
+def shown_name(name: str) -> str:
+    """Return the name of a tool, in one line of at most LONGEST_NAME characters."""
+    return _shortened(name, LONGEST_NAME)
+
+
+def _shortened(text: str, most: int) -> str:
+    text = clean_line(text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def arguments(call: ToolCall, width: int = 0) -> str:
+    """Return all arguments exactly, below a line with all their names if there are several; those of one row first.
+
+    A row that begins with `│` is a further line of the argument above it, one with `┊` the rest of a row that is longer
+    than `width` cells (0: none is): text in an argument cannot look like another argument.
+    """
+    shown = [_argument(key, value, width) for key, value in call.arguments.items()]
+    rows = [row for one in sorted(shown, key=lambda one: len(one) > 1) for row in one]
+    if len(shown) > 1:
+        rows = _folded(f"{len(shown)} arguments: {', '.join(map(_name, call.arguments))}", width) + rows
+    return "\n".join(rows) or "(no arguments)"
+
+
+def _argument(key: str, value: Any, width: int) -> list[str]:
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, indent=2)
+    lines = [_exact(line) for line in text.split("\n")]
+    rows = [f"{_name(key)}: {lines[0]}"] if len(lines) == 1 else [f"{_name(key)}:", *(f"│ {line}" for line in lines)]
+    return [part for row in rows for part in _folded(row, width)]
+
+
+def _name(key: str) -> str:
+    return "␊".join(_exact(one) for one in key.split("\n")).replace(":", _code(":")).replace(",", _code(","))
+
+
+def _folded(row: str, width: int) -> list[str]:
+    """Cut a row into parts of at most `width` cells, but for 0; a combining character counts as one."""
+    parts, begin, used = list[str](), 0, 0
+    for at, character in enumerate(row if width else ""):
+        cells = 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used + cells > width - (2 if parts else 0):
+            parts.append(row[begin:at])
+            begin, used = at, 0
+        used += cells
+    first, *others = *parts, row[begin:]
+    return [first, *(f"┊ {part}" for part in others)]
 
 
 def _exact(line: str) -> str:
-    """Return a line with everything in it visible, also spaces at its end."""
+    """Return a line with everything in it visible, also spaces at its end and many in a row."""
     n_spaces = len(line) - len(line.rstrip(" "))
     shown = "".join(map(_visible, line[: len(line) - n_spaces]))
-    return f"{shown}{n_spaces * _code(' ')}"
+    end = n_spaces * (_code(" ") if n_spaces <= _MOST_SPACES else " ")
+    return _MANY_SPACES.sub(lambda found: f"‹{len(found[0])} spaces›", shown + end)
 
 
 def _visible(character: str) -> str:
@@ -77,10 +114,11 @@ def returned(call: ToolCall, result: ToolResult) -> str:
 
 
 def owner(tool: Tool) -> str:
-    """Format `server files, says that it only reads`."""
+    """Format `server files, says that it only reads; it gets these arguments`: one that fetches can pass them on."""
     if not tool.source:
         return "built in, only reads"
-    return f"server {clean_line(tool.source)}, {'says that it only reads' if tool.read_only else 'may change things'}"
+    does = "says that it only reads" if tool.read_only else "may change things"
+    return f"server {clean_line(tool.source)}, {does}; it gets these arguments"
 
 
 def server_state(server: ToolServer, offered: Sequence[Tool]) -> str:
@@ -116,4 +154,5 @@ def _has_more(server: ToolServer, offered: Sequence[Tool]) -> bool:
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    is_plain = isinstance(value, str) and _LIKE_ARGUMENTS.search(value) is None
+    return value if is_plain else json.dumps(value, ensure_ascii=False)

@@ -12,13 +12,14 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
+from fnmatch import fnmatch, translate
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
+from cpuchat import paths
 from cpuchat.errors import UsageError
 from cpuchat.telemetry.units import plural, size
 from cpuchat.text import clean_line
@@ -28,10 +29,15 @@ IS_POSSIBLE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 """Whether this system can open files from a folder that is open."""
 _SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
-    "*.ppk", "*.jks", ".envrc", ".netrc", ".pgpass", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd",
-    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".git",
+    "*.ppk", "*.jks", "*.keystore", ".envrc", ".netrc", ".pgpass", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd",
+    ".my.cnf", ".s3cfg", ".vault-token", "credentials", "credentials.json", "credentials.toml", "credentials.xml",
+    "application_default_credentials.json", "auth.json", "mcp.json", ".mcp.json", "stored_tokens",
+    ".*_history", "fish_history", ".*hst", ".histfile", ".viminfo",
+    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".git", ".password-store", "keyrings",
 )  # fmt: skip
-_SKIPPED = ("node_modules", "__pycache__")  # in a search, beside hidden ones
+_is_secret = re.compile("|".join(map(translate, _SECRETS)), re.IGNORECASE).match
+_REFUSED = "Files that may hold keys or passwords are not read."
+_SKIPPED = {"node_modules", "__pycache__"}  # in a search, beside hidden ones
 _MOST_BYTES = 4_000_000  # of a file
 _MOST_LINES = 2_000
 _MOST_NAMES = 500
@@ -59,45 +65,21 @@ class _Search(msgspec.Struct, forbid_unknown_fields=True):
     file_name: str = "*"
 
 
+def _tool(name: str, description: str, required: str = "", **properties: dict[str, Any]) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": required.split(), "additionalProperties": False}
+    return Tool(name=name, description=description, parameters=schema, read_only=True)
+
+
 _PATH = {"type": "string", "description": "Relative to the folder"}
+_LINE = {"type": "integer", "minimum": 1}
 TOOLS = (
-    Tool(
-        name="read_file",
-        description="Return the text of a file, or some of its lines.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
-                "first_line": {"type": "integer", "minimum": 1},
-                "last_line": {"type": "integer", "minimum": 1},
-            },
-            "required": ["path"],
-            "additionalProperties": False,
-        },
-        read_only=True,
-    ),
-    Tool(
-        name="list_folder",
-        description="Return the names in a folder, with sizes.",
-        parameters={"type": "object", "properties": {"path": _PATH}, "required": [], "additionalProperties": False},
-        read_only=True,
-    ),
-    Tool(
-        name="search",
-        description="Find a text (not a pattern; case does not matter) in files, and return the lines with it.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "text": {"type": "string", "minLength": 1, "maxLength": 200},
-                "path": _PATH,
-                "file_name": {"type": "string", "description": "Which files, for example *.py"},
-            },
-            "required": ["text"],
-            "additionalProperties": False,
-        },
-        read_only=True,
-    ),
-)
+    _tool("read_file", "Return the text of a file, or some of its lines.", "path",
+          path=_PATH, first_line=_LINE, last_line=_LINE),
+    _tool("list_folder", "Return the names in a folder, with sizes.", path=_PATH),
+    _tool("search", "Find a text (not a pattern; case does not matter) in files, and return the lines with it.", "text",
+          text={"type": "string", "minLength": 1, "maxLength": 200}, path=_PATH,
+          file_name={"type": "string", "description": "Which files, for example *.py"}),
+)  # fmt: skip
 
 
 class Folder:
@@ -111,11 +93,17 @@ class Folder:
         if not IS_POSSIBLE:
             raise UsageError("On this system tools cannot be confined to a folder.", "Use them on Linux or macOS.")
         self.path = path.absolute()
+        self._root, self._private = -1, _private()
         try:
             self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            real = Path(os.path.realpath(path))
+            is_private = any(_is_secret(one.name) or self._hides(one.stat()) for one in (real, *real.parents))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"Cannot open the folder {clean_line(str(path))}: {reason}.") from None
+        if is_private:
+            self.close()
+            raise UsageError(f"{clean_line(str(path))} may hold keys or passwords.", "Name another folder.")
         self._tools: dict[str, tuple[type, Callable[[Any], str]]] = {
             "read_file": (_ReadFile, self._read_file),
             "list_folder": (_ListFolder, self._list_folder),
@@ -133,6 +121,7 @@ class Folder:
         if call.problem or call.name not in self._tools:
             return ToolResult(text=call.problem or f"There is no tool {clean_line(call.name)}.", failed=True)
         kind, run = self._tools[call.name]
+        self._private = _private()  # files may have been replaced
         try:
             return ToolResult(text=run(msgspec.convert(call.arguments, kind, strict=False)))
         except msgspec.ValidationError as error:
@@ -197,46 +186,100 @@ class Folder:
         """Yield the files under `path` whose names match, with their first bytes, until `deadline` (monotonic); not
         hidden ones and secrets.
         """
-        start = self._open(path, folder=True)
+        at = self._relative(path)
+        handle, pending = self._open(path, folder=True), [at]
         try:
-            for folder, names, files, handle in os.fwalk(".", dir_fd=start, follow_symlinks=False):
-                if time.monotonic() > deadline:
-                    return
-                names[:] = sorted(name for name in names if not (name.startswith(".") or name in _SKIPPED))
-                for name in sorted(files):
-                    if time.monotonic() > deadline:
-                        return
-                    if not fnmatch(name, file_name) or name.startswith(".") or _is_secret(name):
+            while pending and time.monotonic() <= deadline:
+                if (folder := pending.pop()) != at:
+                    try:
+                        is_inner = folder.parent == at  # else opened from the top: no handles are held for all levels
+                        inner = self._descend(PurePosixPath(folder.name), handle) if is_inner else self._descend(folder)
+                    except (UsageError, OSError):  # it has just vanished, or must not be read
                         continue
-                    data = _beginning(name, handle)
-                    if data is not None:
-                        yield str(PurePosixPath(path, folder, name)), data
+                    os.close(handle)
+                    handle, at = inner, folder
+                with contextlib.suppress(OSError), os.scandir(handle) as entries:
+                    shown = [one for one in entries if not (one.name.startswith(".") or _is_secret(one.name))]
+                    folders = {one.name for one in shown if one.is_dir(follow_symlinks=False)}
+                    pending += [folder / name for name in sorted(folders - _SKIPPED, reverse=True)]
+                    for name in sorted(one.name for one in shown if one.name not in folders):
+                        if time.monotonic() > deadline:
+                            return
+                        if fnmatch(name, file_name) and (data := self._beginning(name, handle)) is not None:
+                            yield str(folder / name), data
         finally:
-            os.close(start)
+            os.close(handle)
 
     # Paths
 
     def _open(self, path: str, *, folder: bool = False) -> int:
         """Open what `path` names inside the folder; returns its descriptor. Raises OSError, ValueError, UsageError."""
-        relative = PurePosixPath(path.removeprefix(f"{self.path}/") if path != str(self.path) else ".")
-        if relative.is_absolute() or ".." in relative.parts:
-            raise UsageError("Only what is in the folder can be read: give a relative path without `..`.")
-        if any(_is_secret(part) for part in relative.parts):
-            raise UsageError("Files that may hold keys or passwords are not read.")
-        handle = os.dup(self._root)
-        for part in relative.parts:
-            try:
-                inner = os.open(part, _READ, dir_fd=handle)
-            except OSError as error:
-                names = _names_in(handle) if error.errno == errno.ENOENT else ""
-                raise UsageError(f"Cannot read {clean_line(path)}: {_reason(error)}.{names}") from None
-            finally:
-                os.close(handle)
-            handle = inner
+        handle = self._descend(self._relative(path))
         if folder and not stat.S_ISDIR(os.fstat(handle).st_mode):
             os.close(handle)
             raise UsageError("It is not a folder. read_file reads files.")
         return handle
+
+    def _relative(self, path: str) -> PurePosixPath:
+        relative = PurePosixPath(path.removeprefix(f"{self.path}/") if path != str(self.path) else ".")
+        if relative.is_absolute() or ".." in relative.parts:
+            raise UsageError("Only what is in the folder can be read: give a relative path without `..`.")
+        if any(_is_secret(part) for part in relative.parts):
+            raise UsageError(_REFUSED)
+        return relative
+
+    def _descend(self, path: PurePosixPath, start: int | None = None) -> int:
+        handle = os.dup(self._root if start is None else start)
+        for part in path.parts:
+            try:
+                inner = self._opened(part, handle)
+            except OSError as error:
+                names = _names_in(handle) if error.errno == errno.ENOENT else ""
+                raise UsageError(f"Cannot read {clean_line(str(path))}: {_reason(error)}.{names}") from None
+            finally:
+                os.close(handle)
+            handle = inner
+        return handle
+
+    def _opened(self, name: str, folder: int) -> int:
+        """Open what an open folder has under a name. Raises OSError; UsageError if it is private, whatever its name."""
+        handle = os.open(name, _READ, dir_fd=folder)
+        if self._hides(os.fstat(handle)):
+            os.close(handle)
+            raise UsageError(_REFUSED)
+        return handle
+
+    def _hides(self, status: os.stat_result) -> bool:
+        return (status.st_dev, status.st_ino) in self._private
+
+    def _beginning(self, name: str, folder: int) -> bytes | None:
+        """Return the first bytes of a file in an open folder; None: it cannot be read, or is no file."""
+        try:
+            handle = self._opened(name, folder)
+        except (OSError, UsageError):
+            return None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            return None
+        with os.fdopen(handle, "rb") as stream, contextlib.suppress(OSError):
+            return stream.read(_MOST_BYTES)
+        return None
+
+
+def _private() -> set[tuple[int, int]]:
+    """Return the identities of cpuchat's own folders and files with keys, and of other programs' places for keys."""
+    environment = os.environ.get
+    config, cache = environment("XDG_CONFIG_HOME") or "~/.config", environment("XDG_CACHE_HOME") or "~/.cache"
+    token = environment("HF_TOKEN_PATH") or Path(environment("HF_HOME") or Path(cache, "huggingface"), "token")
+    found = set[tuple[int, int]]()
+    for place in (
+        paths.config_dir(), paths.data_dir(), paths.cache_dir(), paths.tool_servers_file(), paths.keys_file(),
+        token, Path(config, "gh"), Path(config, "gcloud"), Path(config, "op"),
+    ):  # fmt: skip
+        with contextlib.suppress(OSError):
+            status = paths.expanded(place).stat()
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def _reason(error: OSError) -> str:
@@ -257,10 +300,6 @@ def _names_in(folder: int) -> str:
     return f" There is: {', '.join(names[:_MOST_OFFERED])}{more}." if names else ""
 
 
-def _is_secret(name: str) -> bool:
-    return any(fnmatch(name.lower(), pattern) for pattern in _SECRETS)
-
-
 def _line(entry: os.DirEntry[str]) -> str:
     name = clean_line(entry.name)
     try:
@@ -271,17 +310,3 @@ def _line(entry: os.DirEntry[str]) -> str:
         return f"{name}  {size(entry.stat(follow_symlinks=False).st_size)}"
     except OSError:  # it has just vanished
         return name
-
-
-def _beginning(name: str, folder: int) -> bytes | None:
-    """Return the first bytes of a file in an open folder; None: it cannot be read, or is no file."""
-    try:
-        handle = os.open(name, _READ, dir_fd=folder)
-    except OSError:
-        return None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        return None
-    with os.fdopen(handle, "rb") as stream, contextlib.suppress(OSError):
-        return stream.read(_MOST_BYTES)
-    return None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,6 +27,8 @@ from cpuchat.tools.limits import MOST_TOOLS
 from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
 
 _LONGEST_DESCRIPTION = 4_000
+_LONGEST_NAME = 128  # characters: modelcontextprotocol.io, specification, server/tools
+_FIRST_KEY = re.compile(rb'[\xef\xbb\xbf\s]*[\[{][\s{]*"(?:jsonrpc|id|result)"')
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 for _name in ("mcp", "client"):  # which would write to the terminal
@@ -167,7 +170,9 @@ class Connection:
                 try:
                     message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
-                    self._process.log(line + b"\n")  # servers print to their standard output by mistake
+                    self._process.log(line + b"\n")
+                    if _is_message(line):  # others are prints to the standard output by mistake
+                        self._process.fail("it sent a message that is no valid JSON-RPC")
                 else:
                     await incoming.send(SessionMessage(message))
             self._over = True
@@ -177,9 +182,21 @@ class Connection:
             self._process.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
 
 
+def _is_message(line: bytes) -> bool:
+    """Return whether a line that cannot be parsed was meant as a message: who waits for it is not kept waiting."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return _FIRST_KEY.match(line) is not None and (b'"jsonrpc"' in line or b'"result"' in line)
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, dict) and ("jsonrpc" in first or {"id", "result"} <= first.keys())
+
+
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
-    """Convert a tool. Raises ValueError for a schema that cannot be sent to a model's process."""
+    """Convert a tool. Raises ValueError for a name or schema that cannot be used."""
     annotations = tool.annotations
+    if len(tool.name) > _LONGEST_NAME:
+        raise ValueError(f"a tool has a name of {len(tool.name):,} characters; {_LONGEST_NAME} are allowed")
     try:
         msgspec.msgpack.encode(tool.input_schema)
     except (ValueError, OverflowError, RecursionError):

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from cpuchat.children import exit_reason
 from cpuchat.telemetry.units import size
 from cpuchat.tools.config import Server
 from cpuchat.tools.limits import LONGEST_MESSAGE, MOST_BYTES, MOST_MESSAGES
 
+if TYPE_CHECKING:
+    import psutil
+
+_MARK = "CPUCHAT_TOOL_SERVER"  # a variable that tells what a server has started
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _LOG_BYTES = 1 << 20
 _LINE_BYTES = 1_000  # of the last line, which may tell why it ended
 _CLOSING_SECONDS = 0.5
@@ -35,7 +41,7 @@ class ServerInvalid(Exception):
 class ServerProcess(asyncio.SubprocessProtocol):
     """A running server, as `start` makes one. Use it from one event loop only.
 
-    `fault` is the limit that it broke, for which it was ended; "": none. `n_messages` counts the lines of its output
+    `fault` is the rule that it broke, for which it was ended; "": none. `n_messages` counts the lines of its output
     since `begin_call`.
     """
 
@@ -51,6 +57,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._status: int | None = None
         self._exited = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
+        self._mark = secrets.token_hex(8)
         self._transport: asyncio.SubprocessTransport
 
     @classmethod
@@ -62,10 +69,11 @@ class ServerProcess(asyncio.SubprocessProtocol):
             ValueError: an argument has a NUL.
         """
         file = _opened(log)
+        process = cls(file)
         try:
-            _, process = await asyncio.get_running_loop().subprocess_exec(
-                lambda: cls(file), server.command, *server.args,
-                env=server.environment(), cwd=server.cwd or None, start_new_session=True,
+            await asyncio.get_running_loop().subprocess_exec(
+                lambda: process, server.command, *server.args,
+                env=server.environment() | {_MARK: process._mark}, cwd=server.cwd or None, start_new_session=True,
             )  # fmt: skip
         except BaseException:
             if file is not None:
@@ -102,6 +110,12 @@ class ServerProcess(asyncio.SubprocessProtocol):
         with contextlib.suppress(OSError):
             self._log_bytes += self._log.write(data[: _LOG_BYTES - self._log_bytes])
 
+    def fail(self, fault: str) -> None:
+        """End it for a rule that it broke."""
+        self.fault, self._rest = fault, b""
+        self._lines.put_nowait(None)
+        self.end(now=True)
+
     async def failure(self) -> str:
         """Return why it has ended, once it has; it is ended if it has only closed its output."""
         with contextlib.suppress(TimeoutError):
@@ -118,14 +132,16 @@ class ServerProcess(asyncio.SubprocessProtocol):
         return self._ending
 
     async def _end(self, now: bool) -> None:
+        started = _descendants(self._transport.get_pid()) if self._status is None else []
         stdin = self._transport.get_pipe_transport(0)
         if stdin is not None:
             stdin.close()
         if now or not await self._exits_within(_CLOSING_SECONDS):
             self._signal_group(signal.SIGTERM)
             await self._exits_within(_ENDING_SECONDS)
-        self._kill_group()
+        self._signal_group(_KILL)
         await self._exits_within(_ENDING_SECONDS)
+        await asyncio.to_thread(_kill, self._mark, started)
         self._transport.close()
         if self._log is not None:
             self._log.close()
@@ -144,9 +160,6 @@ class ServerProcess(asyncio.SubprocessProtocol):
             else:
                 os.killpg(self._transport.get_pid(), number)
 
-    def _kill_group(self) -> None:
-        self._signal_group(signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
-
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -163,7 +176,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
             self._lines.put_nowait(None)
 
     def process_exited(self) -> None:
-        self._kill_group()  # what it has left behind
+        self._signal_group(_KILL)  # what it has left behind
+        with contextlib.suppress(RuntimeError):  # the loop is being closed
+            asyncio.get_running_loop().run_in_executor(None, _kill, self._mark)
         self._status = self._transport.get_returncode()
         self._exited.set()
 
@@ -172,19 +187,34 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._n_bytes += len(data)
         self.n_messages += len(lines)
         if max(map(len, (*lines, self._rest))) > LONGEST_MESSAGE:
-            self.fault = f"it wrote more than {size(LONGEST_MESSAGE)} in one message"
-        elif self._n_bytes > MOST_BYTES:
-            self.fault = f"it wrote more than {size(MOST_BYTES)}"
-        elif self.n_messages > MOST_MESSAGES:
-            self.fault = f"it sent more than {MOST_MESSAGES:,} messages"
-        if self.fault:
-            self._rest = b""
-            self._lines.put_nowait(None)
-            self.end(now=True)
-            return
+            return self.fail(f"it wrote more than {size(LONGEST_MESSAGE)} in one message")
+        if self._n_bytes > MOST_BYTES:
+            return self.fail(f"it wrote more than {size(MOST_BYTES)}")
+        if self.n_messages > MOST_MESSAGES:
+            return self.fail(f"it sent more than {MOST_MESSAGES:,} messages")
         for line in lines:
             if line.strip():
                 self._lines.put_nowait(line)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    import psutil  # slow
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _kill(mark: str, started: Sequence[psutil.Process] = ()) -> None:
+    """Kill what a server has started in other sessions: `started`, and what has inherited its mark. One that dropped
+    the mark and whose parent has ended is not found.
+    """
+    import psutil
+
+    for process in (*started, *psutil.process_iter()):
+        with contextlib.suppress(psutil.Error, OSError):
+            if process in started or process.environ().get(_MARK) == mark:
+                process.kill()
 
 
 def _opened(log: Path) -> BinaryIO | None:

@@ -38,7 +38,7 @@ class ToolServer:
         self.problem: ToolServerFailed | None = None
         self.log = paths.log_dir() / f"tools-{name}.log"
         self._server = server
-        told = msgspec.json.encode([server.command, server.args, server.cwd])
+        told = msgspec.json.encode([server.command, server.args, server.cwd, server.env], order="sorted")
         self._origin = hashlib.sha256(told).hexdigest()[:16]
         self._process: ServerProcess | None = None
         self._connection: Connection | None = None

@@ -106,6 +106,45 @@ async def test_a_plain_chat_asks_before_a_call_and_tells_of_it_later(tmp_path: P
     assert "read_file (built in, only reads)\npath: notes.md" in shown and "·" not in shown
 
 
+async def test_ask_drops_what_was_typed_before_it_asked(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("the content\n" * 30)
+    typed = asyncio.Event()
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        if any(one["role"] == "tool" for one in reply.asked.body["messages"]):
+            return await _answer(reply)
+        await reply.text("I will look.")
+        await typed.wait()
+        arguments = json.dumps({"text": "line\n" * 30 + "path: here", "path": "notes.md"})
+        call = {"index": 0, "id": "x", "function": {"name": "search", "arguments": arguments}}
+        await reply.event({"id": "a1", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        await reply.finish("tool_calls")
+
+    def ask(url: str, loop: asyncio.AbstractEventLoop) -> str:
+        arguments = ["ask", "--server", url, "--tools-folder", str(tmp_path), "What is in it?"]
+        terminal = Terminal(arguments, rows=60, home=tmp_path)
+        try:
+            terminal.wait_for("I will look.")
+            for _ in range(2):
+                terminal.type("y")
+                terminal.press("enter")
+            terminal.wait_until(lambda text: text.count("y\n") == 2, "what was typed")
+            loop.call_soon_threadsafe(typed.set)
+            terminal.wait_for("Run it?")
+            terminal.type("no")
+            terminal.press("enter")
+            return terminal.wait_for("It says: ")
+        finally:
+            terminal.close()
+
+    async with remote_server(answer=answer) as server:
+        shown = await asyncio.to_thread(ask, server.url, asyncio.get_running_loop())
+    assert "It says: The user refused this call." in shown
+    assert "only reads)\n2 arguments: text, path\npath: notes.md\ntext:\n│ line\n" in shown
+    assert "│ path: here\nRun it? " in shown
+
+
 HOSTILE = Path(__file__).parent.parent / "support" / "hostile_server.py"
 
 

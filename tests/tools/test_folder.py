@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,56 @@ def test_search_finds_text_in_files_of_the_folder(folder: Folder, monkeypatch: p
     assert told(folder, "search", text="two").splitlines()[-1] == "… stopped after 1 file: narrow the search"
     monkeypatch.setattr(module, "_SEARCH_SECONDS", -1.0)
     assert told(folder, "search", text="two", file_name="none") == "… stopped after 0 files: narrow the search"
+
+
+def test_a_deep_folder_is_searched(folder: Folder, root: Path) -> None:
+    handle = os.open(root, os.O_RDONLY)
+    for _ in range(1_200):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    with os.fdopen(os.open("deep.txt", os.O_WRONLY | os.O_CREAT, dir_fd=handle), "w") as file:
+        file.write("the bottom\n")
+    os.close(handle)
+    try:
+        assert told(folder, "search", text="bottom") == f"{'d/' * 1_200}deep.txt:1: the bottom"
+        assert told(folder, "read_file", path=f"{'d/' * 1_200}deep.txt") == "the bottom"
+    finally:
+        subprocess.run(["rm", "-r", str(root / "d")], check=True)  # deeper than pytest can delete
+
+
+def test_keys_and_cpuchats_own_files_are_never_read(
+    folder: Folder, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {kind: root / "home" / kind for kind in ("CONFIG", "DATA", "CACHE")}
+    for kind, place in own.items():
+        place.mkdir(parents=True)
+        (place / "any.txt").write_text(SECRET)
+        monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(place))
+    (dotfiles := root / "dotfiles").mkdir()
+    (dotfiles / "servers.json").write_text(SECRET)
+    (own["CONFIG"] / "mcp.json").symlink_to(dotfiles / "servers.json")
+    (own["DATA"] / "keys.toml").write_text(SECRET)
+    os.link(own["DATA"] / "keys.toml", root / "copy.toml")
+    (hub := root / "hub").mkdir()
+    (hub / "token").write_text(SECRET)
+    (hub / "stored_tokens").write_text(SECRET)
+    monkeypatch.setenv("HF_HOME", str(hub))
+    monkeypatch.delenv("HF_TOKEN_PATH", raising=False)
+    for name in (".bash_history", ".python_history", ".lesshst", "MCP.json", "credentials", ".ſsh"):
+        (root / name).write_text(SECRET)
+        assert "keys or passwords" in told(folder, "read_file", failed=True, path=name)
+    private = [f"home/{kind}/any.txt" for kind in own]
+    for path in (*private, "dotfiles/servers.json", "copy.toml", "hub/token", "hub/stored_tokens"):
+        assert "keys or passwords" in told(folder, "read_file", failed=True, path=path), path
+    assert "keys or passwords" in told(folder, "list_folder", failed=True, path="home/DATA")
+    assert told(folder, "search", text=SECRET[:5]).startswith("Not found in ")
+    (tmp_path / "link").symlink_to(own["DATA"])
+    (inner := own["CACHE"] / "logs").mkdir()
+    for place in (own["CONFIG"], tmp_path / "link", inner, root / ".git"):
+        with pytest.raises(UsageError, match="may hold keys or passwords"):
+            Folder(place)
 
 
 def test_wrong_calls_are_told(folder: Folder) -> None:

@@ -17,7 +17,9 @@ from cpuchat.errors import ToolServerFailed
 from cpuchat.present.tools import server_state
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
+from cpuchat.tools.approval import Approvals
 from cpuchat.tools.config import Server
+from cpuchat.tools.mcp_client import _is_message
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tools.toolbox import Toolbox
 
@@ -26,10 +28,10 @@ LOOK = ToolCall(name="look")
 
 
 @contextlib.asynccontextmanager
-async def hostile(way: str, folder: Path, timeout: float = 60.0) -> AsyncIterator[ToolServer]:
+async def hostile(way: str, folder: Path, timeout: float = 60.0, *more: str) -> AsyncIterator[ToolServer]:
     """Yield a server of `hostile_server.py` that was not started; wait until nothing of it is left."""
     file = folder / "started"
-    arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), way, str(file))
+    arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), way, str(file), *more)
     server = ToolServer(way, Server(command=sys.executable, args=arguments, timeout=timeout))
     try:
         yield server
@@ -89,6 +91,10 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
         ("lie", "seen"),
         ("die", "The MCP server die ended: no memory left. The next call restarts it."),
         ("shout", "The MCP server shout ended: it wrote more than 4.0 MB in one message. The next call restarts it."),
+        (
+            "garbled",
+            "The MCP server garbled ended: it sent a message that is no valid JSON-RPC. The next call restarts it.",
+        ),
         ("flood", "The MCP server flood ended: it sent more than 10,000 messages. The next call restarts it."),
     ],
 )
@@ -106,6 +112,26 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
         assert ("DEBUG: sending" in log.read_text()) == (way == "noise")
 
 
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ('{"jsonrpc": "2.0", "id": 3, "result": {"content": [', True),
+        ('\ufeff{"id": 3, "jsonrpc": "2.0", "result"', True),
+        ('{"jsonrpc": "2.0", "id": 3, "result": {"text": "\\ud800"}}', True),
+        ('{"jsonrpc": "2.0", "id": 3, "result": ' + "[" * 9_000 + "]" * 9_000 + "}", True),
+        ('[{"jsonrpc": "2.0", "id": 3, "result": {}}]', True),
+        ('{"id": 3, "result": {}}', True),
+        ('{"level": "info", "sent": {"jsonrpc": "2.0", "id": 3}}', False),
+        ('{"level": "info", "sent": "cut off', False),
+        ('DEBUG: {"jsonrpc": "2.0"}', False),
+        ('{"id": 3,', False),
+        ("[]", False),
+    ],
+)
+def test_a_broken_message_is_told_from_a_print(line: str, is_one: bool) -> None:
+    assert _is_message(line.encode()) is is_one
+
+
 async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_children(tmp_path: Path) -> None:
     async with hostile("hang", tmp_path, timeout=0.05) as server:
         await server.ready()
@@ -121,6 +147,42 @@ async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_
         with pytest.raises(asyncio.CancelledError):
             await running
         assert server.state != "running"
+
+
+async def test_an_approval_for_good_holds_for_the_same_variables_only(tmp_path: Path) -> None:
+    approvals, asked = Approvals(tmp_path / "approvals.json"), list[bool]()
+    for value in ("https://one.example", "https://other.example", "https://one.example"):
+        arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), "noise", str(tmp_path / "started"))
+        server = ToolServer("noise", Server(command=sys.executable, args=arguments, env={"API": value}))
+        await server.ready()
+        asked.append(not approvals.is_approved(server.tools[0], "chat"))
+        if len(asked) == 1:
+            approvals.remember(server.tools[0], "chat", "always")
+        await server.close()
+    assert asked == [True, True, False]
+
+
+async def test_what_a_server_started_in_other_sessions_ends_with_it(tmp_path: Path) -> None:
+    def started() -> list[int]:
+        return [int(pid) for pid in (tmp_path / "started").read_text().split()]
+
+    async with hostile("apart", tmp_path) as server:  # it ends by itself
+        await server.ready()
+        assert len(started()) == 4 and all(map(is_alive, started()))
+        os.kill(started()[0], 9)
+        while any(map(is_alive, started())):  # until the test takes too long
+            await asyncio.sleep(0.01)
+    (tmp_path / "started").unlink()
+    async with hostile("apart", tmp_path, 60.0, "bare") as server:  # it is closed
+        await server.ready()
+        assert len(started()) == 5 and all(map(is_alive, started()))
+        await server.close()
+        while any(map(is_alive, started())):
+            await asyncio.sleep(0.01)
+    (tmp_path / "started").unlink()
+    async with hostile("apart", tmp_path, 0.05, "bare") as server:  # it is ended in the middle of a call
+        await server.ready()
+        assert (await call(Toolbox([server])))[1] is not None
 
 
 async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
@@ -156,6 +218,7 @@ async def test_tools_that_are_not_offered_are_told(way: str, told: str, tmp_path
     ("way", "reason"),
     [
         ("malformed", "cannot be used: it sent an invalid answer: .*inputSchema"),
+        ("long", "cannot be used: a tool has a name of 1,000,000 characters; 128 are allowed"),
         ("silent", "gave no answer within 0 s"),
     ],
 )

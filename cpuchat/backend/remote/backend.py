@@ -42,6 +42,7 @@ STOP_SECONDS = 1.0
 """Seconds in which a server has to stop after its connection was closed, before a note says that it has not."""
 _POLL_SECONDS = 0.02
 _LAST_LOAD_SECONDS = 1.0
+_LISTING_SECONDS = 20.0
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
@@ -154,10 +155,11 @@ class RemoteBackend:
         return await asyncio.to_thread(lambda: Connection(server, self._keys.key(server)))
 
     async def models(self, server: str) -> tuple[str, tuple[ListedModel, ...]]:
-        """Return what the server calls itself, and its models. Raises CpuchatError."""
+        """Return what the server calls itself, and its models, within 20 s. Raises CpuchatError."""
         connection = await self._open(server)
         try:
-            adapter = await identify(connection)
+            async with asyncio.timeout(_LISTING_SECONDS):  # each request may be answered byte by byte
+                adapter = await identify(connection)
             return adapter.kind, adapter.models
         except Exception as error:
             raise connection.translate(error) from None

@@ -160,7 +160,7 @@ class Connection:
                 return error
             case Status():
                 return _refusal(error, name, self.has_key)
-            case httpx.TimeoutException() if not isinstance(error, httpx.ConnectTimeout):
+            case TimeoutError() | httpx.TimeoutException() if not isinstance(error, httpx.ConnectTimeout):
                 return ServerUnreachable(f"{name} timed out.", "Check the server's load and its log.")
             case httpx.ProxyError():
                 return ServerUnreachable(f"The proxy does not reach {name}.", "Check HTTPS_PROXY and NO_PROXY.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar
 
 from textual import on
@@ -9,20 +10,38 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.geometry import Size
 from textual.screen import ModalScreen
-from textual.widgets import Button, Label, Static
+from textual.widget import Widget
+from textual.widgets import Button, Label
 
 from cpuchat.present import tools as words
-from cpuchat.text import clean_line
+from cpuchat.telemetry.units import plural
 from cpuchat.tool_calls import Tool, ToolCall
 from cpuchat.tools.approval import Approvals, Choice
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dismissable import Dismissable
 
+_OTHER_ROWS = 12  # of the terminal, that are not for arguments
+
+
+class Arguments(Widget):
+    """All arguments of a call exactly, folded at its width."""
+
+    def __init__(self, call: ToolCall) -> None:
+        super().__init__()
+        self.shown = lru_cache(1)(lambda width: words.arguments(call, max(width, 10)))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self.shown(width).count("\n") + 1
+
+    def render(self) -> Content:
+        return Content(self.shown(self.size.width))
+
 
 class CallScreen(Dismissable[Choice], ModalScreen[Choice]):
     """Show a call with all its arguments and return what the user chooses. Refusing has the focus: the dialog opens
-    while the user may be typing.
+    while the user may be typing. The other buttons are enabled once the last row was shown.
     """
 
     CSS_PATH = "call_screen.tcss"
@@ -33,6 +52,9 @@ class CallScreen(Dismissable[Choice], ModalScreen[Choice]):
         ("right", "app.focus_next", "next"),
         ("up,k", "scroll(-1)", "up"),
         ("down,j", "scroll(1)", "down"),
+        ("pageup", "scroll(-8)", "up"),
+        ("pagedown", "scroll(8)", "down"),
+        ("end", "scroll(1_000_000_000)", "last row"),
         ("ctrl+c", "app.help_quit", "stop"),
     ]
 
@@ -44,15 +66,41 @@ class CallScreen(Dismissable[Choice], ModalScreen[Choice]):
     def compose(self) -> ComposeResult:
         choices = Approvals.choices(self._tool)
         with Vertical(id="dialog") as dialog:
-            dialog.border_title = Content(f"The model calls {clean_line(self._tool.name)}")
+            dialog.border_title = Content(f"The model calls {words.shown_name(self._tool.name)}")
             dialog.border_subtitle = "Esc refuses · Ctrl+C stops"
             yield Label(words.owner(self._tool), id="owner", markup=False)
             with VerticalScroll(id="arguments", can_focus=False):
-                yield Static(words.arguments(self._call), markup=False)
+                yield Arguments(self._call)
+            yield Label(id="more", markup=False)
             with Horizontal(id="buttons"):
                 for choice, label in words.CHOICES.items():
                     if choice in choices:
-                        yield Button(label, id=choice, compact=True)
+                        yield Button(label, id=choice, compact=True, disabled=choice != "refuse")
+
+    def on_mount(self) -> None:
+        def count() -> None:
+            self.call_after_refresh(self._count_rows)
+
+        for shown in self.query("#arguments"):  # none if it is dismissed while it opens
+            for changed in ("scroll_y", "virtual_size", "container_size"):
+                self.watch(shown, changed, count)
+
+    def on_resize(self) -> None:
+        for shown in self.query("#arguments"):
+            shown.styles.max_height = max(self.size.height - _OTHER_ROWS, 3)
+
+    def _count_rows(self) -> None:
+        """Say how many rows are below those shown; at the last one, let the call run."""
+        if not self.has_widgets:  # dismissed meanwhile
+            return
+        shown, rows = self.query_one("#arguments"), self.query_one(Arguments)
+        if not shown.size.height or not rows.size.width:  # no layout yet
+            return
+        n_below = rows.shown(rows.size.width).count("\n") + 1 - int(shown.scroll_y) - shown.size.height
+        self.query_one("#more", Label).update(f"{plural(n_below, 'more row')}: ↓, End" if n_below > 0 else "")
+        if n_below <= 0:
+            for button in self.query(Button):
+                button.disabled = False
 
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:

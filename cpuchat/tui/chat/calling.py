@@ -45,6 +45,21 @@ class CallingScreen(PresetsScreen):
         self._tools_folder = folder
         self.offer_tools()
 
+    def _chat_left(self) -> None:
+        """Offer the folder of the command line again, or none: `/tools` holds for one chat."""
+        path, wanted = self._tools_folder and self._tools_folder.path, self.services.tools_folder
+        if path != wanted:
+            self.offer_folder(wanted)
+            now = (
+                "The model can no longer read files" if wanted is None else f"The model may read {paths.shown(wanted)}"
+            )
+            self.tell(f"{now}: /tools holds for one chat.")
+
+    def tell_offered(self, text: str) -> None:
+        """Tell that other tools are offered, which stand at the beginning of the prompt, and what that costs."""
+        n_past = self.conversation.history.n_past
+        self.tell(f"{text} The prompt changes: {n_past:,} tokens are evaluated again." if n_past else text)
+
     def offer_tools(self) -> None:
         """Let the model call what there is, from the next answer on."""
         folder = self._tools_folder
@@ -75,14 +90,14 @@ class CallingScreen(PresetsScreen):
             return
         if chosen == "off":
             self.offer_folder(None)
-            self.tell("The model can no longer read files.")
+            self.tell_offered("The model can no longer read files.")
         elif chosen:
             try:
                 self.offer_folder(paths.expanded(chosen))
             except CpuchatError as error:
                 self.refuse(str(error), "error")
             else:
-                self.tell(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
+                self.tell_offered(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
 
     async def _ask_folder(self) -> str | None:
         """Return a folder, or "off"; None: nothing changes."""

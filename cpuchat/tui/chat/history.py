@@ -115,8 +115,11 @@ class HistoryScreen(Screen[None]):
             if (chat := await self.conversation.history.stored_chat(chat_id)).sides:
                 self.open_comparison(chat, message_id)
                 return
+            is_other = chat_id != self.chat_id
             await self.conversation.open_chat(chat_id, message_id)
             self._chat_changed(message_id, matcher)
+            if is_other:
+                self._chat_left()
         self.list_chats()
 
     def action_new_chat(self) -> None:
@@ -125,7 +128,11 @@ class HistoryScreen(Screen[None]):
         with self._telling():
             self.conversation.new_chat()
             self._chat_changed()
+            self._chat_left()
         self.list_chats()
+
+    def _chat_left(self) -> None:
+        """Undo what was chosen for the chat that was shown, if it is not stored."""
 
     def _chat_changed(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
         self.query_one(ChatList).clear_search()

@@ -53,7 +53,7 @@ class ToolServersScreen(CallingScreen):
                     self.offer_tools()
                 raise
             self.offer_tools()
-            self.tell(f"MCP server {name}: {self._server_state(server)}. Each call needs your approval.")
+            self.tell_offered(f"MCP server {name}: {self._server_state(server)}. Each call needs your approval.")
 
     @work(group="tool servers")
     async def end_server(self, name: str) -> None:
@@ -63,7 +63,7 @@ class ToolServersScreen(CallingScreen):
         server = self.tool_servers.pop(name)
         self.offer_tools()
         await server.close()
-        self.tell(f"MCP server {name} ended.")
+        self.tell_offered(f"MCP server {name} ended.")
 
     def _row(self, name: str, config: Server | SettingsError) -> Row:
         running = self.tool_servers.get(name)

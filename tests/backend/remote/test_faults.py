@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from cpuchat.backend.remote import backend as remote
 from cpuchat.backend.remote import connection, exchange, stream
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, ServerUnreachable
 from cpuchat.protocol import (
     AnyEvent,
     ContextTrimmed,
@@ -34,6 +35,19 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 async def answered(answer: Stream, **options: object) -> Answer:
     async with connected(answer, **options) as (_, backend):
         return await collect(backend.generate(chat("Hello")))
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/props"])
+async def test_a_server_that_drips_its_models_is_not_waited_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_LISTING_SECONDS", 0.3)
+
+    async def drip(reply: Reply) -> None:
+        await reply.head(kind="application/json")
+        await reply.until_left()
+
+    async with remote_server(pages={path: drip}) as server:
+        with pytest.raises(ServerUnreachable, match="timed out"):
+            await RemoteBackend().models(server.url)
 
 
 async def test_an_ordinary_answer_is_complete() -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from textual.command import CommandPalette
+from textual.widgets import Button
 
 from cpuchat import paths
+from cpuchat.present.tools import CHOICES
 from cpuchat.tool_calls import Tool, ToolCall
 from cpuchat.tools.folder import TOOLS
 from cpuchat.tui.chat.call_screen import CallScreen
-from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 HOSTILE = Path(__file__).parents[2] / "support" / "hostile_server.py"
@@ -106,16 +109,69 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         assert not backend.requests[1].tools
 
 
+async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path: Path) -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three."), answer("Four."), answer("Five.")])
+    async with running(backend) as app:
+        await app.ready()
+        app.chat.action_tools(str(tmp_path))
+        await app.until(lambda: "3 tools" in app.status)
+        assert "evaluated again" not in app.notices[-1]
+        await app.send("First?")
+        assert backend.requests[0].tools
+        n_past = app.conversation.history.n_past
+        app.chat.action_tools("off")
+        await app.until(lambda: any(f"{n_past:,} tokens are evaluated again" in notice for notice in app.notices))
+        app.chat.action_tools(str(tmp_path))
+        await app.until(lambda: "3 tools" in app.status)
+        first = app.conversation.chat
+        assert first is not None
+        app.chat.action_new_chat()
+        await app.until(lambda: "holds for one chat" in app.notices[-1])
+        await app.send("Second?")
+        assert not backend.requests[1].tools
+        app.chat.services.tools_folder = tmp_path  # as --tools-folder has it
+        app.chat.action_new_chat()
+        await app.send("Third?")
+        assert backend.requests[2].tools
+        app.chat.action_tools("off")
+        await app.until(lambda: "tools" not in app.status)
+        app.chat.open_chat(first.id)
+        await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.id == first.id)
+        await app.send("Fourth?")
+        assert backend.requests[3].tools
+
+
 async def test_arguments_are_shown_with_all_their_spaces(tmp_path: Path) -> None:
     async with running(ScriptedBackend([]), size=SMALL) as app:
         await app.ready()
         path = f"a  b\u200b{' ' * 300}end"
         app.app.push_screen(CallScreen(TOOLS[0], ToolCall(name="read_file", arguments={"path": path})))
-        lines = (await asked(app)).splitlines()
-        (first,) = (at for at, line in enumerate(lines) if "path: a  b‹U+200B› " in line)
-        (last,) = (at for at, line in enumerate(lines) if "  end  " in line)
-        assert last - first >= 4
+        assert "path: a  b‹U+200B›‹300 spaces›end" in await asked(app)
         await app.press("escape")
+
+
+@pytest.mark.parametrize("size", [(60, 20), SMALL, WIDE])
+async def test_a_call_runs_only_once_its_last_row_was_shown(size: tuple[int, int]) -> None:
+    false = "path: ~/notes/today.md"
+    lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
+    call = ToolCall(name="read_file", arguments={"content": f"Notes.{' ' * 200}{false}\n{lines}", "path": "~/.profile"})
+    async with running(ScriptedBackend([]), size=size) as app:
+        await app.ready()
+        chosen = list[str | None]()
+        app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
+        shown = await asked(app)
+        assert "2 arguments: content, path" in shown and "path: ~/.profile" in shown
+        await app.until(lambda: " more rows: " in app.screen_text)
+        run = [button for button in dialog.query(Button) if button.id != "refuse"]
+        assert len(run) == 3 and all(button.disabled for button in run)
+        await app.press("down", "right", "left")
+        assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
+        await app.press("end")
+        await app.until(lambda: not any(button.disabled for button in run))
+        assert " more row" not in app.screen_text and "99: word" in app.screen_text
+        assert all(label in app.screen_text for label in CHOICES.values())
+        await app.press("right", "enter")
+        await app.until(lambda: chosen == ["once"])
 
 
 async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
@@ -136,7 +192,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         await choose()
         await app.until(lambda: "1 tool" in app.status)
         await app.send("What is it?", wait=False)
-        assert "server eyes, says that it only reads" in await asked(app)
+        assert "server eyes, says that it only reads; it gets these arguments" in await asked(app)
         await app.press("right", "enter")
         await app.until(lambda: not app.chat.busy)
         assert backend.requests[1].messages[-1].content.startswith("seen\n\n[If this")
