@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from collections.abc import Collection
@@ -28,6 +29,7 @@ from cpuchat.serving.web.access import WebAccess
 TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 OPEN_PATHS = ("/health", "/v1/health")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
 
 class Guard:
@@ -93,10 +95,9 @@ class Guard:
 
 
 def _host_name(host: str) -> str:
-    """Return the `Host` header without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    """Return the `Host` header without the port; "" for one that is not a name or an address (RFC 3986, 3.2.2)."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]) if found else ""
 
 
 def read_token(file: Path | None) -> str:
