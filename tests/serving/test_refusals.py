@@ -154,7 +154,14 @@ def test_web_pages_and_other_names_may_not_use_it(tiny: Server) -> None:
     assert error(tiny.http.post(CHAT, json=body, headers={"origin": "https://evil.example"}), 403)
     assert error(tiny.http.post(CHAT, json=body, headers={"host": "evil.example:8080"}), 403)
     assert error(tiny.http.get("/v1/models", headers={"host": "127.0.0.1.evil.example"}), 403)
-    names = ("[127.0.0.1]evil.com", "[::1]evil.com:80", "127.0.0.1%25eth0.evil.com", "[::1%25lo.evil.com]", "::1", "[::1")
+    names = (
+        "[127.0.0.1]evil.com",
+        "[::1]evil.com:80",
+        "127.0.0.1%25eth0.evil.com",
+        "[::1%25lo.evil.com]",
+        "::1",
+        "[::1",
+    )
     for name in (*names, "127.0.0.1:80:80", "evil.com@127.0.0.1", "127.0.0.1:80@evil.com", "[localhost.evil.com", ""):
         assert tiny.http.get("/v1/models", headers={"host": name}).status_code == 403, name
     assert "access-control-allow-origin" not in tiny.http.get("/v1/models").headers
