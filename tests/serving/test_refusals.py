@@ -65,10 +65,20 @@ def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
         ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs"),
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
         ({"grammar": "root ::= x"}, "grammar"),
+        ({"grammar": f'root ::= "a"{{{"9" * 5000}}}'}, "grammar"),
+        ({"grammar": "root ::= [z-a]"}, "grammar"),
+        ({"json_schema": {"type": "string", "pattern": "[z-a]"}}, "json_schema"),
+        ({"json_schema": {"type": "string", "pattern": f"x{{{'9' * 5000}}}"}}, "json_schema"),
+        ({"json_schema": {"type": "integer", "minimum": 10**400}}, "json_schema"),
+        ({"repeat_penalty": 1e-300}, "repeat_penalty"),
     ],
 )
 def test_a_wrong_or_unsupported_field_is_named(tiny: Server, more: dict, param: str) -> None:
     assert error(tiny.post(chat("Hello", **more)))["param"] == param
+
+
+def test_a_grammar_that_no_token_can_meet_is_the_request_s_fault(tiny: Server) -> None:
+    assert error(tiny.post(chat("Hello", grammar="root ::= [\\UFFFFFFFF]")))["code"] == "invalid_grammar"
 
 
 @pytest.mark.parametrize(
