@@ -109,8 +109,12 @@ class Answer:
         histories = (loaded.history,) if saved is None else (loaded.history, saved.history)
         if loaded.pool is not None:
             histories = (*histories, *loaded.pool.histories)
+        builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
-            text, prompt = self._build_prompt(PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx))
+            text, prompt = self._build_prompt(builder)
+        except Aborted:
+            self._finish("cancelled", Timings())
+            return
         except ContextFull as error:
             largest = loaded.model.info.n_ctx_train
             if not largest or self._sequence.n_ctx < largest:
@@ -133,6 +137,11 @@ class Answer:
         finally:
             self._record(text, prompt, result.tokens)
         self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait))
+
+    def _check(self) -> None:
+        """Raise Aborted once the request is cancelled."""
+        if self._sequence.abort.is_set():
+            raise Aborted
 
     def _build_prompt(self, builder: PromptBuilder) -> tuple[bytes, list[int]]:
         command = self._command

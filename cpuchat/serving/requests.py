@@ -152,6 +152,8 @@ class RequestReader:
             ("top_logprobs", bool(body.top_logprobs), "log probabilities are not supported"),
             ("modalities", bool(set(body.modalities or ()) - {"text"}), "only text is supported"),
         )
+        if len(body.messages) > self._n_ctx:  # a template writes a token or more for each
+            raise self._too_long(f"{len(body.messages):,} messages", "messages")
         messages = tuple(_messages(body.messages))
         self._check_length("messages", (message.content for message in messages))
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -193,13 +195,11 @@ class RequestReader:
         except UnicodeEncodeError:
             raise Refusal(400, f"`{param}` contains an unpaired surrogate.", param=param) from None
         if n_bytes > BYTES_PER_TOKEN * self._n_ctx:
-            raise Refusal(
-                400,
-                f"The prompt has {n_bytes:,} bytes, but the context holds only {self._n_ctx:,} tokens.",
-                "context_length_exceeded",
-                param=param,
-                more={"n_ctx": self._n_ctx},
-            )
+            raise self._too_long(f"{n_bytes:,} bytes", param)
+
+    def _too_long(self, size: str, param: str) -> Refusal:
+        message = f"The prompt has {size}, but the context holds only {self._n_ctx:,} tokens."
+        return Refusal(400, message, "context_length_exceeded", param=param, more={"n_ctx": self._n_ctx})
 
     def _parsed(self, body: _Body, max_tokens: int | None, **what: Any) -> ParsedRequest:
         stream = bool(body.stream)

@@ -141,6 +141,12 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(tiny: Server) ->
     assert found["n_ctx"] == 4096
 
 
+def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_tokenized(tiny: Server) -> None:
+    found = error(tiny.post({"messages": [{"role": "user", "content": ""}] * 4097}))
+    assert (found["code"], found["param"], found["n_ctx"]) == ("context_length_exceeded", "messages", 4096)
+    assert "4,097 messages" in found["message"]
+
+
 def test_what_a_client_sent_is_not_in_the_log_and_only_its_beginning_in_the_error(tiny: Server) -> None:
     forged = "forged-name\n12:00:00  127.0.0.1  chat  ok" + "x" * 5000
     for more in (
