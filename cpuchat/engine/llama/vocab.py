@@ -18,6 +18,7 @@ from cpuchat.protocol import Message
 from cpuchat.tool_calls import Tool
 
 _VOCAB_TYPE_NONE = 0
+Check = Callable[[int, int], None]
 
 
 class Vocab:
@@ -122,9 +123,7 @@ class Vocab:
                 return [self._marked(one) for one in value]
         return value
 
-    def tokenize(
-        self, text: bytes, *, add_special: bool, check: Callable[[int, int], None] = lambda n_tokens, n_bytes: None
-    ) -> list[int]:
+    def tokenize(self, text: bytes, *, add_special: bool, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
         """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.
 
         Args:
@@ -170,7 +169,7 @@ class Vocab:
             tokens.pop()
         return tokens
 
-    def tokenize_prompt(self, text: bytes, check: Callable[[int, int], None]) -> list[int]:
+    def tokenize_prompt(self, text: bytes, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
         """Return the tokens of a whole prompt, with a begin token unless the template has written it already."""
         written = bool(self.bos_text) and text.startswith(self.bos_text.encode())
         return self.tokenize(text, add_special=not written, check=check)
