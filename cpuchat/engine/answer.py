@@ -103,6 +103,8 @@ class Answer:
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
         command, loaded = self._command, self._loaded
+        if command.owner != loaded.owner:
+            loaded.change_owner(command.owner)
         saved = None
         if command.chat_id != loaded.chat_id:
             saved = loaded.switch_chat(command.chat_id, across_chats=command.speculation.across_chats)

@@ -3,13 +3,14 @@
 Fields that are not known are ignored, as OpenAI-compatible servers do: programs send many that change nothing here.
 What would change the answer and is not supported is refused, never ignored. llama-server's additions
 (`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there. `return_queue`
-is ours: chunks with the place in the queue while a stream waits.
+is ours: chunks with the place in the queue while a stream waits. `cache_salt` is vLLM's: requests reuse nothing of
+those with another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -79,6 +80,7 @@ class _Body(msgspec.Struct, kw_only=True):
     timings_per_token: bool | None = None
     return_progress: bool | None = None
     return_queue: bool | None = None
+    cache_salt: str | None = None
 
 
 class ChatBody(_Body):
@@ -119,6 +121,11 @@ class ParsedRequest:
     with_timings: bool
     with_progress: bool
     with_queue: bool = False
+
+    def of_client(self, client: str) -> ParsedRequest:
+        """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
+        owned = msgspec.structs.replace(self.request, owner=f"{client} {self.request.owner}")
+        return replace(self, request=owned)
 
 
 class RequestReader:
@@ -213,6 +220,7 @@ class RequestReader:
             grammar=_grammar(body),
             reasoning_budget=self._budget(body.reasoning_budget_tokens),
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
+            owner=body.cache_salt or "",
             **what,
         )
         return ParsedRequest(
