@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,17 +247,15 @@ def _backend(chosen: Settings) -> SwitchingBackend:
 class LineLimit:
     """Lets `MOST_LINES` through in a second and counts the others."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._second = self._n = 0
+    _second = _n = 0
 
-    def take(self) -> tuple[bool, int]:
-        """Return whether the next line may be printed, and how many were left out before it."""
-        left_out, second = max(0, self._n - MOST_LINES), int(self._clock())
-        if second != self._second:
-            self._second, self._n = second, 0
+    def take(self, now: float) -> tuple[bool, int]:
+        """Return whether a line may be printed `now` (seconds), and how many were left out in the second before."""
+        left_out = 0
+        if int(now) != self._second:
+            left_out, self._second, self._n = max(0, self._n - MOST_LINES), int(now), 0
         self._n += 1
-        return self._n <= MOST_LINES, left_out if self._n == 1 else 0
+        return self._n <= MOST_LINES, left_out
 
 
 class _Serve:
@@ -326,7 +324,7 @@ class _Serve:
         from cpuchat.present.answers import summary
 
         if done.result in ("refused", "queue_full"):
-            may_print, left_out = self._refused.take()
+            may_print, left_out = self._refused.take(time.monotonic())
             if left_out:
                 self._terminal.note(f"cpuchat: {left_out:,} more requests were refused")
             if not may_print:
