@@ -121,6 +121,6 @@ def is_loopback(name: str) -> bool:
     if plain == "localhost" or plain.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+        return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False

@@ -175,7 +175,7 @@ class SamplingSection(Section):
     top_k: Count | None = None
     top_p: Share | None = None
     min_p: Share | None = None
-    repeat_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] | None = None
+    repeat_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10.0)] | None = None
     repeat_last_n: Count | None = None
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] | None = None

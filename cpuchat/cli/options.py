@@ -49,8 +49,6 @@ class Number(click.ParamType):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         if meta.ge is not None and number < meta.ge:
             self.fail(f"{value} is below {meta.ge:g}.", param, ctx)
-        if meta.gt is not None and number <= meta.gt:
-            self.fail(f"{value} is not above {meta.gt:g}.", param, ctx)
         if meta.le is not None and number > meta.le:
             self.fail(f"{value} is above {meta.le:g}." if meta.le < 1e9 else f"{value} is too large.", param, ctx)
         return number

@@ -47,6 +47,8 @@ and sends it unencrypted: outside a network that you trust, put a TLS proxy or a
 Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
 unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 llama.cpp is missing or unsupported,
 12 draft model mismatch, 21 RPC worker not reached, 130 Ctrl+C while loading, 1 anything else."""
+MOST_LINES = 20
+"""Lines of refused requests in a second: a flood of them must not fill the disk."""
 _FOR_RPC_WORKERS = frozenset(
     {"rpc_worker", "host", "port", "engine__cores", "engine__threads", "engine__memory", "quiet"}
 )
@@ -242,6 +244,20 @@ def _backend(chosen: Settings) -> SwitchingBackend:
     return SwitchingBackend(local)
 
 
+class LineLimit:
+    """Lets `MOST_LINES` through in a second and counts the others."""
+
+    _second = _n = 0
+
+    def take(self, now: float) -> tuple[bool, int]:
+        """Return whether a line may be printed `now` (seconds), and how many were left out in the second before."""
+        left_out = 0
+        if int(now) != self._second:
+            left_out, self._second, self._n = max(0, self._n - MOST_LINES), int(now), 0
+        self._n += 1
+        return self._n <= MOST_LINES, left_out
+
+
 class _Serve:
     """Loads the model, serves it, and ends in order on a signal; a second one kills the worker."""
 
@@ -253,6 +269,7 @@ class _Serve:
         self._path = path
         self._terminal = terminal
         self._strict = strict
+        self._refused = LineLimit()
 
     async def run(
         self,
@@ -306,6 +323,12 @@ class _Serve:
         """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
         from cpuchat.present.answers import summary
 
+        if done.result in ("refused", "queue_full"):
+            may_print, left_out = self._refused.take(time.monotonic())
+            if left_out:
+                self._terminal.note(f"cpuchat: {left_out:,} more requests were refused")
+            if not may_print:
+                return
         parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
         if done.result != "ok":
             parts.append(done.result.replace("_", " "))

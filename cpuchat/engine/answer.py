@@ -94,14 +94,20 @@ class Answer:
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
         command, loaded = self._command, self._loaded
+        if command.owner != loaded.owner:
+            loaded.change_owner(command.owner)
         saved = None
         if command.chat_id != loaded.chat_id:
             saved = loaded.switch_chat(command.chat_id, across_chats=command.speculation.across_chats)
         histories = (loaded.history,) if saved is None else (loaded.history, saved.history)
         if loaded.pool is not None:
             histories = (*histories, *loaded.pool.histories)
+        builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
-            text, prompt = self._build_prompt(PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx))
+            text, prompt = self._build_prompt(builder)
+        except Aborted:
+            self._finish("cancelled", Timings())
+            return
         except ContextFull as error:
             largest = loaded.model.info.n_ctx_train
             if not largest or self._sequence.n_ctx < largest:
@@ -124,6 +130,11 @@ class Answer:
         finally:
             self._record(text, prompt, result.tokens)
         self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait))
+
+    def _check(self) -> None:
+        """Raise Aborted once the request is cancelled."""
+        if self._sequence.abort.is_set():
+            raise Aborted
 
     def _build_prompt(self, builder: PromptBuilder) -> tuple[bytes, list[int]]:
         command = self._command

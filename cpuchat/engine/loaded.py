@@ -33,6 +33,7 @@ class LoadedModel:
         chat_id: "": the chat has no name and is not saved.
         saved_tokens: the tokens of this chat whose KV is saved.
         knows_others: the speculator has the texts of other chats.
+        owner: of what is in the KV cache.
         pool: conversations that requests do not name; None: only that in the KV cache is known.
     """
 
@@ -47,6 +48,14 @@ class LoadedModel:
     saved_tokens: list[int] = field(default_factory=list)
     knows_others: bool = False
     pool: StatePool | None = None
+    owner: str = ""
+
+    def change_owner(self, owner: str) -> None:
+        """Leave the KV cache to its owner: neither figures nor times tell others what is in a prompt."""
+        if self.pool is not None:
+            self.pool.change_owner(self.model.sequence, self.history, owner)
+        self.model.sequence.clear()
+        self.history, self.owner = TokenHistory(), owner
 
     def save(self, *, at_end: bool = False) -> None:
         """Save the KV of the chat in memory if enough of it would be lost.

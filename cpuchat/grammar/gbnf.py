@@ -24,7 +24,7 @@ _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_OR_NEWLINE = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _ESCAPE = re.compile(r'\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\"\[\]-])')
-_BOUNDS = re.compile(r"\{[ \t]*(\d+)[ \t]*(?:(,)[ \t]*(\d*)[ \t]*)?\}")
+_BOUNDS = re.compile(r"\{[ \t]*+([0-9]++)[ \t]*+(?:(,)[ \t]*+([0-9]*+)[ \t]*+)?\}")
 
 
 @dataclass
@@ -136,10 +136,10 @@ class _Parser:
         """Parse one element; None if there is none."""
         place = self._at
         if character == '"':
-            return _Element(may_be_empty=self._characters('"', "a text in quotes") == 0)
+            return _Element(may_be_empty=len(self._characters('"', "a text in quotes")) == 0)
         if character == "[":
             self._at += self._peek(2) == "[^"
-            self._characters("]", "a class of characters")
+            self._check_class(self._characters("]", "a class of characters"), place)
             return _Element()
         if character == "(":
             self._at += 1
@@ -160,9 +160,20 @@ class _Parser:
             return _Element(rule=name)
         return None
 
-    def _characters(self, end: str, what: str) -> int:
-        """Skip a text or a class up to and including `end`; returns the number of characters."""
-        place, n = self._at, 0
+    def _check_class(self, characters: list[str], place: int) -> None:
+        """Check a class that begins at `place`: llama.cpp takes an empty one, and one from which nothing is left."""
+        if not characters:
+            self._fail("an empty class of characters", place)
+        at = 0
+        while at < len(characters) - 2:
+            low, dash, high = characters[at : at + 3]
+            if dash == "-" and _code(high) < _code(low):
+                self._fail(f"the range {low}-{high} ends before it begins", place)
+            at += 3 if dash == "-" else 1
+
+    def _characters(self, end: str, what: str) -> list[str]:
+        """Skip a text or a class up to and including `end`; returns its characters, escapes as they are written."""
+        place, characters = self._at, list[str]()
         self._at += 1
         while (character := self._peek()) != end:
             if not character:
@@ -171,12 +182,11 @@ class _Parser:
                 found = _ESCAPE.match(self._text, self._at)
                 if found is None:
                     self._fail(f"unknown escape {self._peek(2)}")
-                self._at = found.end()
-            else:
-                self._at += 1
-            n += 1
+                character = found[0]
+            self._at += len(character)
+            characters.append(character)
         self._at += 1
-        return n
+        return characters
 
     def _repetition(self) -> bool:
         """Skip a repetition; returns whether it may be zero times."""
@@ -187,13 +197,21 @@ class _Parser:
         found = _BOUNDS.match(self._text, self._at)
         if found is None:
             self._fail("expected {n}, {n,} or {n,m}")
-        least, most = int(found[1]), int(found[3]) if found[3] else int(found[1])
+        # Python refuses to read thousands of digits.
+        least, most = (int(found[n].lstrip("0")[:9] or 0) for n in (1, 3 if found[3] else 1))
         if max(least, most) > MAX_REPETITIONS:
             self._fail(f"more than {MAX_REPETITIONS} repetitions")
         if most < least:
             self._fail(f"{found[0]} ends before it begins")
         self._at = found.end()
         return least == 0
+
+
+def _code(character: str) -> int:
+    """Return the code point of a character that may be written as an escape."""
+    if character[1:2] in ("x", "u", "U"):
+        return int(character[2:], 16)
+    return ord({"\\t": "\t", "\\r": "\r", "\\n": "\n"}.get(character, character[-1]))
 
 
 def _left_recursive(rules: dict[str, _Alternates]) -> str | None:

@@ -342,7 +342,7 @@ def _name(path: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def _has_type(value: Any, kind: Any) -> bool:
@@ -373,7 +373,7 @@ def _end(value: float | None, key: str, sign: int, *, is_open: bool, whole: bool
     if value is None or (abs(value) > _LARGEST and value * sign < 0):
         return None, False
     if abs(value) > _LARGEST:
-        raise ValueError(f"{key} {value:g} is too large")
+        raise ValueError(f"{key} is too large: the limit is {_LARGEST:g}")
     if value % 1 and not whole:
         raise ValueError(f"{key} {value:g} is not an integer: a grammar cannot compare fractions")
     return (math.ceil(value) if sign > 0 else math.floor(value)), is_open and not value % 1

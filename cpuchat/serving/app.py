@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from cpuchat import __version__
 from cpuchat.protocol import AnyEvent, GenerationFinished, PrefillProgress, TextDelta
-from cpuchat.serving.guard import Guard
+from cpuchat.serving.guard import Guard, local_user
 from cpuchat.serving.metrics import CONTENT_TYPE
 from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
@@ -77,6 +77,7 @@ class AnswerEndpoint:
                 place = stack.enter_context(self._service.place(self._name, client))  # before the body is read
                 body = await _body(request, self._service.reader.most_body)
                 parsed = await asyncio.to_thread(self._parse, body)  # a long one, or its grammar, takes its time
+                parsed = parsed.of_client(f"{client} {await asyncio.to_thread(local_user, scope)}")
             except ClientDisconnect:
                 return
             except Refusal as refusal:

@@ -7,9 +7,11 @@ and `Origin` headers tell.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from collections.abc import Collection
@@ -28,6 +30,7 @@ from cpuchat.serving.web.access import WebAccess
 TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 OPEN_PATHS = ("/health", "/v1/health")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
 
 class Guard:
@@ -92,11 +95,21 @@ class Guard:
         return any(same) and scheme.lower() == "bearer"
 
 
+def local_user(scope: Scope) -> str:
+    """Return the number of the user of this machine who has the other end of the connection; "" for other machines."""
+    ports = [f":{end[1]:04X}" for end in (scope["client"], scope["server"]) if end]
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # proc(5): local address, remote address, ..., uid
+        with contextlib.suppress(OSError), Path(table).open() as lines:
+            for fields in map(str.split, lines):
+                if len(ports) == 2 and fields[1].endswith(ports[0]) and fields[2].endswith(ports[1]):
+                    return fields[7]
+    return ""
+
+
 def _host_name(host: str) -> str:
-    """Return the `Host` header without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    """Return the `Host` header without the port; "" for one that is not a name or an address (RFC 3986, 3.2.2)."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]) if found else ""
 
 
 def read_token(file: Path | None) -> str:

@@ -14,6 +14,7 @@ _BY_CODE = {
     "context_full": (400, "context_length_exceeded"),
     "usage": (400, "invalid_request"),
     "template": (400, "chat_template_failed"),
+    "grammar_unmet": (400, "invalid_grammar"),
     "does_not_fit": (503, "does_not_fit"),
     "interrupted": (503, "shutting_down"),
 }

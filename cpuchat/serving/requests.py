@@ -3,13 +3,14 @@
 Fields that are not known are ignored, as OpenAI-compatible servers do: programs send many that change nothing here.
 What would change the answer and is not supported is refused, never ignored. llama-server's additions
 (`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there. `return_queue`
-is ours: chunks with the place in the queue while a stream waits.
+is ours: chunks with the place in the queue while a stream waits. `cache_salt` is vLLM's: requests reuse nothing of
+those with another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -79,6 +80,7 @@ class _Body(msgspec.Struct, kw_only=True):
     timings_per_token: bool | None = None
     return_progress: bool | None = None
     return_queue: bool | None = None
+    cache_salt: str | None = None
 
 
 class ChatBody(_Body):
@@ -120,6 +122,11 @@ class ParsedRequest:
     with_progress: bool
     with_queue: bool = False
 
+    def of_client(self, client: str) -> ParsedRequest:
+        """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
+        owned = msgspec.structs.replace(self.request, owner=f"{client} {self.request.owner}")
+        return replace(self, request=owned)
+
 
 class RequestReader:
     """Reads request bodies for one model.
@@ -152,6 +159,8 @@ class RequestReader:
             ("top_logprobs", bool(body.top_logprobs), "log probabilities are not supported"),
             ("modalities", bool(set(body.modalities or ()) - {"text"}), "only text is supported"),
         )
+        if len(body.messages) > self._n_ctx:  # a template writes a token or more for each
+            raise self._too_long(f"{len(body.messages):,} messages", "messages")
         messages = tuple(_messages(body.messages))
         self._check_length("messages", (message.content for message in messages))
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -193,13 +202,11 @@ class RequestReader:
         except UnicodeEncodeError:
             raise Refusal(400, f"`{param}` contains an unpaired surrogate.", param=param) from None
         if n_bytes > BYTES_PER_TOKEN * self._n_ctx:
-            raise Refusal(
-                400,
-                f"The prompt has {n_bytes:,} bytes, but the context holds only {self._n_ctx:,} tokens.",
-                "context_length_exceeded",
-                param=param,
-                more={"n_ctx": self._n_ctx},
-            )
+            raise self._too_long(f"{n_bytes:,} bytes", param)
+
+    def _too_long(self, size: str, param: str) -> Refusal:
+        message = f"The prompt has {size}, but the context holds only {self._n_ctx:,} tokens."
+        return Refusal(400, message, "context_length_exceeded", param=param, more={"n_ctx": self._n_ctx})
 
     def _parsed(self, body: _Body, max_tokens: int | None, **what: Any) -> ParsedRequest:
         stream = bool(body.stream)
@@ -213,6 +220,7 @@ class RequestReader:
             grammar=_grammar(body),
             reasoning_budget=self._budget(body.reasoning_budget_tokens),
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
+            owner=body.cache_salt or "",
             **what,
         )
         return ParsedRequest(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
+import logging
+import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuchat.errors import UsageError
 
-CONNECTIONS = 512  # a process may usually have 1,024 files open
+CONNECTIONS = 512
 HEAD_SECONDS = 10.0
 """A request's head must arrive within, from the connection or its own first byte on."""
 MOST_MESSAGE = 1 << 20
@@ -24,6 +28,8 @@ MOST_MESSAGE = 1 << 20
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
 _BACKLOG = 128
+_FULL_SECONDS = 0.05
+"""Until the next look whether a connection can be accepted."""
 
 
 class PortInUse(UsageError):
@@ -31,24 +37,74 @@ class PortInUse(UsageError):
 
 
 class _Server(uvicorn.Server):
+    """Accepts connections as long as descriptors are left for the worker, sessions and files: asyncio accepts until
+    none is, then logs a traceback for each attempt.
+
+    When there are as many as allowed, a new one takes the place of the oldest that has sent no whole request, of the
+    network that has most of those: who opens hundreds shuts out nobody else.
+    """
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers, self.started = [], True
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.wait(self._accepting)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            if not self._make_room():
+                await asyncio.sleep(_FULL_SECONDS)
+                continue
+            try:
+                connection, _ = await loop.sock_accept(listener)
+                await loop.connect_accepted_socket(self._protocol, connection)
+            except OSError:  # no descriptor was left after all, or the client has gone
+                await asyncio.sleep(_FULL_SECONDS)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return _Protocol(self.config, self.server_state, {})
+
+    def _make_room(self) -> bool:
+        """Return whether one more connection may be accepted; closes one for it if there are too many."""
+        known = self.server_state.connections
+        if len(known) < min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            return True
+        idle = [one for one in known if isinstance(one, _Protocol) and not one.is_answering]
+        if not idle:
+            return False
+        counts = Counter(one.network for one in idle)
+        oldest = min(idle, key=lambda one: (-counts[one.network], one.number))
+        known.discard(oldest)
+        oldest.transport.abort()
+        return True
 
 
 class _Protocol(H11Protocol):
     """Closes connections on which no request comes; uvicorn's own timer starts after the first answer only."""
 
+    _numbers = itertools.count()
     _head_timer: asyncio.TimerHandle | None = None
     _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.number = next(self._numbers)
+        self.network = _network(self.client[0] if self.client else "")
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_late)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._has_request():
+        if self.has_request:
             self._stop_timer()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_late)
@@ -61,8 +117,15 @@ class _Protocol(H11Protocol):
         self._upgraded = True  # from now on another protocol has the connection
         super().handle_websocket_upgrade(event)
 
-    def _has_request(self) -> bool:
+    @property
+    def has_request(self) -> bool:
+        """Return whether a request is being read or answered."""
         return self._upgraded or (self.cycle is not None and not self.cycle.response_complete)
+
+    @property
+    def is_answering(self) -> bool:
+        """Return whether a request has arrived wholly and is not yet answered."""
+        return self._upgraded or (self.has_request and not self.cycle.more_body)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -71,8 +134,16 @@ class _Protocol(H11Protocol):
 
     def _on_late(self) -> None:
         self._head_timer = None
-        if not self._has_request():
+        if not self.has_request:
             self.transport.close()
+
+
+def _network(address: str) -> str:
+    """Return what tells clients apart: the address, of IPv6 its first half, because a customer has all of the rest."""
+    with contextlib.suppress(OSError):
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+        return address if packed.startswith(bytes(10)) else packed[:8].hex()  # ::1 and IPv4 in IPv6 whole
+    return address
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -142,10 +213,10 @@ async def serving(app: ASGIApp, listeners: list[socket.socket], *, sockets: bool
         access_log=False,
         server_header=False,
         headers=[("server", "cpuchat")],
-        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CLOSING_SECONDS,
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else each invalid request is a line
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=listeners))
     try:

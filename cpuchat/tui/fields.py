@@ -95,8 +95,8 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `low`/`high` are inclusive unless `open_low`; `choices` only for kind "choice". A setting whose
-    `default` is None may be empty: then it is as the model has it."""
+    """One setting. `low`/`high` are inclusive; `choices` only for kind "choice". A setting whose `default`
+    is None may be empty: then it is as the model has it."""
 
     section: str
     name: str
@@ -107,7 +107,6 @@ class Field:
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
-    open_low: bool = False
     type: Any = None
 
     @property
@@ -161,19 +160,17 @@ class Field:
             return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
         noun = "a whole number" if self.kind == "whole" else "a number"
         low, high = self._bounds
-        if low and high and not self.open_low:
+        if low and high:
             return f"needs {noun} from {low} to {high}"
-        return f"needs {noun}{' of' if low and not self.open_low else ''} {self.limits}".rstrip()
+        return f"needs {noun}{' of' if low else ''} {self.limits}".rstrip()
 
     @property
     def limits(self) -> str:
-        """`0 to 100`, `above 0, at most 10` or `0 or more`; "" where there is no limit."""
+        """`0 to 100` or `0 or more`; "" where there is no limit."""
         low, high = self._bounds
         if low and high:
-            return f"above {low}, at most {high}" if self.open_low else f"{low} to {high}"
-        if low:
-            return f"above {low}" if self.open_low else f"{low} or more"
-        return ""
+            return f"{low} to {high}"
+        return f"{low} or more" if low else ""
 
     @property
     def _bounds(self) -> tuple[str, str]:
@@ -210,7 +207,6 @@ def _field(key: str, label: str, about: str) -> Field:
     kind: Kind = "line"
     choices: tuple[str, ...] = ()
     low = high = None
-    open_low = False
     info_of_type = msgspec.inspect.type_info(annotation)
     if isinstance(info_of_type, msgspec.inspect.UnionType):  # may be unset
         info_of_type = next(one for one in info_of_type.types if not isinstance(one, msgspec.inspect.NoneType))
@@ -222,14 +218,13 @@ def _field(key: str, label: str, about: str) -> Field:
             kind, choices = "choice", tuple(str(value) for value in annotation.__args__)
         case msgspec.inspect.IntType() | msgspec.inspect.FloatType() as number:
             kind = "whole" if isinstance(number, msgspec.inspect.IntType) else "number"
-            open_low = number.gt is not None
-            low, high = number.gt if open_low else number.ge, number.le
+            low, high = number.ge, number.le
         case msgspec.inspect.ListType():
             kind = "lines"
         case _:
             named: dict[str, Kind] = {"ui.theme": "theme", "chat.preset": "preset"}
             kind = named.get(key, "text" if name.endswith("prompt") else "line")
-    return Field(section, name, kind, label, about, default, choices, low, high, open_low, annotation)
+    return Field(section, name, kind, label, about, default, choices, low, high, annotation)
 
 
 @cache

@@ -120,6 +120,23 @@ def test_message_longer_than_the_context(chat: Chat, tiny_model: Path) -> None:
     assert chat.ask(user("short")).predicted_n == 24
 
 
+def test_far_too_many_messages_are_refused_at_the_size_of_the_context(chat: Chat, tiny_model: Path) -> None:
+    chat.load(tiny_model)
+    chat.request(messages=(user(""),) * 5_000, trim=False)
+    assert chat.failure.code == "context_full" and "about" in chat.failure.message  # the rest was not tokenized
+    assert 20_000 < chat.failure.n_tokens < 60_000
+    assert chat.ask(user("short")).predicted_n == 24
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_a_cancel_before_the_prompt_is_tokenized_is_obeyed(chat: Chat, tiny_model: Path, trim: bool) -> None:
+    chat.load(tiny_model)
+    chat.engine.cancel()
+    timings = chat.ask(*(user(""),) * 5_000, trim=trim)
+    assert chat.stop_reason == "cancelled" and timings.prompt_n == 0
+    assert chat.ask(user("short")).predicted_n == 24
+
+
 def test_a_larger_context_is_advised_where_the_model_has_one(chat: Chat, tiny_model: Path, tmp_path: Path) -> None:
     small = write_tiny_gguf(tmp_path / "small.gguf", n_ctx_train=512)
     for path, hint in ((tiny_model, "Shorten it, or raise the context size (--ctx)."), (small, "Shorten it.")):

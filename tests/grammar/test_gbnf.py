@@ -15,6 +15,7 @@ VALID = (
     'root ::= (\n  "a"\n  | b\n)+ "\\n"\nb ::= "\\x41\\u00e9\\U0001F600\\"" | .\n',
     'root ::= a{2} a{1,} a{0,3} [^\\]\\-a-z-]? |\n  "x"\na ::= "é" | "" "b"',
     'root ::= ws "x" ws\nws ::= ( [ \\t] ws )?',
+    'root ::= "a"{0,0} "b"{0002} [--a] [a-] [+-] [\\[-\\]] [\\t-z]',
     'r2 ::= "b"\nroot ::= r2 | root2\nroot2 ::= "" "c" root2 | ',
 )
 
@@ -60,6 +61,14 @@ def test_what_llama_cpp_rejects_is_rejected_with_the_line(vocab: Vocab, text: st
         ("root ::= " + "(" * 200, "nested too deeply"),
         ('root ::= "a"\0', "a zero byte"),
         ('root ::= "a"{3,2}', "{3,2} ends before it begins"),
+        ('root ::= "a"{%s}' % ("9" * 5000), "more than 2000 repetitions"),
+        ('root ::= "a"{1,%s}' % ("9" * 5000), "more than 2000 repetitions"),
+        ('root ::= "a"{\u0663}', "expected {n}"),  # a digit, but not llama.cpp's
+        ('root ::= "a"{1,' + " " * 300_000, "expected {n}"),
+        ('root ::= "a"\nb ::= [+x-\\x61]', "line 2: the range x-\\x61 ends before it begins"),
+        ("root ::= [\\]-\\[]", "the range \\]-\\[ ends before it begins"),
+        ("root ::= []", "an empty class"),
+        ("root ::= [^] root", "an empty class"),
     ],
 )
 def test_what_could_end_badly_is_refused(text: str, message: str) -> None:

@@ -104,7 +104,8 @@ def test_unusable_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("LOCALHOST.", True), ("::1", True),
         ("0.0.0.0", False), ("::", False), ("192.168.1.7", False), ("example.org", False), ("", False),
         ("127.0.0.1.example.org", False), ("localhost.example.org", False),
-        ("0:0:0:0:0:0:0:1", True), ("fe80::1%eth0", False),
+        ("0:0:0:0:0:0:0:1", True), ("fe80::1%eth0", False), ("127.0.0.1%25eth0.evil.com", False),
+        ("127.0.0.1%eth0", False), ("[127.0.0.1]evil.com", False),
     ],
 )  # fmt: skip
 def test_loopback_addresses(host: str, local: bool) -> None:

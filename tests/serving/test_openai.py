@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.cli.program import run
+from cpuchat.serving.guard import local_user
+from tests.cli.program import HANG_GUARD, run
 from tests.support.serving import Server, chat
 
 TIMINGS = {
@@ -188,6 +192,28 @@ def test_conversations_in_turn_keep_their_prefix_caches(tiny: Server) -> None:
     for talk, length in zip(talks, lengths, strict=True):
         usage = tiny.post(chat("", messages=talk)).json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] >= length - 1
+
+
+def test_nobody_learns_from_the_cache_what_others_asked(tiny: Server) -> None:
+    body = chat("My password is swordfish. " * 10)
+
+    def cached(http: httpx.Client, **more: object) -> int:
+        usage = http.post("/v1/chat/completions", json={**body, **more}).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    transport = httpx.HTTPTransport(local_address="127.0.0.2")  # as from another machine
+    with httpx.Client(base_url=tiny.url, transport=transport, timeout=HANG_GUARD) as other:
+        cached(tiny.http)
+        assert cached(other) == cached(tiny.http, cache_salt="mine") == cached(tiny.http, cache_salt="theirs") == 0
+        for again in (cached(tiny.http), cached(other), cached(tiny.http, cache_salt="mine")):
+            assert again > 30  # its own
+
+
+def test_users_of_this_machine_are_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        ends = {"client": one.getsockname(), "server": listener.getsockname()}
+        assert local_user(ends) == str(os.getuid())
+        assert local_user({**ends, "client": None}) == ""
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_left_out(tiny: Server) -> None:

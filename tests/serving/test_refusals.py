@@ -65,10 +65,20 @@ def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
         ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs"),
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
         ({"grammar": "root ::= x"}, "grammar"),
+        ({"grammar": f'root ::= "a"{{{"9" * 5000}}}'}, "grammar"),
+        ({"grammar": "root ::= [z-a]"}, "grammar"),
+        ({"json_schema": {"type": "string", "pattern": "[z-a]"}}, "json_schema"),
+        ({"json_schema": {"type": "string", "pattern": f"x{{{'9' * 5000}}}"}}, "json_schema"),
+        ({"json_schema": {"type": "integer", "minimum": 10**400}}, "json_schema"),
+        ({"repeat_penalty": 1e-300}, "repeat_penalty"),
     ],
 )
 def test_a_wrong_or_unsupported_field_is_named(tiny: Server, more: dict, param: str) -> None:
     assert error(tiny.post(chat("Hello", **more)))["param"] == param
+
+
+def test_a_grammar_that_no_token_can_meet_is_the_request_s_fault(tiny: Server) -> None:
+    assert error(tiny.post(chat("Hello", grammar="root ::= [\\UFFFFFFFF]")))["code"] == "invalid_grammar"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +141,12 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(tiny: Server) ->
     assert found["n_ctx"] == 4096
 
 
+def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_tokenized(tiny: Server) -> None:
+    found = error(tiny.post({"messages": [{"role": "user", "content": ""}] * 4097}))
+    assert (found["code"], found["param"], found["n_ctx"]) == ("context_length_exceeded", "messages", 4096)
+    assert "4,097 messages" in found["message"]
+
+
 def test_what_a_client_sent_is_not_in_the_log_and_only_its_beginning_in_the_error(tiny: Server) -> None:
     forged = "forged-name\n12:00:00  127.0.0.1  chat  ok" + "x" * 5000
     for more in (
@@ -154,6 +170,16 @@ def test_web_pages_and_other_names_may_not_use_it(tiny: Server) -> None:
     assert error(tiny.http.post(CHAT, json=body, headers={"origin": "https://evil.example"}), 403)
     assert error(tiny.http.post(CHAT, json=body, headers={"host": "evil.example:8080"}), 403)
     assert error(tiny.http.get("/v1/models", headers={"host": "127.0.0.1.evil.example"}), 403)
+    names = (
+        "[127.0.0.1]evil.com",
+        "[::1]evil.com:80",
+        "127.0.0.1%25eth0.evil.com",
+        "[::1%25lo.evil.com]",
+        "::1",
+        "[::1",
+    )
+    for name in (*names, "127.0.0.1:80:80", "evil.com@127.0.0.1", "127.0.0.1:80@evil.com", "[localhost.evil.com", ""):
+        assert tiny.http.get("/v1/models", headers={"host": name}).status_code == 403, name
     assert "access-control-allow-origin" not in tiny.http.get("/v1/models").headers
     for name in ("localhost:1234", "127.0.0.1", "[::1]:8080"):
         assert tiny.http.get("/v1/models", headers={"host": name}).status_code == 200

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 
-from cpuchat.cli.serve import tab_address
+from cpuchat.cli.serve import MOST_LINES, LineLimit, tab_address
 from cpuchat.serving import server
+from tests.cli.program import HANG_GUARD
+from tests.support.serving import Server, chat
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -67,6 +72,36 @@ async def test_every_address_of_a_name_is_listened_on_and_one_that_is_missing_is
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             writer.close()
+
+
+@pytest.mark.timeout(180)
+def test_a_flood_of_connections_shuts_out_nobody_and_fills_no_log(tiny: Server) -> None:
+    """A request is answered while silent connections, unfinished bodies and broken requests take all descriptors."""
+    resource.prlimit(tiny.process.pid, resource.RLIMIT_NOFILE, (96, 96))
+    address = httpx.URL(tiny.url)
+    post = b"POST /v1/chat/completions/control HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with contextlib.ExitStack() as flood:
+        for number in range(240):
+            one = flood.enter_context(socket.create_connection((address.host, address.port or 80), HANG_GUARD))
+            with contextlib.suppress(ConnectionError):  # it had to give way already
+                one.sendall((b"", post, b"GET / HTTP/1.1\r\nHost", b"nonsense\r\n\r\n")[number % 4])
+        assert tiny.post(chat("Hello", max_tokens=4)).status_code == 200
+        assert tiny.metric("requests_total", endpoint="chat", result="ok") == 1
+        assert psutil.Process(tiny.process.pid).num_fds() < 96
+    log = (tiny.folder / "stderr.txt").read_text()
+    assert "Traceback" not in log and len(log.splitlines()) < 20
+
+
+def test_clients_are_told_apart_by_their_networks() -> None:
+    one, same, other = "2001:db8:1:2::3", "2001:db8:1:2:ffff::9", "2001:db8:1:3::3"
+    assert server._network(one) == server._network(same) != server._network(other)
+    assert len({server._network(name) for name in ("::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1", "::1", "")}) == 5
+
+
+def test_lines_of_refused_requests_are_limited() -> None:
+    lines = LineLimit()
+    assert [lines.take(1.0) for _ in range(MOST_LINES + 7)].count((True, 0)) == MOST_LINES
+    assert [lines.take(2.5), lines.take(2.6)] == [(True, 7), (True, 0)]
 
 
 def test_the_apps_of_browser_tabs_reach_the_server_on_this_machine() -> None:

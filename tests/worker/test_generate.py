@@ -15,6 +15,7 @@ from cpuchat.protocol import (
     LoadCancelled,
     LoadOptions,
     LoadProgress,
+    Message,
     ModelLoaded,
     PrefillProgress,
     Sampling,
@@ -146,6 +147,20 @@ async def test_leaving_the_stream_early_cancels_the_answer(tiny_model: Path) -> 
             if isinstance(event, TextDelta):
                 break
         await stream.aclose()
+        assert (await collect(backend.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
+
+
+async def test_cancel_while_a_prompt_of_many_messages_is_tokenized(tiny_model: Path) -> None:
+    async with worker(tiny_model) as backend:
+        request = Generate(request_id=0, messages=(Message(role="user", content=""),) * 20_000)
+        async with asyncio.TaskGroup() as tasks:
+            answering = tasks.create_task(collect(backend.generate(request)))
+            while not answering.done():
+                await asyncio.sleep(0.01)  # until the worker has it
+                await backend.cancel()
+        answer = answering.result()
+        assert answer.finished.stop_reason == "cancelled"
+        assert not answer.of(ContextTrimmed), "it was tokenized to its end"
         assert (await collect(backend.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
 
 

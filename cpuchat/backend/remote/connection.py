@@ -87,6 +87,7 @@ class Connection:
                 trust_env=not is_local(server),
                 verify=httpx.create_ssl_context() if server.startswith("https:") or self.is_kept else False,
                 follow_redirects=False,  # a redirect would take the key elsewhere
+                event_hooks={"response": [_require_identity]},
                 limits=httpx.Limits(max_keepalive_connections=4 if self.is_kept else 0, keepalive_expiry=30.0),
             )
         except ImportError:
@@ -259,6 +260,16 @@ def _status(response: httpx.Response, body: bytes) -> Status:
     with contextlib.suppress(ValueError):
         after = max(0.0, float(response.headers.get("Retry-After", "")))
     return Status(response.status_code, error, after if after is not None and after < 1e6 else None)
+
+
+async def _require_identity(response: httpx.Response) -> None:
+    """Refuse a compressed response, before its body is read: none was asked for, and a few kB can become gigabytes."""
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ServerError(
+            f"{host(str(response.url))} compressed its response unasked ({clean_line(encoding)[:20]}).",
+            "Turn compression off in the server, or in the proxy in front of it.",
+        )
 
 
 async def _body(response: httpx.Response) -> bytes:

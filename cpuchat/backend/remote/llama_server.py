@@ -6,6 +6,7 @@ Fields: tools/server of llama.cpp (README.md; `server_slot_stats`, `result_promp
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,8 @@ class LlamaServer(Adapter):
             "return_progress": True,
             "reasoning_control": True,
         }
+        if salt := os.environ.get("CPUCHAT_CACHE_SALT"):  # of an app in a browser tab
+            content["cache_salt"] = salt
         if request.ignore_eos:
             content["ignore_eos"] = True
         if request.grammar:

@@ -375,7 +375,7 @@ def _check(s: Sampling) -> None:
     for name in ("temperature", "top_k", "top_p", "min_p", "repeat_last_n"):
         if getattr(s, name) < 0:
             raise UsageError(f"{name} is {getattr(s, name)}.", "Use 0 or more.")
-    if s.repeat_penalty <= 0:
-        raise UsageError(f"repeat_penalty is {s.repeat_penalty}.", "Use a value above 0; 1 turns it off.")
+    if s.repeat_penalty < 0.01:  # divides a logit, which must stay finite
+        raise UsageError(f"repeat_penalty is {s.repeat_penalty}.", "Use 0.01 or more; 1 turns it off.")
     if s.seed is not None and s.seed < 0:
         raise UsageError(f"seed is {s.seed}.", "Use 0 or more, or leave it out for a random seed.")

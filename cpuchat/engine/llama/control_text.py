@@ -6,7 +6,7 @@ could become one with what a template puts beside it. Templates see opaque text 
 write as JSON, but neither find nor build a control token in it. The prompt is then split as llama.cpp does it
 (llama_vocab::impl::tokenizer_st_partition), except for control texts with a marked character (`ControlText.split`).
 
-Text without a mark is tokenized by one call of llama.cpp.
+Text without a mark is tokenized by one call of llama.cpp for each block (`ControlText.blocks`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _TYPE_NORMAL, _TYPE_UNKNOWN, _TYPE_CONTROL, _TYPE_USER_DEFINED = 1, 2, 3, 4  # l
 _ATTR_UNKNOWN, _ATTR_CONTROL, _ATTR_USER_DEFINED = 1, 8, 16  # llama_token_attr
 _ATTR_LSTRIP, _ATTR_RSTRIP = 128, 256
 _SPACES: Final = b" \t\n\r\v\f"
+_BLOCK: Final = 8192
+"""Bytes of a block, or more."""
 # Names that llama.cpp treats as control tokens even if the file says otherwise (llama_vocab::impl::load).
 CONTROL_NAMES: Final = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
@@ -78,6 +80,9 @@ class ControlText:
         self._control_starts = _starts(controls)
         self._all_starts = _starts(self._tokens)
         self._lengths = sorted({len(text) for text in self._tokens}, reverse=True)
+        cuts = (one for one in self._tokens.values() if one.is_control and not one.attr & _ATTR_LSTRIP)
+        cuts = sorted((one.text for one in cuts if one.text[:1] not in _SPACES), key=len, reverse=True)
+        self._cuts = re.compile(b"|".join(map(re.escape, cuts))) if cuts else None
         self._longest = max(map(len, controls), default=0)
         self._sorted = sorted(controls)
         self._reversed = sorted(text[::-1] for text in controls)
@@ -104,6 +109,32 @@ class ControlText:
             parts += (content[at:behind], MARK_BYTES)
             at = behind
         return b"".join((*parts, content[at:])).decode()
+
+    def blocks(self, prompt: bytes) -> Iterator[bytes]:
+        """Yield a prompt in parts whose tokens are those of the whole: each but the first begins with a control token.
+
+        In one call, llama.cpp's time grows with the square of the number of control tokens: from each, it searches the
+        rest of the text for every other.
+        """
+        at = 0
+        while self._cuts is not None and len(prompt) - at > _BLOCK:
+            found = self._cuts.finditer(prompt, at + _BLOCK)
+            end = next((one.start() for one in found if self._is_token(prompt, *one.span())), None)
+            if end is None:
+                break
+            yield prompt[at:end]
+            at = end
+        yield prompt[at:]
+
+    def _is_token(self, prompt: bytes, start: int, end: int) -> bool:
+        """Return whether the control text there becomes a token: it is not content, and no longer one overlaps it."""
+        word, reach = prompt[start:end], 5 * self._lengths[0]  # a mark has 3 bytes, and follows a character
+        left = prompt[max(0, start - reach) : start].replace(MARK_BYTES, b"")
+        right = prompt[end : end + reach].replace(MARK_BYTES, b"")
+        others = ((one, len(one) - 1) for one in self._tokens if len(one) >= len(word) and one != word)
+        return not prompt.startswith(MARK_BYTES, end) and not any(
+            one in left[max(0, len(left) - n) :] + word + right[:n] for one, n in others
+        )
 
     def split(self, prompt: bytes) -> Iterator[int | bytes]:
         """Yield control tokens that the template wrote, and the text between them, which has none."""

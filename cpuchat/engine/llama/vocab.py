@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from cpuchat.tool_calls import Tool, ToolCall
 
 _VOCAB_TYPE_NONE = 0
 _Marked = TypeVar("_Marked", Message, Tool, ToolCall)
+Check = Callable[[int, int], None]
 
 
 class Vocab:
@@ -54,6 +55,7 @@ class Vocab:
         self.eos_text = self._text(self.eos)
         self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
         self._coverage = spm_coverage
+        self._control_text = ControlText(())  # of a name there is one block
         for marker in visible_markers:
             token = self._token_of(marker)
             if token is not None:
@@ -120,16 +122,27 @@ class Vocab:
                 return [self._marked(one) for one in value]
         return value
 
-    def tokenize(self, text: bytes, *, add_special: bool) -> list[int]:
+    def tokenize(self, text: bytes, *, add_special: bool, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
         """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.
 
-        `add_special` prepends the model's begin token if it wants one. An end token is never appended.
+        Args:
+            add_special: prepends the model's begin token if it wants one. An end token is never appended.
+            check: called after each block with the tokens and bytes so far; what it raises ends the call.
 
         Raises:
             GenerationFailed: the vocabulary does not cover the text.
         """
         if not self.has_tokenizer:
             return [b % self.n_tokens for b in text.replace(MARK_BYTES, b"")]
+        tokens: list[int] = []
+        at = 0
+        for block in self._control_text.blocks(text):
+            tokens += self._tokenize_block(block, add_special and at == 0)
+            at += len(block)
+            check(len(tokens), at)
+        return tokens
+
+    def _tokenize_block(self, text: bytes, add_special: bool) -> list[int]:
         if MARK_BYTES not in text:
             return self._tokenize(text, add_special, True)
         tokens = self._tokenize(b"", add_special, True)
@@ -170,10 +183,10 @@ class Vocab:
                 return tokens
         raise GenerationFailed(f"This model's vocabulary cannot write {text!r}.", "Choose another model.")
 
-    def tokenize_prompt(self, text: bytes) -> list[int]:
+    def tokenize_prompt(self, text: bytes, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
         """Return the tokens of a whole prompt, with a begin token unless the template has written it already."""
         written = bool(self.bos_text) and text.startswith(self.bos_text.encode())
-        return self.tokenize(text, add_special=not written)
+        return self.tokenize(text, add_special=not written, check=check)
 
     def piece(self, token: int) -> bytes:
         """Return the text of a token that the user sees: nothing for control tokens but the visible markers."""

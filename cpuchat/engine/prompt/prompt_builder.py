@@ -20,11 +20,18 @@ class PromptBuilder:
         render: a prompt from messages. Raises TemplateError.
         histories: texts whose tokens are known; the one that shares most with the prompt is used.
         n_ctx: tokens of the context.
+        check: called again and again; what it raises ends the work.
     """
 
     def __init__(
-        self, vocab: Vocab, render: Callable[[list[Message]], str], histories: Iterable[TokenHistory], n_ctx: int
+        self,
+        vocab: Vocab,
+        render: Callable[[list[Message]], str],
+        histories: Iterable[TokenHistory],
+        n_ctx: int,
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._vocab = vocab
         self._render_text = render
         self._histories = tuple(histories)
@@ -61,7 +68,7 @@ class PromptBuilder:
             ContextFull: the last message alone is too long.
             TemplateError: the model's template failed.
         """
-        marked = [self._vocab.mark_content(message) for message in messages]
+        marked = self._marked(messages)
         budget = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
         limit = self._n_ctx - self._reserve(max_tokens, ANSWER_SHARE)
         trimmed = trim_messages(self._count, marked, budget, in_steps, limit)
@@ -80,7 +87,7 @@ class PromptBuilder:
             ContextFull: it is too long.
             TemplateError: the model's template failed.
         """
-        marked = [self._vocab.mark_content(message) for message in messages]
+        marked = self._marked(messages)
         reserve = 0 if max_tokens is None else self._reserve(max_tokens, ANSWER_SHARE)
         if reserve and (n_tokens := self._count(marked)) > self._n_ctx - reserve:
             require_room_for_last(self._count, marked, self._n_ctx - reserve)
@@ -92,6 +99,13 @@ class PromptBuilder:
             )
         return self._checked(self._render(marked))
 
+    def _marked(self, messages: Iterable[Message]) -> list[Message]:
+        marked: list[Message] = []
+        for message in messages:
+            self._check()
+            marked.append(self._vocab.mark_content(message))
+        return marked
+
     def _reserve(self, max_tokens: int, share: int) -> int:
         """Return the tokens that are kept for the answer: one in `share` of the context at most."""
         most = self._n_ctx // share
@@ -101,27 +115,36 @@ class PromptBuilder:
         return len(self._encode(self._render(messages)))
 
     def _checked(self, text: bytes) -> tuple[bytes, list[int]]:
-        tokens = self._encode(text)
+        tokens = self._encode(text, self._n_ctx)
         if not tokens:  # an empty prompt, and a model without a begin token
             raise UsageError("The prompt is empty.", "Write one first.")
         if len(tokens) >= self._n_ctx:
-            raise ContextFull(
-                f"The prompt has {len(tokens):,} tokens, but the context holds only {self._n_ctx:,}.",
-                "Shorten the prompt.",
-                len(tokens),
-            )
+            raise self._too_long(len(tokens))
         return text, tokens
+
+    def _too_long(self, n_tokens: int, about: str = "") -> ContextFull:
+        message = f"The prompt has {about}{n_tokens:,} tokens, but the context holds only {self._n_ctx:,}."
+        return ContextFull(message, "Shorten the prompt.", n_tokens)
 
     def _render(self, messages: list[Message]) -> bytes:
         if messages != self._rendered[0]:
             self._rendered = messages, self._render_text(messages).encode("utf-8", "replace")
         return self._rendered[1]
 
-    def _encode(self, text: bytes) -> list[int]:
+    def _encode(self, text: bytes, most: int | None = None) -> list[int]:
+        """Return the tokens of a prompt. Raises ContextFull once there are `most`, with about how many it has."""
+
+        def tokenize(part: bytes, at_start: bool) -> list[int]:
+            def check(n_tokens: int, n_bytes: int) -> None:
+                self._check()
+                if most is not None and n_tokens >= most and n_bytes < len(part):
+                    raise self._too_long(n_tokens * len(part) // n_bytes, "about ")
+
+            if at_start:
+                return self._vocab.tokenize_prompt(part, check)
+            return self._vocab.tokenize(part, add_special=False, check=check)
+
         if text != self._encoded[0]:
             history = max(self._histories, key=lambda one: one.shared(text))
-            self._encoded = text, history.encode(text, self._tokenize, self._vocab.raw_piece)
+            self._encoded = text, history.encode(text, tokenize, self._vocab.raw_piece)
         return self._encoded[1]
-
-    def _tokenize(self, text: bytes, at_start: bool) -> list[int]:
-        return self._vocab.tokenize_prompt(text) if at_start else self._vocab.tokenize(text, add_special=False)

@@ -27,16 +27,20 @@ some milliseconds."""
 
 @dataclass(frozen=True)
 class _Kept:
+    owner: str
     history: TokenHistory
     tokens: list[int]
     state: np.ndarray
 
 
 class StatePool:
-    """States of one model, together at most `limit` bytes; the least recently used go first."""
+    """States of one model, together at most `limit` bytes; the least recently used go first. Only those of the owner of
+    the running request are compared with its prompt.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._owner = ""
         self._kept: list[_Kept] = []  # the least recently used first
 
     @property
@@ -47,7 +51,17 @@ class StatePool:
     @property
     def histories(self) -> tuple[TokenHistory, ...]:
         """Return the texts with known tokens."""
-        return tuple(kept.history for kept in self._kept)
+        return tuple(kept.history for kept in self._own)
+
+    @property
+    def _own(self) -> list[_Kept]:
+        return [kept for kept in self._kept if kept.owner == self._owner]
+
+    def change_owner(self, sequence: Sequence, history: TokenHistory, owner: str) -> None:
+        """Keep the sequence for its owner before another one's prompt."""
+        if len(sequence) >= _LEAST_TOKENS:
+            self._keep(sequence, history, spared=None)
+        self._owner = owner
 
     def exchange(self, sequence: Sequence, history: TokenHistory, text: bytes, prompt: list[int]) -> TokenHistory:
         """Keep what `prompt` would drop from the sequence, and load the state that holds most of the prompt if it holds
@@ -62,7 +76,7 @@ class StatePool:
         """
         known = max((history, *self.histories), key=lambda one: one.shared(text))
         held = _usable(sequence.tokens, prompt, sequence)
-        best = max(self._kept, key=lambda kept: _usable(kept.tokens, prompt, sequence), default=None)
+        best = max(self._own, key=lambda kept: _usable(kept.tokens, prompt, sequence), default=None)
         if best is not None and _usable(best.tokens, prompt, sequence) < held + _LEAST_TOKENS:
             best = None
         lost = len(sequence) - (held if best is None else 0)
@@ -77,7 +91,7 @@ class StatePool:
     def _keep(self, sequence: Sequence, history: TokenHistory, spared: _Kept | None) -> None:
         """Copy the sequence unless it is held already; what it extends is dropped, but never `spared`."""
         tokens = sequence.tokens
-        for kept in self._kept:
+        for kept in self._own:
             common = common_prefix(kept.tokens, tokens)
             if common == len(tokens) and (common == len(kept.tokens) or sequence.can_roll_back):
                 return
@@ -86,14 +100,16 @@ class StatePool:
             return
         if sequence.can_roll_back:
             self._kept = [
-                kept for kept in self._kept if kept is spared or common_prefix(kept.tokens, tokens) < len(kept.tokens)
+                kept
+                for kept in self._kept
+                if kept is spared or kept.owner != self._owner or common_prefix(kept.tokens, tokens) < len(kept.tokens)
             ]
         while len(self._kept) >= _MOST_STATES or self.n_bytes + size > self._limit or size > available_bytes() // 2:
             oldest = next((kept for kept in self._kept if kept is not spared), None)
             if oldest is None:
                 return
             self._kept = [kept for kept in self._kept if kept is not oldest]
-        self._kept.append(_Kept(history.copy(), list(tokens), sequence.state()))
+        self._kept.append(_Kept(self._owner, history.copy(), list(tokens), sequence.state()))
 
 
 def _usable(tokens: list[int], prompt: list[int], sequence: Sequence) -> int:

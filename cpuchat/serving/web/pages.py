@@ -88,11 +88,10 @@ class WebPages:
             return self._log_in(request)
         if request.method == "HEAD":  # asks whether the server is up
             return _page("cpuchat", "")
-        if request.headers.get("sec-fetch-dest", "document") != "document":
-            return _page("cpuchat", "<main><p>Open this page in a tab.</p></main>", status=403)  # another site's image
-        session = self._sessions.new()
-        if session is not None:
-            return RedirectResponse(f"/chat/{session.id}", 303, _HEADERS)
+        if not _is_tab(request):
+            return _not_a_tab()
+        if offered := self._sessions.offer():
+            return RedirectResponse(f"/chat/{offered}", 303, _HEADERS)
         body = f"<main><p>All sessions are in use. Retrying every {_RETRY_SECONDS} s.</p></main>"
         retry = f'<meta http-equiv="refresh" content="{_RETRY_SECONDS}">'
         return _page("cpuchat", body, retry, status=503, more={"retry-after": str(_RETRY_SECONDS)})
@@ -106,11 +105,13 @@ class WebPages:
         return _page("cpuchat", body, status=401)
 
     async def chat(self, request: Request) -> Response:
-        session = self._sessions.owned(request.path_params["id"])
-        if session is None:
+        id = request.path_params["id"]
+        if not _is_tab(request):
+            return _not_a_tab()
+        if not self._sessions.can_open(id):
             return RedirectResponse("/", 303, _HEADERS)
         closed = 'Disconnected. <a href="">Reload</a> to continue, or <a href="/">start another session</a>.'
-        body = _TERMINAL.format(closed=closed, socket=f"/chat/{escape(session.id)}/ws")
+        body = _TERMINAL.format(closed=closed, socket=f"/chat/{escape(id)}/ws")
         return _page("cpuchat", body, _CLIENT, script=_FOCUS_SCRIPT)
 
     async def watch(self, request: Request) -> Response:
@@ -122,7 +123,7 @@ class WebPages:
         return _page("cpuchat (watching)", body, _CLIENT, script=_WATCH_SCRIPT, width=width, height=height)
 
     async def chat_socket(self, socket: WebSocket) -> None:
-        session = self._sessions.owned(socket.path_params["id"])
+        session = self._sessions.open(socket.path_params["id"])
         if session is None:
             await socket.close(4404)
             return
@@ -161,6 +162,17 @@ class _Browser:
 
     async def close(self) -> None:
         await self._socket.close()
+
+
+def _is_tab(request: Request) -> bool:
+    """Return whether a user looks at the page: another site's image does not, nor what a browser loads beforehand."""
+    headers = request.headers
+    ahead = headers.get("sec-purpose", headers.get("purpose", ""))
+    return headers.get("sec-fetch-dest", "document") == "document" and "prefetch" not in ahead
+
+
+def _not_a_tab() -> Response:
+    return _page("cpuchat", "<main><p>Open this page in a tab.</p></main>", status=403)
 
 
 def static_folder() -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import site
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
@@ -41,6 +42,7 @@ class TabProcess:
             CPUCHAT_DATA_DIR=f"{folder}/data",
             CPUCHAT_CACHE_DIR=f"{folder}/cache",
             CPUCHAT_WATCH_URL=watch_url,
+            CPUCHAT_CACHE_SALT=secrets.token_hex(16),  # visitors learn nothing of each other's prompts
             COLUMNS=str(size[0]),
             ROWS=str(size[1]),
             TEXTUAL_COLOR_SYSTEM="truecolor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -24,6 +25,8 @@ LEFT_SECONDS = 60.0
 """Until a session ends that nobody looks at: a page that is loaded again keeps it."""
 IDLE_SECONDS = 30 * 60.0
 """Without a key or click, until a session ends."""
+OFFER_SECONDS = 60.0
+"""In which a page begins the session that its address offers."""
 SESSION_BYTES = 120 << 20
 """Memory of one more app."""
 _MOST_QUEUED = 1 << 20
@@ -79,8 +82,9 @@ class Session:
         token: str,
         tell: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
+        id: str = "",
     ) -> None:
-        self.id = secrets.token_urlsafe(16)
+        self.id = id or secrets.token_urlsafe(16)
         self.watch_id = secrets.token_urlsafe(16)
         self.size = (80, 24)
         self.ended = False
@@ -238,17 +242,45 @@ class Sessions:
         self._tell = tell
         self._by_id: dict[str, Session] = {}
         self._ending = False
+        self._begun: set[str] = set()  # offered ids that are used up
+        self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def new(self) -> Session | None:
-        """Return a new session, None while there is no room, and once the server ends."""
-        if self._ending or len(self._by_id) >= self._limit or available_bytes() < 2 * SESSION_BYTES:
+    @property
+    def _has_room(self) -> bool:
+        return not self._ending and len(self._by_id) < self._limit and available_bytes() >= 2 * SESSION_BYTES
+
+    def offer(self) -> str:
+        """Return the id of a session that `open` begins, "" while there is no room, and once the server ends. Nothing
+        is reserved: who loads pages and opens none (a prefetch, a link checker) takes no session.
+        """
+        if not self._has_room:
+            return ""
+        # Signed rather than remembered: pages that are never opened would fill any list.
+        unsigned = f"{secrets.token_urlsafe(16)}.{int(time.monotonic() + OFFER_SECONDS)}"
+        return f"{unsigned}.{self._signature(unsigned)}"
+
+    def _signature(self, unsigned: str) -> str:
+        return hmac.new(self._secret, unsigned.encode(), "sha256").hexdigest()[:32]
+
+    def can_open(self, id: str) -> bool:
+        """Return whether `open` returns a session, as things are."""
+        if id in self._begun:
+            return self.owned(id) is not None
+        unsigned, _, signature = id.rpartition(".")
+        is_ours = hmac.compare_digest(signature.encode(), self._signature(unsigned).encode())
+        return is_ours and _is_fresh(id) and self._has_room
+
+    def open(self, id: str) -> Session | None:
+        """Return the session of this id, a new one if it was offered; None if it has ended, or there is no room now."""
+        if not self.can_open(id):
             return None
-        session = Session(self._server, self.token, self._tell)
-        self._by_id[session.id] = session
-        return session
+        if id not in self._begun:
+            self._begun = {one for one in self._begun if one in self._by_id or _is_fresh(one)} | {id}
+            self._by_id[id] = Session(self._server, self.token, self._tell, id=id)
+        return self._by_id[id]
 
     def owned(self, id: str) -> Session | None:
         """Return the session that this id opens."""
@@ -275,6 +307,11 @@ class Sessions:
         await asyncio.gather(*(one.end() for one in sessions))
         for one in sessions:
             self._by_id.pop(one.id, None)
+
+
+def _is_fresh(id: str) -> bool:
+    """Return whether an id that was offered may still begin a session."""
+    return time.monotonic() < int(id.split(".")[1])
 
 
 def remove_abandoned() -> None:

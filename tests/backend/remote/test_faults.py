@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
 import random
 from collections.abc import AsyncGenerator
 
@@ -118,6 +120,34 @@ async def test_a_chat_goes_on_when_its_server_is_back() -> None:
         del server.pages["/v1/models"]
         server.refused = 0
         assert (await collect(backend.generate(chat("Hello")))).text == "Hello there."
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "deflate", "br"])
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_compressed_answer_is_refused_unread(encoding: str, status: int) -> None:
+    data = b"data: " + bytes(4 << 20)
+    for _ in encoding.split(","):
+        data = gzip.compress(data)
+
+    async def answer(reply: Reply) -> None:
+        await reply.head(status, Content_Encoding=encoding)
+        await reply.raw(data)
+
+    got = await answered(answer)
+    assert got.failed.code == "server" and "compressed" in got.failed.message and got.failed.hint
+    assert not got.text
+
+
+async def test_a_compressed_list_of_models_is_refused_unread() -> None:
+    async def models(reply: Reply) -> None:
+        await reply.head(200, "application/json", Content_Encoding="gzip")
+        await reply.raw(gzip.compress(json.dumps({"data": [{"id": "m"}]}).encode()))
+
+    async with remote_server(pages={"/v1/models": models}) as server:
+        backend = RemoteBackend()
+        got = await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        assert got.failed.code == "server" and "compressed" in got.failed.message
+        await backend.close()
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def test_rows_that_are_no_numbers_are_refused(values, bad):
         {"top_p": math.inf},
         {"min_p": -0.1},
         {"repeat_penalty": 0.0},
+        {"repeat_penalty": 1e-300},
         {"repeat_last_n": -1},
         {"seed": -5},
     ],

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpuchat.engine.engine import Engine
+from cpuchat.engine.llama import control_text
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.control_text import MARK
 from cpuchat.engine.llama.model import Model
@@ -241,6 +242,24 @@ def test_marks_change_nothing_but_the_control_texts_that_they_stand_in(
         assert marked == plain
         shown = b"".join(map(vocab.raw_piece, vocab.tokenize(f"{text}x{MARK}".encode(), add_special=add_special)))
         assert shown.replace(b" ", b"").endswith(f"{text}x".replace(MARK, "").replace(" ", "").encode())
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(PARTS, max_size=40).map("".join), st.booleans())
+def test_blocks_give_the_tokens_of_the_whole(
+    vocabularies: list[Vocab], monkeypatch: pytest.MonkeyPatch, text: str, add_special: bool
+) -> None:
+    monkeypatch.setattr(control_text, "_BLOCK", 8)
+    for vocab in vocabularies:
+        whole = vocab._tokenize_block(text.encode(), add_special)
+        assert vocab.tokenize(text.encode(), add_special=add_special) == whole
+
+
+def test_a_long_prompt_is_tokenized_in_blocks_that_can_be_ended(vocabularies: list[Vocab]) -> None:
+    text, sizes = b"<|im_start|>user\n<|im_end|>\n" * 2_000, list[int]()
+    tokens = vocabularies[0].tokenize(text, add_special=False, check=lambda n_tokens, n_bytes: sizes.append(n_bytes))
+    assert len(sizes) > 5 and sizes[-1] == len(text)
+    assert tokens == vocabularies[0].tokenize(text[: len(text) // 2_000], add_special=False) * 2_000
 
 
 ORDINARY = [

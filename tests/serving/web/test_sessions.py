@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -40,7 +41,11 @@ def test_a_token_is_given_once_and_the_cookie_opens_pages_only() -> None:
         assert browser.head("/").status_code == 200 and len(found) == 0
         image = browser.get("/", headers={"sec-fetch-dest": "image"})  # in a page of another site
         assert image.status_code == 403 and len(found) == 0
-        assert browser.get("/").status_code == 200 and len(found) == 1
+        page = browser.get("/")
+        assert page.status_code == 200 and "/chat/" in str(page.url) and len(found) == 0
+        for purpose in ({"sec-purpose": "prefetch;prerender"}, {"purpose": "prefetch"}):
+            assert browser.get("/", headers=purpose).status_code == 403
+            assert browser.get(str(page.url), headers=purpose).status_code == 403
         assert browser.get("/v1/models").status_code == 401
         for token, status in ((TOKEN, 200), ("for tabs", 200), ("neither", 401)):
             assert browser.get("/v1/models", headers={"authorization": f"Bearer {token}"}).status_code == status
@@ -135,9 +140,48 @@ async def test_a_session_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPa
 def test_no_session_begins_while_all_are_in_use_or_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Sessions("http://127.0.0.1:1", limit=1)
     monkeypatch.setattr(sessions, "available_bytes", lambda: 2 * sessions.SESSION_BYTES - 1)
-    assert found.new() is None
+    assert not found.offer()
     monkeypatch.setattr(sessions, "available_bytes", lambda: 2 * sessions.SESSION_BYTES)
-    assert found.new() is not None and found.new() is None
+    first, second = found.offer(), found.offer()
+    assert found.can_open(first) and found.can_open(second) and len(found) == 0
+    session = found.open(first)
+    assert session is not None and found.open(first) is session
+    assert not found.can_open(second) and found.open(second) is None and not found.offer()
+    session.ended = True  # its folder is not yet removed
+    assert found.open(first) is None and len(found) == 1
+
+
+def test_only_what_was_offered_just_now_begins_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, other = Sessions("http://127.0.0.1:1"), Sessions("http://127.0.0.1:1")
+    offered = found.offer()
+    nonce, until, signature = offered.split(".")
+    for id in (
+        "",
+        ".",
+        "..",
+        "any",
+        "\u00e9.9.x",
+        f"{nonce}.{int(until) + 1}.{signature}",
+        other.offer(),
+        f"{nonce}.x.",
+    ):
+        assert found.open(id) is None
+    monkeypatch.setattr(sessions.time, "monotonic", lambda: float(until))
+    assert found.open(offered) is None and len(found) == 0
+
+
+def test_the_cookie_is_valid_for_a_day_and_cannot_be_made_valid_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    access, response, now = WebAccess(TOKEN), PlainTextResponse(), 1_000_000_000
+    monkeypatch.setattr("cpuchat.serving.web.access.time.time", lambda: now)
+    assert access.log_in(TOKEN, response, secure=False)
+    cookie = response.headers["set-cookie"].partition(";")[0]
+    assert "Max-Age=86400" in response.headers["set-cookie"]
+    now += 86_399
+    assert access.is_known(Headers({"cookie": cookie}))
+    now += 1
+    assert not access.is_known(Headers({"cookie": cookie}))
+    for forged in (cookie.replace("=1", "=2"), "cpuchat_web=", "cpuchat_web=x.y", "cpuchat_web=9999999999."):
+        assert not access.is_known(Headers({"cookie": forged}))
 
 
 async def test_an_app_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -168,14 +212,14 @@ def test_folders_of_killed_servers_are_removed(monkeypatch: pytest.MonkeyPatch, 
 
 async def test_at_the_end_of_the_server_a_session_that_starts_is_waited_for_and_none_begins() -> None:
     found = Sessions("http://127.0.0.1:1")
-    session, watching = found.new(), asyncio.create_task(found.watch_over())
+    session, watching = found.open(found.offer()), asyncio.create_task(found.watch_over())
     assert session is not None
     async with session._starting:
         await asyncio.sleep(0)
         watching.cancel()
         while not session.ended:
             await asyncio.sleep(0)
-        assert found.new() is None and not watching.done()
+        assert not found.offer() and not watching.done()
     await asyncio.wait({watching})
     assert len(found) == 0
 

@@ -79,7 +79,7 @@ async def browsing(web: Server, path: str, **headers: str) -> AsyncIterator[Brow
 
 
 def opened(web: Server) -> str:
-    """Return the path of a new session."""
+    """Return the path of a page that begins a session."""
     answer = web.http.get("/")
     assert answer.status_code == 303
     return answer.headers["location"]
@@ -140,11 +140,17 @@ async def test_a_tab_waits_chats_is_loaded_again_watched_and_ended(web: Server) 
 
 
 async def test_sessions_have_a_limit_and_end_with_a_server_that_is_killed(web: Server) -> None:
-    path = opened(web)
-    opened(web)
-    full = web.http.get("/")
-    assert full.status_code == 503 and "All sessions are in use" in full.text and "refresh" in full.text
-    for origin, place in (("http://evil.example", path), (web.url, "/chat/none"), (web.url, "/watch/none")):
+    path, other, third = [opened(web) for _ in range(8)][:3]  # pages alone take no session
+    async with browsing(web, path), browsing(web, other):
+        full = web.http.get("/")
+        assert full.status_code == 503 and "All sessions are in use" in full.text and "refresh" in full.text
+        assert web.http.get(third).headers["location"] == "/"
+    for origin, place in (
+        ("http://evil.example", path),
+        (web.url, third),
+        (web.url, "/chat/none"),
+        (web.url, "/watch/none"),
+    ):
         with pytest.raises(InvalidStatus) as refused:
             async with browsing(web, place, origin=origin):
                 pass

@@ -59,7 +59,7 @@ def test_a_field_gives_back_what_it_shows(field: Field) -> None:
         ("sampling.temperature", "hot", "needs a number from 0 to 10"),
         ("sampling.temperature", "11", "needs a number from 0 to 10"),
         ("sampling.temperature", "nan", "needs a number from 0 to 10"),
-        ("sampling.repeat_penalty", "0", "needs a number above 0, at most 10"),
+        ("sampling.repeat_penalty", "0", "needs a number from 0.01 to 10"),
         ("sampling.top_k", "-1", "needs a whole number of 0 or more"),
         ("sampling.top_k", "1.5", "needs a whole number of 0 or more"),
         ("sampling.seed", "-2", "needs a whole number of -1 or more"),
