@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from typing import Any
 
 import msgspec
 
+from cpuchat.chats.records import storable
 from cpuchat.chats.transfer import chatgpt, llama_server, lm_studio, portable
 from cpuchat.chats.transfer.portable import Document, PortableChat
 from cpuchat.errors import ChatsTooNew, UsageError
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped; msgspec would not take half a pair
 _SUFFIXES = (".json", ".jsonl")
 _LARGEST = 4 << 30  # bytes of a file in an archive
 
@@ -70,10 +73,10 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
 def _read(name: str, data: bytes) -> ExportFile | None:
     """Return the chats of a file; None when it is no export."""
     try:
-        value = json.loads(data)  # not msgspec: it takes no half of a surrogate pair, which cut titles end with
+        value = _parsed(data)
     except (ValueError, RecursionError):
         try:
-            value = llama_server.sessions(json.loads(line) for line in data.splitlines() if line.strip())
+            value = llama_server.sessions(_parsed(line) for line in data.splitlines() if line.strip())
         except (ValueError, RecursionError):
             return None
     if isinstance(value, dict) and value.get("format") == "cpuchat-chats":
@@ -91,6 +94,13 @@ def _read(name: str, data: bytes) -> ExportFile | None:
         except (msgspec.ValidationError, ValueError, OverflowError) as error:
             exported.problems.append(f"chat {number} of {name}: {error}")
     return exported
+
+
+def _parsed(data: bytes) -> Any:
+    """Parse JSON into texts that can be stored: half a surrogate pair, which cut titles end with, becomes "?"."""
+    text = data.decode(json.detect_encoding(data), "replace")
+    value = json.loads(text)
+    return json.loads(storable(json.dumps(value, ensure_ascii=False))) if _SURROGATE.search(text) else value
 
 
 def _reader(value: Any) -> tuple[str, Callable[[object], PortableChat], object] | None:

@@ -242,3 +242,21 @@ def test_long_branches_and_circles_are_read() -> None:
     assert len(chat.branch) == 5000 and chat.messages[-1].content == "4999"
     assert chatgpt.read({"mapping": {"a": node("b", "user", "x"), "b": node("a", "user", "y")}}).messages == []
     assert chat.title == "0"
+
+
+def test_cut_emoji_are_imported_as_question_marks(store: ChatStore, tmp_path: Path) -> None:
+    """ChatGPT cuts titles by UTF-16 units, cpuchat's own exports may have been edited."""
+    told = json.loads(CHATGPT.read_text(encoding="utf-8"))
+    told[0]["title"] = "Cut \ud83d"
+    theirs, ours = tmp_path / "chatgpt.json", tmp_path / "cpuchat.json"
+    theirs.write_text(json.dumps(told), encoding="utf-8")
+    assert added(store, theirs).title == "Cut ?"
+    message = {"id": 1, "role": "user", "content": "A pair: \ud83d\ude00, a half: \udc4d", "model": "\udcff"}
+    message["attachments"] = [{"title": "\ud83d", "text": "\ud83d"}]
+    chat = {"id": "a", "title": "\ud83d", "preset": {"name": "\ud83d"}, "messages": [message]}
+    ours.write_text(json.dumps({"format": "cpuchat-chats", "version": 1, "chats": [chat]}), encoding="utf-8")
+    found = added(store, ours)
+    assert (found.title, found.messages[0].content) == ("?", "A pair: 😀, a half: ?")
+    assert found.messages[0].attachments[0].text == "?"
+    assert import_chats(store, read_exports(ours).chats) == Imported(known=1)
+    assert list(tmp_path.glob("*.salvage")) == []
