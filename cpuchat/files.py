@@ -22,6 +22,8 @@ LOCK_SECONDS = 2.0
 hung.
 """
 
+_MAX_DEPTH, _MAX_FOLDERS = 100, 50_000  # of a walk through folders
+
 T = TypeVar("T")
 
 
@@ -99,6 +101,42 @@ def is_locked(path: Path) -> bool:
     except OSError:
         pass
     return False
+
+
+def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield `top` and the folders below it, each with the names of its files, sorted.
+
+    Follows links, but enters no folder twice: links can form loops. Left out are hidden folders, those that cannot be
+    read, and those beyond `_MAX_DEPTH` and `_MAX_FOLDERS`.
+    """
+    seen: set[tuple[int, int]] = set()
+    left = [(top, 0)]
+    while left:
+        folder, depth = left.pop()
+        names: list[str] = []
+        below: list[tuple[Path, int]] = []
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for one in found:
+            if (key := _folder_key(one)) is None:
+                names.append(one.name)
+            elif not one.name.startswith(".") and key not in seen and depth < _MAX_DEPTH and len(seen) < _MAX_FOLDERS:
+                seen.add(key)
+                below.append((folder / one.name, depth + 1))
+        yield folder, names
+        left += reversed(below)
+
+
+def _folder_key(one: os.DirEntry[str]) -> tuple[int, int] | None:
+    """Return what identifies a folder by whatever path; None for everything else."""
+    with contextlib.suppress(OSError):
+        if one.is_dir():
+            status = one.stat()
+            return status.st_dev, status.st_ino
+    return None
 
 
 class _Content(msgspec.Struct, Generic[T]):
