@@ -14,6 +14,8 @@ from pathlib import Path
 
 import platformdirs
 
+from cpuchat.errors import UsageError
+
 APP = "cpuchat"
 
 
@@ -46,6 +48,16 @@ def read_text(file: Path, most: int = 1 << 20) -> str:
         limit = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
         raise OSError(errno.EFBIG, f"larger than {limit}", str(file))
     return data.decode("utf-8-sig")
+
+
+def transferable(path: Path) -> str:
+    """Return a path as text for another process. Raises UsageError if it is not valid UTF-8."""
+    try:
+        return str(path).encode().decode()
+    except UnicodeEncodeError:
+        name = str(path).encode("utf-8", "replace").decode()
+        hint = "Rename the file or its folder; for files of cpuchat's own, set CPUCHAT_CACHE_DIR to another folder."
+        raise UsageError(f"The path {name} is not valid UTF-8.", hint) from None
 
 
 def config_dir() -> Path:

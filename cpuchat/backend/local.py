@@ -113,6 +113,7 @@ class LocalBackend:
         self._wanted = (path, options, spec)
         self._model = None
         try:
+            names = [paths.transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
@@ -126,14 +127,14 @@ class LocalBackend:
             return
         command = LoadModel(
             request_id=next(self._request_ids),
-            path=str(path),
+            path=names[0],
             cpus=placement.cpus,
             draft_cpus=placement.draft_cpus,
             options=options,
-            state_dir=str(self._state_dir) if self._state_dir else "",
+            state_dir=names[2] if self._state_dir else "",
             state_limit=self._state_limit,
             memory_limit=self._memory_limit,
-            calibration_file=str(paths.calibration_file()),
+            calibration_file=names[1],
         )
         async with self._exchange(command, (ModelLoaded, LoadCancelled, Failed)) as exchange:
             while not exchange.finished:

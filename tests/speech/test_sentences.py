@@ -203,10 +203,10 @@ def test_nothing_speakable_is_nothing() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("run", "size"), [("!", 200_000), (" ", 8), ("> ", 8)])
+@pytest.mark.parametrize(("run", "size"), [("!", 100_000), (" ", 8), ("> ", 8)])
 def test_long_runs_take_linear_time(run: str, size: int) -> None:
     """The regular expressions, and the second look at a line with each piece, took minutes for such runs."""
-    text = (run * 200_000)[:200_000]
+    text = (run * 100_000)[:100_000]
     splitter = SentenceSplitter()
     found = [sentence for at in range(0, len(text), size) for sentence in splitter.feed(text[at : at + size])]
     found += [*splitter.feed("\n\nThe end."), *splitter.flush()]
