@@ -113,7 +113,7 @@ class LocalBackend:
         self._wanted = (path, options, spec)
         self._model = None
         try:
-            names = [paths.transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
+            names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
@@ -363,3 +363,13 @@ async def _discard(worker: WorkerProcess) -> None:
 
 def _is_death(event: AnyEvent) -> TypeGuard[Failed]:
     return isinstance(event, Failed) and event.code == WorkerDied.code
+
+
+def _transferable(path: Path) -> str:
+    """Return a path as text for another process. Raises UsageError if it is not valid UTF-8."""
+    try:
+        return str(path).encode().decode()
+    except UnicodeEncodeError:
+        name = str(path).encode("utf-8", "replace").decode()
+        hint = "Rename the file or its folder; for files of cpuchat's own, set CPUCHAT_CACHE_DIR to another folder."
+        raise UsageError(f"The path {name} is not valid UTF-8.", hint) from None
