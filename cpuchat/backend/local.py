@@ -22,7 +22,7 @@ from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
-from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
+from cpuchat.errors import CpuchatError, Interrupted, UsageError, WorkerDied
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol import (
