@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat import paths
-from cpuchat.files import file_lock, write_atomically
+from cpuchat.files import file_lock, read_json, write_atomically
 
 SETTINGS: Final = {"model": ("last",), "ui": ("sidebar", "telemetry")}
 """Settings that are remembered here instead of being written to config.toml, by section."""
@@ -26,8 +26,8 @@ class AppState(msgspec.Struct, omit_defaults=True):
 def read_state() -> AppState:
     """Read the state; a missing or damaged file counts as empty."""
     try:
-        return msgspec.json.decode(paths.state_file().read_bytes(), type=AppState)
-    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return read_json(paths.state_file(), msgspec.json.Decoder(AppState).decode)
+    except (OSError, ValueError):
         return AppState()
 
 

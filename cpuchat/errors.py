@@ -298,6 +298,13 @@ class ToolServerFailed(CpuchatError):
         self.reason = reason or message
 
 
+class OutputFailed(CpuchatError, OSError):
+    """The output cannot be written, for instance to a full disk. Not raised where its reader is gone."""
+
+    code = "output"
+    exit_code = 26
+
+
 class Interrupted(CpuchatError):
     """The user stopped it."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,9 @@ LOCK_SECONDS = 2.0
 """Seconds to wait for another process that changes the same file. That takes milliseconds; after this it counts as
 hung.
 """
+
+_OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # without a wait for a pipe
+_MAX_DEPTH, _MAX_FOLDERS = 100, 50_000  # of a walk through folders
 
 T = TypeVar("T")
 
@@ -60,6 +65,35 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
+def read_small(file: Path, most: int = 1 << 20) -> bytes:
+    """Read a small file.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
+    """
+    handle = os.open(file, _OPEN)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            data = stream.read(min(most, status.st_size or most) + 1)  # files of /proc have no size
+    finally:
+        os.close(handle)
+    if len(data) > most:
+        limit = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise OSError(errno.EFBIG, f"larger than {limit}", str(file))
+    return data
+
+
+def read_json(file: Path, decode: Callable[[bytes], T], most: int = 1 << 20) -> T:
+    """Decode a small file. Raises OSError as `read_small`; ValueError (msgspec's errors are such): another content."""
+    try:
+        return decode(read_small(file, most))
+    except RecursionError:
+        raise ValueError(f"{file} is nested too deep") from None
+
+
 @contextlib.contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
@@ -91,7 +125,7 @@ def file_lock(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Return whether another process holds a lock on `path`; False where that cannot be determined."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, _OPEN), "rb") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -99,6 +133,42 @@ def is_locked(path: Path) -> bool:
     except OSError:
         pass
     return False
+
+
+def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield `top` and the folders below it, each with the names of its files, sorted.
+
+    Follows links, but enters no folder twice: links can form loops. Left out are hidden folders, those that cannot be
+    read, and those beyond `_MAX_DEPTH` and `_MAX_FOLDERS`.
+    """
+    seen: set[tuple[int, int]] = set()
+    left = [(top, 0)]
+    while left:
+        folder, depth = left.pop()
+        names: list[str] = []
+        below: list[tuple[Path, int]] = []
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for one in found:
+            if (key := _folder_key(one)) is None:
+                names.append(one.name)
+            elif not one.name.startswith(".") and key not in seen and depth < _MAX_DEPTH and len(seen) < _MAX_FOLDERS:
+                seen.add(key)
+                below.append((folder / one.name, depth + 1))
+        yield folder, names
+        left += reversed(below)
+
+
+def _folder_key(one: os.DirEntry[str]) -> tuple[int, int] | None:
+    """Return what identifies a folder by whatever path; None for everything else."""
+    with contextlib.suppress(OSError):
+        if one.is_dir():
+            status = one.stat()
+            return status.st_dev, status.st_ino
+    return None
 
 
 class _Content(msgspec.Struct, Generic[T]):
@@ -124,17 +194,15 @@ class JsonCache(Generic[T]):
     def read(self) -> dict[str, T]:
         """Return all entries, the oldest first."""
         try:
-            if self.file.stat().st_size > self._max_bytes:
-                return {}
-            content = self._decoder.decode(self.file.read_bytes())
-        except (OSError, ValueError):  # msgspec's errors are ValueErrors
+            content = read_json(self.file, self._decoder.decode, self._max_bytes)
+        except (OSError, ValueError):
             return {}
         return content.entries if content.version == self._version else {}
 
     def update(self, change: Callable[[dict[str, T]], None]) -> None:
         """Let `change` edit the current entries under a lock, so that nothing another process wrote is lost."""
         folder = self.file.parent
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeEncodeError):  # the name of a file may be no text
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with file_lock(folder):
                 entries = self.read()

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import stat
 from pathlib import Path
 
 import platformdirs
+
+from cpuchat.files import read_small
 
 APP = "cpuchat"
 
@@ -34,18 +34,7 @@ def read_text(file: Path, most: int = 1 << 20) -> str:
         OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
         UnicodeDecodeError: it is not UTF-8.
     """
-    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(file))
-        with os.fdopen(handle, "rb", closefd=False) as stream:
-            data = stream.read(most + 1)
-    finally:
-        os.close(handle)
-    if len(data) > most:
-        limit = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
-        raise OSError(errno.EFBIG, f"larger than {limit}", str(file))
-    return data.decode("utf-8-sig")
+    return read_small(file, most).decode("utf-8-sig")
 
 
 def config_dir() -> Path:

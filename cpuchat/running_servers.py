@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cpuchat import paths
-from cpuchat.files import file_lock, is_locked
+from cpuchat.files import file_lock, is_locked, read_json
 
 
 class RunningServer(msgspec.Struct, frozen=True):
@@ -40,10 +40,10 @@ def running_servers() -> list[RunningServer]:
     found: list[RunningServer] = []
     with contextlib.suppress(OSError):
         for file in sorted(paths.servers_dir().glob("*.json")):
-            # gone meanwhile, or not ours; msgspec's errors are ValueErrors
+            # gone meanwhile, or not ours
             with contextlib.suppress(OSError, ValueError):
                 if is_locked(file):
-                    found.append(msgspec.json.decode(file.read_bytes(), type=RunningServer))
+                    found.append(read_json(file, msgspec.json.Decoder(RunningServer).decode))
                 else:
                     file.unlink(missing_ok=True)
     return found

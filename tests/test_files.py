@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cpuchat import app_state, paths, running_servers
 from cpuchat.files import JsonCache, atomic_writer, file_lock, is_locked, write_atomically
+from cpuchat.tune import records
 
 
 def cache(file: Path, max_entries: int = 9, version: int = 1) -> JsonCache[int]:
@@ -114,3 +119,40 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     programs = [subprocess.Popen([*command, *names[first::2]]) for first in range(2)]
     assert [program.wait() for program in programs] == [0, 0]
     assert sorted(cache(tmp_path / "k.json").read()) == sorted(names)
+
+
+def _pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def _deep(file: Path) -> None:
+    file.write_bytes(b'{"version": 1, "entries": {"a": ' + b"[" * 100_000)
+
+
+@pytest.mark.timeout(60)  # a pipe without a writer blocks its reader
+@pytest.mark.parametrize("damage", [_pipe, _deep])
+def test_a_pipe_or_deep_nesting_in_place_of_a_file_of_the_apps_own_is_no_file(
+    damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("CONFIG", "DATA", "CACHE"):
+        monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path))
+    cache = JsonCache(tmp_path / "cache.json", dict[str, Any], version=1, max_entries=9)
+    record = tmp_path / "before.json"
+    for file in (cache.file, paths.state_file(), record, paths.servers_dir() / "1.json"):
+        file.parent.mkdir(exist_ok=True)
+        damage(file)
+    assert cache.read() == {}
+    assert app_state.read_state() == app_state.AppState()
+    assert records.load(tmp_path, "before") is None
+    assert running_servers.running_servers() == []
+    cache.put("a", {})
+    app_state.update_state({"last": "x"})
+    assert (cache.read(), app_state.read_state().last) == ({"a": {}}, "x")
+
+
+def test_a_key_that_is_no_text_is_not_cached(tmp_path: Path) -> None:
+    """Such as the name of a file."""
+    cache = JsonCache(tmp_path / "cache.json", int, version=1, max_entries=9)
+    cache.put("caf\udce9", 1)
+    cache.put("b", 2)
+    assert cache.read() == {"b": 2}

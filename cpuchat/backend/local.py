@@ -22,7 +22,7 @@ from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
-from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
+from cpuchat.errors import CpuchatError, Interrupted, UsageError, WorkerDied
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.models.gguf.header import split_parts
@@ -118,6 +118,7 @@ class LocalBackend:
         self._model = None
         self._sizes = await asyncio.to_thread(_file_sizes, path, Path(options.draft_path or path))
         try:
+            names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
@@ -131,14 +132,14 @@ class LocalBackend:
             return
         command = LoadModel(
             request_id=next(self._request_ids),
-            path=str(path),
+            path=names[0],
             cpus=placement.cpus,
             draft_cpus=placement.draft_cpus,
             options=options,
-            state_dir=str(self._state_dir) if self._state_dir else "",
+            state_dir=names[2] if self._state_dir else "",
             state_limit=self._state_limit,
             memory_limit=self._memory_limit,
-            calibration_file=str(paths.calibration_file()),
+            calibration_file=names[1],
         )
         async with self._exchange(command) as exchange:
             while not exchange.finished:
@@ -388,3 +389,13 @@ async def _discard(worker: WorkerProcess) -> None:
 
 def _is_death(event: AnyEvent) -> TypeGuard[Failed]:
     return isinstance(event, Failed) and event.code == WorkerDied.code
+
+
+def _transferable(path: Path) -> str:
+    """Return a path as text for another process. Raises UsageError if it is not valid UTF-8."""
+    try:
+        return str(path).encode().decode()
+    except UnicodeEncodeError:
+        name = str(path).encode("utf-8", "replace").decode()
+        hint = "Rename the file or its folder; for files of cpuchat's own, set CPUCHAT_CACHE_DIR to another folder."
+        raise UsageError(f"The path {name} is not valid UTF-8.", hint) from None

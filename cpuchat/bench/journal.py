@@ -16,6 +16,7 @@ from cpuchat.bench.environment import Environment
 from cpuchat.bench.matrix import Cell
 from cpuchat.bench.sample import Sample
 from cpuchat.errors import UsageError
+from cpuchat.files import read_small
 from cpuchat.model_info import ModelInfo
 from cpuchat.paths import shown
 
@@ -76,10 +77,10 @@ class Journal:
     def _read(self) -> None:
         decoder = msgspec.json.Decoder(Line)
         with contextlib.suppress(OSError):
-            for number, data in enumerate(self.file.read_bytes().splitlines()):
+            for number, data in enumerate(read_small(self.file, 64 << 20).splitlines()):
                 try:
                     line = decoder.decode(data)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except (ValueError, RecursionError):
                     if not number:
                         return
                     continue

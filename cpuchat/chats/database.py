@@ -32,15 +32,16 @@ class Database:
         self._erase_due = False
         try:
             _make_private(path)
-            if notice := repair.salvage_if_requested(path):
-                self._notices.append(notice)
+            notice = repair.salvage_if_requested(path)
+            inode = path.stat().st_ino
             try:
                 self._db = self._opened()
             except (sqlite3.Error, OverflowError, UnicodeError) as error:
                 if not repair.is_damage(error):
                     raise
-                self._notices.append(repair.salvage(path))
+                notice = repair.salvage(path, inode)
                 self._db = self._opened()
+            self._notices += [notice] if notice else []
         except (OSError, OverflowError, UnicodeError, sqlite3.Error) as error:
             raise _unusable(path, error) from None
 
@@ -115,8 +116,7 @@ class Database:
                 if repair.is_damage(error) and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
                     repair.request_salvage(self.path)
                 raise _unusable(self.path, error) from None
-            except (OverflowError, UnicodeError) as error:  # values that cannot be put back as they were read
-                repair.request_salvage(self.path)
+            except (OverflowError, UnicodeError) as error:  # a value that was given: the file is sound
                 raise _unusable(self.path, error) from None
 
     def _select(

@@ -270,10 +270,8 @@ def column(value: object) -> Any:
             return storable(value)
         case ():
             return None
-        case tuple():  # not msgspec: it takes no half of a surrogate pair, which imported texts may have
-            return storable(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
-        case msgspec.Struct():
-            return msgspec.json.encode(value).decode()
+        case tuple() | msgspec.Struct():  # not msgspec.json: it takes no half of a surrogate pair, as in a file's name
+            return storable(json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":")))
         case _:
             return value
 

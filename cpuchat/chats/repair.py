@@ -13,10 +13,11 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from cpuchat import files
 from cpuchat.chats import schema
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
@@ -57,7 +58,14 @@ _FIND_PARENTS = (
     " m.id < messages.id), 0) WHERE parent < 0"
 )
 """A message whose parent is unknown follows the one before it."""
+_SHARED_LOCK = 0x40000002, 510
+"""Where SQLite locks a database that is open: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h
+"""
 _QUERIES = 4000  # how often a damaged table is asked for what is behind the damage
+
+
+class _InUse(ChatsDamaged):
+    """The database is damaged, and another program has it open."""
 
 
 def is_damage(error: BaseException) -> bool:
@@ -128,10 +136,13 @@ def request_salvage(path: Path) -> None:
 
 
 def salvage_if_requested(path: Path) -> str:
-    """Salvage the file if that was requested, as `salvage`; returns "" if it was not, or the file is gone."""
+    """Salvage the file if that was requested, as `salvage`; returns "" if it was not, the file is gone or in use."""
     if not _request(path).exists():
         return ""
-    notice = salvage(path) if path.exists() else ""
+    try:
+        notice = salvage(path, path.stat().st_ino) if path.exists() else ""
+    except _InUse:
+        return ""
     _request(path).unlink(missing_ok=True)
     return notice
 
@@ -145,18 +156,26 @@ def has_orphans(db: sqlite3.Connection) -> bool:
     return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {_ORPHANED})").fetchone()[0])
 
 
-def salvage(path: Path) -> str:
+def salvage(path: Path, inode: int) -> str:
     """Replace a damaged file by a new one with everything that can be read; returns the message for the user.
 
+    Args:
+        inode: of the damaged file. If another process has replaced it, nothing happens, and "" is returned.
+
     Raises:
-        ChatsDamaged: the new file cannot be written, or the old one not be moved; it is unchanged.
+        ChatsDamaged: another program has it open, the new file cannot be written, or the old one not be moved; it is
+            unchanged.
     """
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
         with contextlib.ExitStack() as cleanup:
+            damaged = cleanup.enter_context(path.open("r+b"))
+            if os.fstat(damaged.fileno()).st_ino != inode:
+                return ""
+            _lock_out(damaged, path)
             cleanup.callback(new.unlink, missing_ok=True)
-            n_chats, n_messages = _salvage_into(new, *_readable(path, cleanup))
+            n_chats, n_messages = _salvage_into(new, *_readable(path, damaged, cleanup))
             for side in SIDES:
                 if (file := path.with_name(path.name + side)).exists():
                     file.rename(aside.with_name(aside.name + side))
@@ -170,6 +189,24 @@ def salvage(path: Path) -> str:
     counts = f"{plural(n_chats, 'chat')} with {plural(n_messages, 'message')}"
     found = f"Recovered {counts}" if n_chats else "Nothing could be recovered"
     return f"The chat database was damaged. {found}; the damaged file is kept as {aside}."
+
+
+def _lock_out(damaged: BinaryIO, path: Path) -> None:
+    """Keep other programs from opening the database until `damaged` is closed, or any other handle of that file.
+
+    Raises _InUse if one has it open.
+    """
+    try:
+        if files.fcntl is not None:
+            offset, length = _SHARED_LOCK
+            files.fcntl.lockf(damaged, files.fcntl.LOCK_EX | files.fcntl.LOCK_NB, length, offset)
+    except (BlockingIOError, PermissionError):
+        raise _InUse(
+            f"The chat database is damaged, and another program has it open: {path}.",
+            "Close that program, then restart to repair the file.",
+        ) from None
+    except OSError:  # a file system without locks
+        pass
 
 
 def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) -> tuple[int, int]:
@@ -267,9 +304,9 @@ def _rows(
         yield rowid, _DEFAULTS[table] | dict(zip(columns, values, strict=True))
 
 
-def _readable(path: Path, cleanup: contextlib.ExitStack) -> tuple[list[Numbered], list[Numbered]]:
+def _readable(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> tuple[list[Numbered], list[Numbered]]:
     """Reads the chats and messages of a damaged file as far as SQLite can."""
-    db = _open_damaged(path, cleanup)
+    db = _open_copy(path, damaged, cleanup)
     found: list[list[Numbered]] = []
     for table in _DEFAULTS:
         rows: dict[int, Row] = {}
@@ -305,20 +342,22 @@ def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]
             spans += [(low, middle), (middle + 1, high)]
 
 
-def _open_damaged(path: Path, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
-    """Open a damaged file for reading, if necessary through a copy with a corrected header."""
-    with path.open("rb") as file:
+def _open_copy(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
+    """Open a copy of a damaged file for reading, if necessary with a corrected header."""
+    copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
+    for side in ("", *SIDES):
+        cleanup.callback(copy.with_name(copy.name + side).unlink, missing_ok=True)
+    with os.fdopen(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b") as file:
+        shutil.copyfileobj(damaged, file)
+        file.seek(0)
         start = file.read(100)
-    if start[18:20] not in _MODES or any(start[at : at + len(right)] != right for at, right in _HEADER):
-        copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
-        cleanup.callback(copy.unlink, missing_ok=True)
-        shutil.copyfile(path, copy)
-        with copy.open("r+b") as file:
+        if start[18:20] not in _MODES or any(start[at : at + len(right)] != right for at, right in _HEADER):
             for at, right in (*_HEADER, (18, _MODES[0])):
                 file.seek(at)
                 file.write(right)
-        path = copy
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        elif (log := path.with_name(path.name + SIDES[0])).exists():
+            shutil.copyfile(log, copy.with_name(copy.name + SIDES[0]))
+    db = sqlite3.connect(copy, isolation_level=None)
     cleanup.callback(db.close)
     db.text_factory = decoded
     db.execute("PRAGMA writable_schema = ON")  # read a schema that is invalid in places all the same

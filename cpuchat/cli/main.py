@@ -17,7 +17,7 @@ from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.output import cleaned_output
-from cpuchat.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.errors import CpuchatError, Interrupted, OutputFailed, UsageError
 
 SIGPIPE_STATUS = 141
 """Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
@@ -195,6 +195,9 @@ def _run(arguments: Sequence[str]) -> int:
         return _show_help(error, arguments)
     except click.ClickException as error:
         return _fail(_from_click(error), arguments)
+    except OutputFailed as error:
+        _reader_gone()
+        return _fail(error, [])  # on stderr, even if --json was asked for
     except CpuchatError as error:
         return _fail(error, arguments)
     except (Abort, KeyboardInterrupt):
@@ -298,7 +301,7 @@ def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except OSError:
-        pass
+        return _fail(error, []) if arguments else error.exit_code  # on stderr, if that is not what failed
     return error.exit_code
 
 

@@ -12,14 +12,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from cpuchat.errors import CpuchatError
+from cpuchat.errors import CpuchatError, OutputFailed
 from cpuchat.text import Cleaner, clean, replace_unsafe
 
 
 class CleanStream(io.TextIOBase):
     """Writes text to `stream` without terminal control sequences; `write_raw` is for our own.
 
-    It has no `buffer`, by which click would go around it.
+    It has no `buffer`, by which click would go around it. Raises BrokenPipeError, or OutputFailed where writing fails
+    for another reason.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -27,14 +28,17 @@ class CleanStream(io.TextIOBase):
         self._cleaner = Cleaner()
 
     def write(self, text: str) -> int:
-        self._stream.write(self._cleaner.feed(text))
+        with _named_faults():
+            self._stream.write(self._cleaner.feed(text))
         return len(text)
 
     def write_raw(self, text: str) -> None:
-        self._stream.write(self._cleaner.flush() + text)
+        with _named_faults():
+            self._stream.write(self._cleaner.flush() + text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        with _named_faults():
+            self._stream.flush()
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -56,6 +60,16 @@ class CleanStream(io.TextIOBase):
     @property
     def closed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._stream.closed
+
+
+@contextlib.contextmanager
+def _named_faults() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputFailed(f"Cannot write the output: {error.strerror}.", "Redirect it to another place.") from None
 
 
 @contextlib.contextmanager

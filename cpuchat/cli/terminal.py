@@ -12,7 +12,6 @@ from typing import TextIO
 import click
 
 from cpuchat.cli.output import cleaned
-from cpuchat.errors import CpuchatError
 from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progress
 from cpuchat.present.table import table
 from cpuchat.protocol import LoadProgress, PrefillProgress
@@ -62,7 +61,7 @@ class Terminal:
 
         Raises:
             OutputClosed: the reader of stdout is gone.
-            CpuchatError: stdout cannot be written (disk full).
+            OutputFailed: stdout cannot be written (disk full).
         """
         if not text:
             return
@@ -160,8 +159,6 @@ class Terminal:
             self._out.flush()
         except BrokenPipeError:
             raise OutputClosed from None
-        except OSError as error:
-            raise CpuchatError(f"Cannot write to standard output: {error.strerror}.") from None
 
     def _write_err(self, text: str, *, raw: bool = False) -> None:
         if self._err is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from cpuchat.files import read_small
 from cpuchat.quality.messages import Scored, Text
 
 _KEPT_FILES = 50
@@ -40,8 +41,8 @@ class SavedWindows:
         """Return what is saved, each window once."""
         windows: dict[int, Scored] = {}
         with contextlib.suppress(OSError):
-            for line in self._file.read_bytes().splitlines():
-                with contextlib.suppress(msgspec.MsgspecError):
+            for line in read_small(self._file, 256 << 20).splitlines():
+                with contextlib.suppress(ValueError, RecursionError):
                     window = msgspec.json.decode(line, type=Scored)
                     windows[window.window] = window
         return list(windows.values())

@@ -8,6 +8,7 @@ needs: a sentence is handed out with the first character of the next one.
 from __future__ import annotations
 
 import re
+from functools import cache, partial
 
 from cpuchat.speech.markdown import spoken_inline
 
@@ -29,7 +30,8 @@ _FORMULA = {"$$": "$$", r"\[": r"\]"}
 # What a line may still become as long as it is not complete: nothing is said before that is known.
 _UNDECIDED = re.compile(r"[ \t`~$\\|>#=*_+•-]*+(?:\d{1,9}[.)]?[ \t]*)?(?:\[[ xX]?\]?[ \t]*)?[`~$\\]*+$")
 
-_END = re.compile(r"(?:[.!?…।॥؟۔]+[\"'”’)\]*_~]*\s+(?=\S)|[。！？]+[」』”’）]*)")
+# Not from the middle of a run of marks: with that, a long run took quadratic time.
+_END = re.compile(r"(?:(?<![.!?…।॥؟۔])[.!?…।॥؟۔]++[\"'”’)\]*_~]*+\s++(?=\S)|[。！？]+[」』”’）]*)")
 _ABBREVIATIONS = frozenset([
     "e.g", "i.e", "cf", "vs", "approx", "ca", "al", "dr", "mr", "mrs", "ms", "prof", "st", "gen", "jr", "sr", "eds",
     "resp",
@@ -55,6 +57,7 @@ class SentenceSplitter:
 
     def __init__(self) -> None:
         self._line = ""  # of which no end has come
+        self._wait = 0  # characters that it must have before it is looked at again: long ones not for each piece
         self._inside = False  # the block that `_line` belongs to is known: it is prose
         self._prose = ""  # of lines before, without the end of a sentence
         self._fence = ""  # closes the code block
@@ -69,6 +72,7 @@ class SentenceSplitter:
         for line in lines:
             found += self._complete(line)
         self._line = rest
+        self._wait = 0 if lines else self._wait
         return _speakable(found + self._partial())
 
     def flush(self) -> list[str]:
@@ -80,9 +84,10 @@ class SentenceSplitter:
 
     def _partial(self) -> list[str]:
         """Return the sentences of a line that is not complete."""
-        if self._fence or self._formula:
+        if self._fence or self._formula or len(self._line) < self._wait:
             return []
         if not self._inside:
+            self._wait = 2 * len(self._line) if len(self._line) > _LONGEST else 0
             line = self._line
             body = line[_body_of(line) :]
             if _UNDECIDED.match(line.rstrip(" \t")) or line.lstrip().startswith("|") or _HEADING.match(line):
@@ -90,7 +95,7 @@ class SentenceSplitter:
             if _FENCE.match(body) or _opens(body):
                 return []
             before = self._begin_line(line)
-            self._line, self._inside = "", True
+            self._line, self._inside, self._wait = "", True, 0
             return before + self._take("")
         text, self._line = self._line, ""
         return self._take(text)
@@ -188,11 +193,12 @@ def split_sentences(text: str) -> tuple[list[str], str]:
     """
     found: list[str] = []
     start = 0
+    clause = cache(partial(_clause, text))
 
     def divide(end: int) -> int:
         """Return the start of what is left up to `end` when long clauses are off."""
         at = start
-        while end - at > MAX_CHARS and (cut := _clause(text, at, end)):
+        while end - at > MAX_CHARS and (cut := clause(at) or (at + MAX_CHARS if end - at >= _LONGEST else 0)):
             found.append(text[at:cut].strip())
             at = cut
         return at
@@ -224,16 +230,16 @@ def _is_end(text: str, start: int, match: re.Match[str]) -> bool:
     return not (len(word) == 1 and word.isupper() and word != "I")  # an initial
 
 
-def _clause(text: str, start: int, end: int) -> int:
-    """Return where to divide the long sentence from `start` to `end`: after the last comma or the like before the
-    limit, or at a space; 0: nowhere.
+def _clause(text: str, start: int) -> int:
+    """Return where to divide a long sentence from `start` on: after the last comma or the like before the limit, or at
+    a space; 0: nowhere.
     """
     for pattern in _BREAKS:
         ends = [match.end() for match in pattern.finditer(text, start + MAX_CHARS // 3, start + MAX_CHARS)]
         for at in reversed(ends):
             if text.count("`", start, at) % 2 == 0 and text.count("[", start, at) <= text.count("]", start, at):
                 return at
-    return start + MAX_CHARS if end - start >= _LONGEST else 0
+    return 0
 
 
 def announce_code(language: str) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from cpuchat.errors import CpuchatError
-from cpuchat.files import write_atomically
+from cpuchat.files import read_json, write_atomically
 from cpuchat.model_info import ModelInfo
 from cpuchat.tune.compare import RateChange, compare
 from cpuchat.tune.measure import DecodeRate
@@ -57,8 +57,8 @@ def save(folder: Path, record: Record) -> None:
 
 def load(folder: Path, label: Label) -> Record | None:
     """Read the measurement with this label; None when there is none that can be read."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((folder / f"{label}.json").read_bytes(), type=Record)
+    with contextlib.suppress(OSError, ValueError):
+        return read_json(folder / f"{label}.json", msgspec.json.Decoder(Record).decode)
     return None
 
 

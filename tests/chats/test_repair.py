@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -226,6 +230,70 @@ def test_damage_that_only_a_read_meets_is_repaired_by_the_next_start(path, monke
     store.close()
     assert ChatStore(path).take_notices() == []
     assert list(path.parent.glob("*.salvage")) == []
+
+
+_OTHER_APP = """
+import sys
+from cpuchat.chats.store import ChatStore
+store = ChatStore(__import__("pathlib").Path(sys.argv[1]))
+chat = store.chats()[0]
+print("open", flush=True)
+for line in sys.stdin:
+    store.add_message(chat.id, "assistant", line.strip(), stop_reason="end")
+    print("saved", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def other_app(path: Path) -> Iterator[Callable[[str], None]]:
+    """Open the chats in a second process; yields what saves an answer there."""
+    command = [sys.executable, "-c", _OTHER_APP, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        requests, replies = other.stdin, other.stdout
+        assert requests is not None and replies is not None
+        assert replies.readline() == "open\n"
+
+        def answer(text: str) -> None:
+            print(text, file=requests, flush=True)
+            assert replies.readline() == "saved\n"
+
+        yield answer
+        requests.close()
+
+
+def test_a_value_that_no_database_can_store_is_an_error_and_no_damage(path):
+    """Such a value was taken for damage: the next start renamed the sound file, below another app that had it open."""
+    with other_app(path) as answer:
+        store = ChatStore(path)
+        with pytest.raises(ChatsError):
+            store.delete("a cut emoji: \ud83d")
+        with pytest.raises(ChatsError):
+            store.set_leaf(store.chats()[0].id, 1 << 70)
+        store.close()
+        store = ChatStore(path)
+        answer("Answer of the other app")
+        assert texts(store) == sorted([*ALL, "Answer of the other app"])
+        assert store.take_notices() == []
+        store.close()
+
+
+def test_no_file_is_repaired_while_another_program_has_it_open(path):
+    with other_app(path) as answer:
+        path.with_name("chats.db.salvage").touch()  # damage that only reading met
+        store = ChatStore(path)
+        answer("Answer of the other app")
+        assert texts(store) == sorted([*ALL, "Answer of the other app"])
+        assert store.take_notices() == []
+        store.close()
+        change(path, "DROP TABLE quarantine")
+        with pytest.raises(ChatsError, match="another program has it open") as failed:
+            ChatStore(path)
+        assert "Close that program" in failed.value.hint
+        assert list(path.parent.glob("*.damaged-*")) == []
+    store = ChatStore(path)
+    assert len(texts(store)) == len(ALL) + 1
+    assert any("The chat database was damaged" in notice for notice in store.take_notices())
+    store.close()
 
 
 def test_another_programs_database_is_named_and_left_alone(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat import paths
 from tests.cli.program import run, run_process
 
 ASK_OPTIONS = """
@@ -212,3 +213,37 @@ def test_ctrl_c_in_compiled_text_is_an_exit_code_too(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("arguments", [["--help"], ["chats", "list", "--json"], ["ask", "--json"]])
+def test_a_full_disk_behind_standard_output_is_said_on_standard_error(arguments: list[str]) -> None:
+    """It was called a bug, and with --json nothing was said at all."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cpuchat.cli.main", *arguments],
+            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    if arguments[0] == "ask":
+        assert (done.returncode, "No question given" in done.stderr) == (2, True)
+    else:
+        assert done.stderr == (
+            "cpuchat: Cannot write the output: No space left on device.\n  Redirect it to another place.\n"
+        )
+        assert done.returncode == 26
+
+
+@pytest.mark.parametrize("arguments", [["--plain", "--model"], ["serve", "--port", "0"]])
+def test_a_model_whose_path_is_not_utf_8_is_named(arguments: list[str], tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    file.symlink_to(paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf")
+    done = run(*arguments, str(file), stdin="hello\n")
+    assert "caf?.gguf is not valid UTF-8.\n  Rename the file" in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_home_folder_that_is_not_utf_8_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPUCHAT_CACHE_DIR", os.fsdecode(bytes(tmp_path) + b"/h\xe9/.cache"))
+    done = run("ask", "hello")
+    assert "h?/.cache/calibrations.json is not valid UTF-8" in done.stderr and "CPUCHAT_CACHE_DIR" in done.stderr
+    assert done.returncode == 2

@@ -200,3 +200,14 @@ def test_very_long_lines_are_divided_and_never_stall(text: str) -> None:
 
 def test_nothing_speakable_is_nothing() -> None:
     assert spoken("---\n\n***\n\n🎉\n\n| --- |\n") == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("run", "size"), [("!", 100_000), (" ", 8), ("> ", 8)])
+def test_long_runs_take_linear_time(run: str, size: int) -> None:
+    """The regular expressions, and the second look at a line with each piece, took minutes for such runs."""
+    text = (run * 100_000)[:100_000]
+    splitter = SentenceSplitter()
+    found = [sentence for at in range(0, len(text), size) for sentence in splitter.feed(text[at : at + size])]
+    found += [*splitter.feed("\n\nThe end."), *splitter.flush()]
+    assert found == ["The end."]

@@ -10,6 +10,9 @@ import msgspec
 from cpuchat.chats.titles import title_of
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage
 
+_MOST_CHARACTERS = 100_000_000  # of a chat; branches repeat what they share of an answer
+_PART_CHARACTERS = 50  # that a part counts for beside its own
+
 
 @dataclass
 class Node:
@@ -25,29 +28,55 @@ class Node:
 
 @dataclass
 class _Turn:
-    """One side's messages without a break, on one branch. `id` None: not needed yet."""
+    """One side's messages without a break, on one branch: `earlier`, then `message`. `id` None: not needed yet."""
 
     before: _Turn | None = None
     message: PortableMessage | None = None
     id: int | None = None
+    earlier: _Turn | None = None
 
 
 @dataclass
 class _Branches:
     messages: list[PortableMessage] = field(default_factory=list)
+    room: int = _MOST_CHARACTERS
 
     def add(self, turn: _Turn) -> int:
         """Return the number of the turn's message, which follows that of the turn before."""
         if turn.id is None:
-            assert turn.message is not None and turn.before is not None and turn.before.id is not None
+            assert turn.before is not None and turn.before.id is not None
             turn.id = len(self.messages) + 1
-            self.messages.append(msgspec.structs.replace(turn.message, id=turn.id, parent=turn.before.id))
+            self.messages.append(msgspec.structs.replace(self._joined(turn), id=turn.id, parent=turn.before.id))
         return turn.id
+
+    def _joined(self, turn: _Turn) -> PortableMessage:
+        """Return the messages of a turn as one: each branch out of the middle of an answer has all before it."""
+        parts: list[PortableMessage] = []
+        last: _Turn | None = turn
+        while last is not None:
+            assert last.message is not None
+            parts.append(last.message)
+            self.room -= _PART_CHARACTERS + len(last.message.content) + len(last.message.reasoning)
+            if self.room < 0:
+                raise ValueError(f"its branches have more than {_MOST_CHARACTERS / 1e6:.0f} million characters")
+            last = last.earlier
+        parts.reverse()
+        return (
+            parts[0]
+            if len(parts) == 1
+            else msgspec.structs.replace(
+                parts[-1],
+                content=paragraphs(part.content for part in parts),
+                reasoning=paragraphs(part.reasoning for part in parts),
+                model=next((part.model for part in reversed(parts) if part.model), ""),
+                created=parts[0].created,
+            )
+        )
 
     def follow(self, turn: _Turn, message: PortableMessage) -> _Turn:
         """Return the turn that `message` is in: an answer in several parts is one message."""
         if turn.message is not None and turn.message.role == message.role == "assistant":
-            return _Turn(turn.before, _joined(turn.message, message))
+            return _Turn(turn.before, message, earlier=turn)
         self.add(turn)
         return _Turn(turn, message)
 
@@ -55,7 +84,7 @@ class _Branches:
 def branches(nodes: Mapping[str, Node], current: str | None) -> tuple[list[PortableMessage], int | None]:
     """Return the messages of a tree, numbered, and the end of the branch with the node `current`, if it is one.
 
-    Siblings are in the order of their times.
+    Siblings are in the order of their times. Raises ValueError for more text than `_MOST_CHARACTERS`.
     """
     children: dict[str | None, list[str]] = {}
     for key, node in nodes.items():
@@ -96,13 +125,3 @@ def imported_chat(
 
 def paragraphs(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts if part.strip())
-
-
-def _joined(first: PortableMessage, then: PortableMessage) -> PortableMessage:
-    return msgspec.structs.replace(
-        then,
-        content=paragraphs((first.content, then.content)),
-        reasoning=paragraphs((first.reasoning, then.reasoning)),
-        model=then.model or first.model,
-        created=first.created,
-    )

@@ -7,7 +7,6 @@ is taken, other files leave a mark in brackets. The results of tools are left ou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,8 +16,8 @@ from cpuchat.chats.transfer.branches import Node, branches, imported_chat, parag
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage
 from cpuchat.timings import Timings
 
-_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>", re.DOTALL)
-_TOOL_CALLS = re.compile(r"\n*<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>", re.DOTALL)
+_REASONING = "<<<reasoning_content_start>>>", "<<<reasoning_content_end>>>"
+_TOOL_CALLS = "<<<AGENTIC_TOOL_CALL_START>>>", "<<<AGENTIC_TOOL_CALL_END>>>"
 
 _Key = str | int
 
@@ -109,17 +108,31 @@ def _portable(message: _Message, created: float) -> PortableMessage | None:
     if message.role == "user":
         text = paragraphs([content, *map(_attachment, message.extra or [])])
         return PortableMessage(role="user", content=text, created=created)
-    inline = _REASONING.findall(content)
+    said, inline = _divided(content, *_REASONING)
+    *before_calls, last = _divided("".join(said), *_TOOL_CALLS)[0]
     thinking = message.thinking if isinstance(message.thinking, str) else ""
     return PortableMessage(
         role="assistant",
-        content=_TOOL_CALLS.sub("", _REASONING.sub("", content)).strip("\n"),
+        content="".join([*(text.rstrip("\n") for text in before_calls), last]).strip("\n"),
         reasoning=message.reasoning_content or thinking or paragraphs(inline),
         model=message.model or "",
         stop_reason="end",
         timings=_timings(message.timings),
         created=created,
     )
+
+
+def _divided(text: str, opening: str, closing: str) -> tuple[list[str], list[str]]:
+    """Return the parts outside of the marks, one more than there are inside of them, and those inside.
+
+    Linear in the length of the text, whatever its marks; a regular expression is not.
+    """
+    outside, inside, at = [], [], 0
+    while (opened := text.find(opening, at)) >= 0 and (closed := text.find(closing, opened + len(opening))) >= 0:
+        outside.append(text[at:opened])
+        inside.append(text[opened + len(opening) : closed])
+        at = closed + len(closing)
+    return [*outside, text[at:]], inside
 
 
 def _attachment(extra: _Extra) -> str:

@@ -128,20 +128,24 @@ def _portable(version: _Version, created: float) -> PortableMessage | None:
     if version.role != "assistant":
         return None
     steps = [step for step in version.steps or [] if step.type == "contentBlock"]
-    thought = [step for step in steps if step.style is not None and step.style.type == "thinking"]
+    thought = [step for step in steps if _is_thought(step)]
     generations = [step.gen_info for step in steps if step.gen_info is not None]
     last = generations[-1] if generations else _Generation()
     sender = version.sender_info.sender_name if version.sender_info is not None else None
     stats = last.stats or _Stats()
     return PortableMessage(
         role="assistant",
-        content=paragraphs([_text(version.content), *(_text(step.content) for step in steps if step not in thought)]),
+        content=paragraphs([_text(version.content), *(_text(step.content) for step in steps if not _is_thought(step))]),
         reasoning=paragraphs(_text(step.content) for step in thought),
         model=last.identifier or sender or "",
         stop_reason=_STOP_REASONS.get(stats.stop_reason or "", "end"),
         timings=_timings(stats),
         created=created,
     )
+
+
+def _is_thought(step: _Step) -> bool:
+    return step.style is not None and step.style.type == "thinking"
 
 
 def _text(content: list[_Part] | str | None) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
+from cpuchat.chats.records import storable
 from cpuchat.chats.transfer import chatgpt, llama_server, lm_studio, portable
 from cpuchat.chats.transfer.portable import Document, PortableChat
 from cpuchat.errors import ChatsTooNew, UsageError
+from cpuchat.files import walk
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped; msgspec would not take half a pair
 _SUFFIXES = (".json", ".jsonl")
-_LARGEST = 4 << 30  # bytes of a file in an archive
+_DIVIDE = "Divide it, or import the files in it one by one."
+_LARGEST, _MOST = 256 << 20, 1 << 30  # bytes of a file, and of all that are read at once
 
 
 @dataclass
@@ -37,7 +44,7 @@ def read_exports(path: Path) -> ExportFile:
     """
     try:
         found = [one for name, data in _files(path) if (one := _read(name, data)) is not None]
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         what = getattr(error, "strerror", None) or error
         raise UsageError(f"Cannot read {path}: {what}.") from None
     if not found:
@@ -54,26 +61,41 @@ def read_exports(path: Path) -> ExportFile:
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    room = _MOST
+    for name, size, opened in _opened(path):
+        with opened() as file:
+            data = file.read((size or _LARGEST) + 1) if size <= min(_LARGEST, room) else b""  # 0: a pipe
+        size = max(size, len(data))
+        if size > _LARGEST:
+            raise UsageError(f"{name} is too large: {size >> 20} MiB of {_LARGEST >> 20} MiB at most.", _DIVIDE)
+        if (room := room - size) < 0:
+            raise UsageError(f"{path} holds more than {_MOST >> 20} MiB of JSON.", _DIVIDE)
+        yield name, data
+
+
+def _opened(path: Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
+    """Yield the files to read: name, size in bytes as far as it is known before, and what opens it."""
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.suffix in _SUFFIXES and file.is_file():
-                yield file.name, file.read_bytes()
+        for folder, names in walk(path):
+            for file in (folder / name for name in names):
+                if file.suffix in _SUFFIXES and file.is_file():
+                    yield file.name, file.stat().st_size, partial(file.open, "rb")
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for one in archive.infolist():
-                if one.filename.endswith(_SUFFIXES) and one.file_size <= _LARGEST:
-                    yield one.filename, archive.read(one)
+                if one.filename.endswith(_SUFFIXES):
+                    yield one.filename, one.file_size, partial(archive.open, one)
     else:
-        yield path.name, path.read_bytes()
+        yield path.name, path.stat().st_size, partial(path.open, "rb")
 
 
 def _read(name: str, data: bytes) -> ExportFile | None:
     """Return the chats of a file; None when it is no export."""
     try:
-        value = json.loads(data)  # not msgspec: it takes no half of a surrogate pair, which cut titles end with
+        value = _parsed(data)
     except (ValueError, RecursionError):
         try:
-            value = llama_server.sessions(json.loads(line) for line in data.splitlines() if line.strip())
+            value = llama_server.sessions(_parsed(line) for line in data.splitlines() if line.strip())
         except (ValueError, RecursionError):
             return None
     if isinstance(value, dict) and value.get("format") == "cpuchat-chats":
@@ -91,6 +113,13 @@ def _read(name: str, data: bytes) -> ExportFile | None:
         except (msgspec.ValidationError, ValueError, OverflowError) as error:
             exported.problems.append(f"chat {number} of {name}: {error}")
     return exported
+
+
+def _parsed(data: bytes) -> Any:
+    """Parse JSON into texts that can be stored: half a surrogate pair, which cut titles end with, becomes "?"."""
+    text = data.decode(json.detect_encoding(data), "replace")
+    value = json.loads(text)
+    return json.loads(storable(json.dumps(value, ensure_ascii=False))) if _SURROGATE.search(text) else value
 
 
 def _reader(value: Any) -> tuple[str, Callable[[object], PortableChat], object] | None:

@@ -27,7 +27,7 @@ import numpy as np
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.prompt.disk_writer import DiskWriter
 from cpuchat.engine.prompt.token_history import TokenHistory
-from cpuchat.files import atomic_writer
+from cpuchat.files import atomic_writer, read_json
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.paths import kv_stem
 
@@ -169,7 +169,7 @@ class PrefixCache:
 
     def _read_text(self, file: Path) -> SavedChat:
         """Read a text file. Raises OSError, or ValueError (msgspec's too) when its content is not ours."""
-        saved = _decoder.decode(file.read_bytes())
+        saved = read_json(file, _decoder.decode, 64 << 20)
         if (saved.format, saved.key) != (_FORMAT, self._key):
             raise ValueError("another format")
         return saved

@@ -12,7 +12,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, UsageError
-from cpuchat.files import write_atomically
+from cpuchat.files import read_json, write_atomically
 from cpuchat.hardware.tuning.changes import TuningPlan
 from cpuchat.hardware.tuning.script import apply_script, revert_script
 
@@ -79,8 +79,8 @@ def saved_plans() -> list[SavedPlan]:
     """Return all plans that can still be read, oldest first."""
     found: list[SavedPlan] = []
     for file in sorted(plans_dir().glob("*/plan.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found.append(SavedPlan(file.parent, msgspec.json.decode(file.read_bytes(), type=TuningPlan)))
+        with contextlib.suppress(OSError, ValueError):
+            found.append(SavedPlan(file.parent, read_json(file, msgspec.json.Decoder(TuningPlan).decode)))
     return found
 
 

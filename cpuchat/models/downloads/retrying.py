@@ -17,9 +17,11 @@ from cpuchat.models.hub import errors
 T = TypeVar("T")
 
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
-_MIN_PROGRESS = 1 << 16
-"""Bytes that an attempt must deliver to count as progress; the last bytes of a file are always enough."""
-_WRONG_ATTEMPTS = 3
+_MIN_PROGRESS, _ENOUGH_PROGRESS = 1 << 16, 1 << 24
+"""Bytes that an attempt must deliver to count as progress: 1/64 of what is missing, within these limits. So no server
+that ends each response early takes more attempts than a few hundred, or one for each 16 MiB.
+"""
+_WRONG_ATTEMPTS, _EARLY_ENDS = 3, 5
 
 
 class BrokenResponse(Exception):
@@ -34,29 +36,34 @@ def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
     """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
 
     Raises:
-        DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response.
+        DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response or with one
+            that ended early.
         CpuchatError: a permanent fault (see `errors.translate`), or a server that asks to wait for too long.
     """
-    policy, failures, wrong = order.retry_policy, 0, 0
+    import httpx
+
+    policy, failures, wrong, ended_early = order.retry_policy, 0, 0, 0
+    total = sum(file.size for file in order.files)
     while True:
-        before = progress.here
+        before = progress.done
         try:
             return act()
         except Exception as error:
             fault = _fault(error, order, progress)
             if not _is_transient(error):
                 raise fault from None
-            if progress.here - before >= _MIN_PROGRESS:
-                failures = wrong = 0
+            if progress.done - before >= max(_MIN_PROGRESS, min((total - before) // 64, _ENOUGH_PROGRESS)):
+                failures = wrong = ended_early = 0
             else:
                 failures += 1
+                ended_early += isinstance(error, BrokenResponse | httpx.RemoteProtocolError)
                 wrong += isinstance(error, WrongResponse)
             if wrong >= _WRONG_ATTEMPTS:
                 raise DownloadFailed(
                     f"{fault.message} Same result in {wrong} attempts.",
                     "The repository may have changed: refresh it. Otherwise try another repository or network.",
                 ) from None
-            if failures >= policy.attempts:
+            if failures >= policy.attempts or ended_early >= _EARLY_ENDS:
                 raise DownloadFailed(
                     f"Failed after {failures} attempts without progress. {fault.message}",
                     "The partial file is kept: resume continues from there.",

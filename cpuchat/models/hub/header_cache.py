@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 from cpuchat import paths
-from cpuchat.files import write_atomically
+from cpuchat.files import read_small, write_atomically
 from cpuchat.models.gguf.parse import MAX_HEADER
 from cpuchat.models.hub.validation import checked_etag
 
@@ -32,7 +32,7 @@ class HeaderCache:
         file = self._file(etag)
         try:
             unpacker = zlib.decompressobj()
-            content = unpacker.decompress(file.read_bytes(), MAX_HEADER)
+            content = unpacker.decompress(read_small(file, MAX_HEADER), MAX_HEADER)
             if not unpacker.eof:
                 return None
             os.utime(file)

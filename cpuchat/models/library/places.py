@@ -146,7 +146,7 @@ def _in_cache(cache: Path) -> Iterator[Place]:
 def repo_places(folder: Path, repo: str) -> list[Place]:
     """Return the models of a cached repository, each in its current revision."""
     try:
-        main = (folder / "refs/main").read_text(encoding="ascii").strip()
+        main = paths.read_text(folder / "refs/main").strip()
     except (OSError, UnicodeDecodeError):
         main = ""
     try:

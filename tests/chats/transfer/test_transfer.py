@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from cpuchat.chats.records import AnswerSettings
 from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer import llama_server, sources
 from cpuchat.chats.transfer.importing import Imported, export_chat, import_chats
 from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
 from cpuchat.chats.transfer.sources import read_exports
@@ -242,3 +244,97 @@ def test_long_branches_and_circles_are_read() -> None:
     assert len(chat.branch) == 5000 and chat.messages[-1].content == "4999"
     assert chatgpt.read({"mapping": {"a": node("b", "user", "x"), "b": node("a", "user", "y")}}).messages == []
     assert chat.title == "0"
+
+
+def test_cut_emoji_are_imported_as_question_marks(store: ChatStore, tmp_path: Path) -> None:
+    """ChatGPT cuts titles by UTF-16 units, cpuchat's own exports may have been edited."""
+    told = json.loads(CHATGPT.read_text(encoding="utf-8"))
+    told[0]["title"] = "Cut \ud83d"
+    theirs, ours = tmp_path / "chatgpt.json", tmp_path / "cpuchat.json"
+    theirs.write_text(json.dumps(told), encoding="utf-8")
+    assert added(store, theirs).title == "Cut ?"
+    message = {"id": 1, "role": "user", "content": "A pair: \ud83d\ude00, a half: \udc4d", "model": "\udcff"}
+    message["attachments"] = [{"title": "\ud83d", "text": "\ud83d"}]
+    chat = {"id": "a", "title": "\ud83d", "preset": {"name": "\ud83d"}, "messages": [message]}
+    ours.write_text(json.dumps({"format": "cpuchat-chats", "version": 1, "chats": [chat]}), encoding="utf-8")
+    found = added(store, ours)
+    assert (found.title, found.messages[0].content) == ("?", "A pair: 😀, a half: ?")
+    assert found.messages[0].attachments[0].text == "?"
+    assert import_chats(store, read_exports(ours).chats) == Imported(known=1)
+    assert list(tmp_path.glob("*.salvage")) == []
+
+
+def answers_in_parts(n_parts: int, characters: int, *, branching: bool = False) -> dict[str, object]:
+    """Return a conversation whose answer has many parts; `branching`: each of them also ends a branch."""
+    mapping: dict[str, object] = {}
+    for number in range(n_parts):
+        content = {"content_type": "text", "parts": [f"{number} ".ljust(characters, "x")]}
+        message = {"author": {"role": "assistant"}, "content": content}
+        parent = str(number - 1) if number else None
+        mapping[str(number)] = {"message": message, "parent": parent}
+        if branching:
+            mapping[f"{number}b"] = {"message": message, "parent": parent}
+    return {"mapping": mapping, "title": "Parts"}
+
+
+def test_an_answer_in_a_thousand_parts_takes_memory_for_its_text_only(tmp_path: Path) -> None:
+    """Each part used to hold all of the text before it: 2 GB of 4 MB."""
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([answers_in_parts(1000, 4000)]), encoding="utf-8")
+    tracemalloc.start()
+    try:
+        (chat,) = read_exports(file).chats
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (answer,) = chat.messages
+    assert answer.content.startswith("0 xx")
+    assert len(answer.content) == 1000 * 4000 + 999 * len("\n\n")
+    assert peak < 100e6
+
+
+def test_branches_that_repeat_too_much_text_are_named_and_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([answers_in_parts(400, 2000, branching=True), answers_in_parts(2, 10)]), "utf-8")
+    export = read_exports(file)
+    assert [len(chat.messages) for chat in export.chats] == [1]
+    assert export.problems == ["chat 1 of conversations.json: its branches have more than 100 million characters"]
+
+
+def test_marks_that_are_never_closed_take_linear_time() -> None:
+    """A regular expression took minutes for this, most of them for line breaks; the guard is the tests' time limit."""
+    started, called = "<<<reasoning_content_start>>>", "<<<AGENTIC_TOOL_CALL_START>>>"
+    text = f"{started * 60_000}{called * 60_000}" + "\n" * 1_000_000 + "end"
+    chat = llama_server.read({"messages": [{"role": "assistant", "content": text}]})
+    assert chat.messages[0].content == text
+
+
+def test_files_that_are_too_large_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both limits are lowered here: real ones take seconds."""
+    monkeypatch.setattr(sources, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(sources, "_MOST", 3 << 20)
+    bomb, many, plain = tmp_path / "bomb.zip", tmp_path / "many.zip", tmp_path / "plain.json"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("conversations.json", "[" + " " * (2 << 20) + "]")
+    with zipfile.ZipFile(many, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(4):
+            archive.writestr(f"{number}.json", "[" + " " * 1_000_000 + "]")
+    plain.write_text("[" + " " * (2 << 20) + "]", "utf-8")
+    for file in (bomb, plain):
+        with pytest.raises(UsageError, match="is too large: 2 MiB of 1 MiB at most"):
+            read_exports(file)
+    with pytest.raises(UsageError, match=r"many\.zip holds more than 3 MiB"):
+        read_exports(many)
+
+
+def test_an_archive_with_damaged_content_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("conversations.json", json.dumps(list(range(1000))))
+    data = bytearray(file.read_bytes())
+    data[60:70] = b"\xff" * 10
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match="Cannot read"):
+        read_exports(file)

@@ -66,6 +66,15 @@ def test_a_byte_at_a_time_is_no_progress(site: Site) -> None:
         site.fetch()
 
 
+@pytest.mark.parametrize("cut", [Fault(cut_after=100, times=-1), Fault(cut_after=70_000, times=-1)])
+def test_a_server_that_ends_each_response_early_gets_few_more_chances(site: Site, cut: Fault) -> None:
+    """It got all attempts, minutes apart, and one for each 64 KiB of a large file."""
+    site.put({NAME: CONTENT * 20})
+    site.hub.fault(REPO, NAME, cut)
+    with pytest.raises(DownloadFailed, match="Failed after 5 attempts without progress"):
+        fetch(site)
+
+
 def test_a_compressed_file_is_refused_at_once(site: Site) -> None:
     packed = Fault(content=gzip.compress(CONTENT), headers={"Content-Encoding": "gzip"}, times=-1)
     site.hub.fault(REPO, NAME, packed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,24 @@ def test_a_folder_of_the_repository_tells_the_quantization_too(no_demo: Path, tm
 def test_odd_specifications_are_refused(no_demo: Path, tmp_path: Path, spec: str) -> None:
     with pytest.raises(ModelNotFound):
         Library(cache=tmp_path / "none").resolve(spec)
+
+
+def test_a_very_deep_folder_ends_no_search(no_demo: Path, tmp_path: Path, model: Path) -> None:
+    """`os.walk` of Python 3.11 calls itself once a level: RecursionError."""
+    (folder := tmp_path / "models").mkdir()
+    there = folder / model.name
+    there.write_bytes(model.read_bytes())
+    with contextlib.chdir(folder):
+        for _ in range(1500):
+            Path("d").mkdir()
+            os.chdir("d")
+    try:
+        assert Library(cache=tmp_path / "none").resolve(str(folder)) == there
+        assert [one.path for one in Library([folder], cache=tmp_path / "none").local_models()] == [there]
+    finally:  # neither shutil nor pytest can delete it
+        with contextlib.chdir(folder):
+            for _ in range(1500):
+                os.chdir("d")
+            for _ in range(1500):
+                os.chdir("..")
+                Path("d").rmdir()
