@@ -65,7 +65,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--temperature", "hot", "q"], ["--temperature", "not a number"]),
         (["ask", "--top-k", "1.5", "q"], ["--top-k", "whole number"]),
         (["ask", "--top-k", "-1", "q"], ["--top-k", "below 0"]),
-        (["ask", "--repeat-penalty", "0", "q"], ["--repeat-penalty", "not above 0"]),
+        (["ask", "--repeat-penalty", "0", "q"], ["--repeat-penalty", "below 0.01"]),
         (["ask", "--seed", str(1 << 64), "q"], ["--seed", "too large"]),
         (["ask", "--ctx", "99999999999", "q"], ["--ctx"]),
         (["ask", "--ctx", "5", "q"], ["engine.ctx: 5 is below the minimum of 256", "0 = automatic"]),

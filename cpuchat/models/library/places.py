@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat import paths
+from cpuchat import files, paths
 from cpuchat.models.gguf.header import split_parts
 from cpuchat.models.library.model import Source
 
@@ -28,7 +28,6 @@ _DEMO_CHAT = ("demo", "demo-q4")
 INCOMPLETE = ".incomplete"
 _MAGIC = b"GGUF"
 _REPO, _BLOBS = "models--", "blobs"
-_MAX_FOLDERS = 50_000
 _MOST_FILES, _MOST_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
 
 
@@ -163,24 +162,9 @@ def repo_places(folder: Path, repo: str) -> list[Place]:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the models under `folder` by their first file, with the multimodal projector beside each.
-
-    Follows links, but enters no folder twice: links can form loops.
-    """
-    seen: set[tuple[int, int]] = set()
-    for base, folders, files in os.walk(folder, followlinks=True):
-        entered: list[str] = []
-        for name in sorted(folders):
-            try:
-                status = Path(base, name).stat()
-            except OSError:
-                continue
-            key = (status.st_dev, status.st_ino)
-            if key not in seen and not name.startswith(".") and len(seen) < _MAX_FOLDERS:
-                seen.add(key)
-                entered.append(name)
-        folders[:] = entered
-        yield from _models(Path(base), files)
+    """Yield the models under `folder` by their first file, with the multimodal projector beside each."""
+    for base, names in files.walk(folder):
+        yield from _models(base, names)
 
 
 def models_in(folder: Path) -> list[Path]:
