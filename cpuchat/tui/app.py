@@ -262,6 +262,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """Return the keys of all actions, with those that the user moved."""
         return keys.moved(self.services.keymap)
 
+    def action_command_palette(self) -> None:
+        if not CommandPalette.is_open(self):
+            self.push_screen(commands.Palette())
+
     def action_keys(self) -> None:
         self.services.navigation.keys()
 
@@ -273,7 +277,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._theme_before_preview = self.theme
         own = frozenset({themes.AUTO, *self._own_files.themes.themes})
         provider = commands.theme_provider(self.available_themes, own, self._use_theme)
-        self.push_screen(CommandPalette(providers=[provider], placeholder="Theme …"))
+        self.push_screen(commands.Palette(providers=[provider], placeholder="Theme …"))
 
     @on(CommandPalette.OptionHighlighted)
     def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
@@ -306,6 +310,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.chat_screen.load_model(path)
 
     # Help and the way out
+
+    def action_tour(self) -> None:
+        self.notify("Run `cpuchat demo --tour` in a terminal: the tour has its own models and chats.", timeout=10)
 
     def action_plan(self) -> None:
         self.services.navigation.plan()

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
-from textual.command import CommandPalette
+from textual.command import CommandList, CommandPalette
 
 from cpuchat import paths, settings
 from cpuchat.chats.store import ChatStore
+from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.synthetic.model import write_model
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
@@ -36,6 +42,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.shapes import TINY_LLAMA
 from tests.support.snapshots import snapshot
 
 
@@ -255,6 +262,50 @@ async def test_the_palette_reaches_commands_and_chats() -> None:
         )
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen))
+
+
+@pytest.fixture
+def recent_model(tmp_path: Path) -> Path:
+    """Return a folder with one model, which was used before."""
+    (tmp_path / "models").mkdir()
+    UsageLog().loaded([write_model(tmp_path / "models/Other-Q8_0.gguf", TINY_LLAMA, "Q8_0")])
+    return tmp_path / "models"
+
+
+async def test_enter_in_the_palette_acts_on_the_rows_of_its_text(recent_model: Path) -> None:
+    may_list = threading.Event()
+    async with running(folders=(recent_model,)) as app:
+        await app.ready()
+        library = app.app.services.library
+        listing = library.local_models
+
+        def local_models() -> list[LocalModel]:
+            may_list.wait(60)
+            return listing()
+
+        library.local_models = local_models  # on a slow disk
+        for key in ("ctrl+p", *"help", "enter"):  # in one read
+            app.app.simulate_key(key)
+        await app.until(lambda: isinstance(app.app.screen, CommandPalette))
+        may_list.set()
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen) or len(app.backend.loads) > 1)
+        assert len(app.backend.loads) == 1
+
+
+async def test_no_load_is_selected_in_the_palette_before_the_user_selects_it(recent_model: Path) -> None:
+    async with running(folders=(recent_model,)) as app:
+        await app.ready()
+        await app.press("ctrl+p")
+        await app.until(lambda: "Q8_0" in app.screen_text.split("Recent")[-1] and listed(app))
+        rows = app.app.screen.query_one(CommandList)
+        assert rows.highlighted == 1 and "Load" not in str(rows.get_option_at_index(1).prompt)
+        await app.press(*"load q8_0")
+        await app.until(lambda: all("Load" in str(row.prompt) for row in rows.options) and listed(app))
+        assert rows.highlighted is None
+        await app.press("enter")
+        assert rows.highlighted == 0 and isinstance(app.app.screen, CommandPalette)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
 
 
 async def test_themes_are_previewed_kept_and_given_back() -> None:
