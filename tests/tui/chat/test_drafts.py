@@ -82,7 +82,7 @@ async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
     async with running(drafting_backend()) as app:
         await app.ready()
         await app.press("f9")
-        assert any("always, 4 tokens per pass" in notice for notice in app.notices)
+        assert any("with fixed depth 4" in notice for notice in app.notices)
         assert "draft 0.5B Q8_0 · fixed depth" in app.status
         await app.send("Zero")
         await app.press("f9")
