@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -40,6 +40,7 @@ from cpuchat.protocol import (
     ModelLoaded,
     Sampling,
     Speculation,
+    StopReason,
 )
 from cpuchat.servers import ServerModel, Source
 from cpuchat.settings import Settings
@@ -165,8 +166,14 @@ class Conversation:
     async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
         """Open a stored chat, on the branch of `message_id` unless 0. A running load continues. Raises ChatsError."""
         self._refuse_while_answering()
+        is_branch = self.chat is not None and self.chat.id == chat_id
         await self.history.open(chat_id, self._refuse_while_answering, message_id)
         self.meter.chat_changed(self.history.n_past)
+        last = self.messages[-1] if is_branch and self.messages else None
+        if last is not None and last.timings is not None and last.model == self.model_name:
+            reason = cast(StopReason, last.stop_reason or "cancelled")
+            self.meter.observe(GenerationFinished(0, reason, last.timings), self._clock())
+            self.meter.in_context(self.history.n_past)
 
     async def fork_chat(self, message_id: int) -> None:
         """Copy the open chat up to a message into a new chat, and open that. Raises ChatsError."""

@@ -21,7 +21,7 @@ Examples:
   cpuchat counters watch             memory traffic and power, once a second
   cpuchat counters unit              the systemd service for counters that need privileges
 
-Without a counter, cpuchat shows the traffic estimated from the model, marked "≈ model"."""
+Without a counter, cpuchat shows the traffic estimated from the model, marked "estimated"."""
 
 
 @click.group(invoke_without_command=True, epilog=_EPILOG)
@@ -58,7 +58,7 @@ def counters(ctx: click.Context, as_json: bool) -> int:
     if topology.virtual:
         click.echo(f"Virtual machine ({topology.virtual}): most counters are available on the host only.")
     if not any(row["opens"] for row in found["bandwidth"]):
-        click.echo("No counter is available; traffic is estimated from the model, marked ≈ model.")
+        click.echo("No counter is available; traffic is estimated from the model.")
     return 0
 
 

@@ -73,7 +73,7 @@ class PlainChat:
         self._commands: Commands = {
             "/help": ("list the commands", self._help),
             **PlainChats(session.conversation, terminal).commands,
-            "/edit": ("TEXT: ask this in place of your last message, on a branch of its own", self._edit),
+            "/edit": ("TEXT: ask this in place of your last message, which keeps the other", self._edit),
             "/regenerate": ("regenerate the last answer", self._regenerate),
             "/preset": ("NAME: use a preset from the next answer on, or none; without a name, list them", self._preset),
             "/reasoning": (
@@ -106,6 +106,7 @@ class PlainChat:
     def _run(self, text: str) -> None:
         """Run a command, or answer a message."""
         command, _, rest = text.strip().partition(" ")
+        command = "/regenerate" if command == "/again" else command  # as it was called in the app
         if command in self._commands:
             self._do(self._commands[command][1](rest.strip()))
         elif command.startswith("/") and "/" not in command[1:]:

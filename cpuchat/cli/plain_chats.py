@@ -30,7 +30,7 @@ class PlainChats:
             "/chats": ("WORDS: list the last chats, or those that have these words", self._chats),
             "/open": ("N: open chat N of that list", self._open),
             "/history": ("print the open chat", self._history),
-            "/branch": ("N: open branch N of the last message that has several", self._branch),
+            "/branch": ("N: show answer N where the last one has several", self._branch),
             "/fork": ("copy the open branch into a new chat, and open that", self._fork),
             "/export": ("FILE: write the open chat to a file, as Markdown (.md) or JSON", self._export),
             "/delete": ("delete the open chat", self._delete),
@@ -71,10 +71,10 @@ class PlainChats:
         siblings = self._conversation.history.tree.siblings
         found = [one for message in self._conversation.messages if len(one := siblings(message.id)) > 1]
         if not found:
-            self._terminal.note("No other branches here. /regenerate or /edit makes one.")
+            self._terminal.note("No other answer here. /regenerate or /edit makes one.")
             return
         if not number.isdecimal() or not 0 < int(number) <= len(found[-1]):
-            raise UsageError(f"No branch {clean_line(number) or 'given'}.", f"There are {len(found[-1])}: /branch 1.")
+            raise UsageError(f"No answer {clean_line(number) or 'given'}.", f"There are {len(found[-1])}: /branch 1.")
         await self._conversation.open_chat(self._require_chat().id, found[-1][int(number) - 1])
         self._print_last()
 

@@ -39,7 +39,6 @@ WHEN_FULL: dict[WhenFull, str] = {"compact": "Summarize", "drop": "Drop oldest t
 """What a chat can do when it no longer fits the context."""
 SERVER_PHASES = ("connecting", "waiting")
 """Phases of a load at a server in place of a worker."""
-_CALIBRATING = "calibrating speculation for this model"
 _SERVER_LOADS = "the server is loading the model"
 
 
@@ -49,7 +48,7 @@ def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
     if event.phase in SERVER_PHASES:
         return f"connecting to {name}" if event.phase == "connecting" else _SERVER_LOADS
     if event.phase == "calibrating":
-        return f"{_CALIBRATING}{' · Esc skips' if skips else ''} {share}".rstrip()
+        return f"loading · calibrating drafts{' · Esc skips' if skips else ''} {share}".rstrip()
     return f"loading {name} · {_PHASES.get(event.phase, event.phase)} {share}".rstrip()
 
 
@@ -168,10 +167,7 @@ def _speed(timings: Timings) -> list[str]:
 
 
 def _speed_up(timings: Timings) -> list[str]:
-    if timings.speed_up is not None:
-        return [f"{units.factor(timings.speed_up)} vs plain"]
-    is_disturbed = timings.speculation is not None and timings.speculation.disturbed
-    return ["vs plain n/a: other programs ran"] if is_disturbed else []
+    return [] if timings.speed_up is None else [f"{units.factor(timings.speed_up)} vs plain"]
 
 
 def _first_token(timings: Timings, brief: bool = False) -> str:

@@ -152,7 +152,7 @@ def verdict(found: Verdict, names: Sequence[str]) -> str:
             )
             return f"No significant difference: {units.factor(found.speed)}, {why}."
         case "cached":
-            read = f"reads {found.bytes:.2f} of the bytes and " if found.bytes else ""
+            read = f"reads {_bytes(found.bytes)} and " if found.bytes else ""
             limit = "Both fit in the L3 cache: memory bandwidth is not the limit."
             return f"{b} {read}is {units.factor(found.speed)} as fast. {limit}"
         case "unknown":
@@ -161,12 +161,18 @@ def verdict(found: Verdict, names: Sequence[str]) -> str:
             return f"{faster} as {a}."
         case "other limit":
             limit = "Compute" if found.compute_bound else "Something other than memory"
-            read = f"{b} reads {found.bytes:.2f} of the bytes"
+            read = f"{b} reads {_bytes(found.bytes)}"
             return f"{read} but is {units.factor(found.speed)} as fast. {limit} limits it."
     return (
-        f"{b} reads {found.bytes:.2f} of the bytes and is {units.factor(found.speed)} as fast: "
+        f"{b} reads {_bytes(found.bytes)} and is {units.factor(found.speed)} as fast: "
         f"{100 * found.reached:.0f} % of what the bytes allow."
     )
+
+
+def _bytes(share: float) -> str:
+    """Format the bytes of one side against those of the other: `16 % fewer bytes`."""
+    percent = round(100 * abs(share - 1))
+    return f"{percent} % {'fewer' if share < 1 else 'more'} bytes" if percent else "as many bytes"
 
 
 def difference(found: Difference | None, done: Round) -> str:

@@ -240,12 +240,12 @@ def _policy(facts: MachineFacts, now: Now) -> str:
 def _traffic(now: Now) -> str:
     """Format the current reading of the memory traffic counter."""
     if not now.counting:
-        return f"estimate only (≈ model) · {_COUNTERS_OFF}"
+        return f"estimated · {_COUNTERS_OFF}"
     if now.sample is None:
         return "opening counters…"
     found = now.sample.bandwidth
     if found is None:
-        return f"estimate only (≈ model) · {now.sample.no_bandwidth or 'no counter available'}"
+        return f"estimated · {now.sample.no_bandwidth or 'no counter available'}"
     return f"{gigabytes(found.total):>5} GB/s now · {found.source}, {_SCOPES[found.scope]}"
 
 

@@ -263,7 +263,9 @@ def machine_figures(machine: MachineSpec) -> Lines:
 
 def _figure(one: Figure, unit: str) -> str:
     span = f" ({one.low:g}–{one.high:g})" if one.low and one.high else ""
-    return f"{one.value:,g}{unit}{span}, {one.basis}: {one.source}"
+    basis = "" if one.source.startswith(one.basis) else f"{one.basis}: "  # of a probe: `measured, 2 cores`
+    value = f"{one.value:,g}" if one.basis != "measured" or one.value == int(one.value) else units.rate(one.value)
+    return f"{value}{unit}{span}, {basis}{one.source}"
 
 
 def service_rows(found: Service) -> list[tuple[str, ...]]:

@@ -61,7 +61,7 @@ def doubt(machine: Machine | None, key: str) -> str:
     if machine is None or (machine.peak and machine.probed):
         return ""
     if machine.peak:
-        return f"speeds are rough · {key} measures what passes cost"
+        return f"speeds are rough · press {key} for exact speeds"
     if machine.peak_source == DISTURBED:
         return f"no speeds: other programs disturbed the measurement · {key} repeats it"
     return f"{key} measures the read bandwidth to predict speeds"

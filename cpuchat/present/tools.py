@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHOICES: dict[Choice, str] = {
     "refuse": "Refuse",
     "once": "Run once",
-    "chat": "Run in this chat",
+    "chat": "Always in this chat",
     "always": "Always run",
 }
 LONGEST_NAME = 64  # characters

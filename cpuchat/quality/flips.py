@@ -13,6 +13,7 @@ import msgspec
 from cpuchat.errors import MeasureFailed
 from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Message, Sampling, TextDelta
 from cpuchat.quality.questions import Question, is_right, mcnemar
+from cpuchat.telemetry.units import plural
 
 MAX_TOKENS = 128
 """Per answer; the questions ask for short ones, and a rambling model must be stopped."""
@@ -72,13 +73,13 @@ async def ask_all(
     """
     found: list[Answered] = []
     for question in questions:
-        text = await _ask(answer, question.prompt)
+        text = await _ask(answer, question.prompt, f"Stopped at {len(found)} of {plural(len(questions), 'question')}.")
         found.append(Answered(text, is_right(question, text)))
         tell(len(found))
     return found
 
 
-async def _ask(answer: Answering, prompt: str) -> str:
+async def _ask(answer: Answering, prompt: str, stopped: str) -> str:
     request = Generate(
         messages=(Message(role="user", content=prompt),), sampling=Sampling(temperature=0.0), max_tokens=MAX_TOKENS
     )
@@ -91,7 +92,7 @@ async def _ask(answer: Answering, prompt: str) -> str:
                 case Failed():
                     raise MeasureFailed(f"Asking the questions failed: {event.message}", event.hint)
                 case GenerationFinished(stop_reason="cancelled"):
-                    raise MeasureFailed("Stopped while asking questions.", "Run it again.")
+                    raise MeasureFailed(stopped, "Run it again: the questions start over.")
                 case _:
                     pass
     return "".join(parts)

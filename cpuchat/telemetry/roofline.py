@@ -70,7 +70,7 @@ class Evaluated:
 class Roofline:
     """The figures of the roofline; None is "unknown", and `why_missing` says why.
 
-    `bandwidth` is that of `source`: a counter's name, or "≈ model" for `estimate`, which is always what the model
+    `bandwidth` is that of `source`: a counter's name, or "estimated" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
     together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that
@@ -80,7 +80,7 @@ class Roofline:
     """
 
     bandwidth: float | None = None
-    source: str = "≈ model"
+    source: str = "estimated"
     estimate: float | None = None
     counted: Bandwidth | None = None
     peak: Peak | None = None
@@ -232,7 +232,7 @@ def roofline(
     return replace(
         base,
         bandwidth=bandwidth,
-        source="≈ model" if counted is None else counted.source,
+        source="estimated" if counted is None else counted.source,
         estimate=estimate,
         counted=counted,
         peak=peak,

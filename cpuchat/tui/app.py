@@ -83,6 +83,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar = {commands.Commands}
     PAUSE_GC_ON_SCROLL = True
+    SUSPENDED_SCREEN_CLASS = "-below"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
     CHAT: ClassVar[type[ChatScreen]] = ChatScreen
     HELP_LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
@@ -154,6 +155,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """Show the theme that a name in the settings means; nothing happens without one."""
         if (theme := self._named_theme(name)) in self.available_themes:
             self.theme = theme
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Style the screen on top, too, if it is a palette: Textual leaves out what belongs to the system."""
+        super().refresh_css(animate)
+        self.stylesheet.update(self.screen, animate=animate)
 
     def on_background_reported(self, event: BackgroundReported) -> None:
         is_auto = self.services.settings.ui.theme == themes.AUTO and self.theme == self._named_theme(themes.AUTO)
@@ -262,6 +268,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """Return the keys of all actions, with those that the user moved."""
         return keys.moved(self.services.keymap)
 
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(commands.Palette())
+
     def action_keys(self) -> None:
         self.services.navigation.keys()
 
@@ -273,7 +283,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._theme_before_preview = self.theme
         own = frozenset({themes.AUTO, *self._own_files.themes.themes})
         provider = commands.theme_provider(self.available_themes, own, self._use_theme)
-        self.push_screen(CommandPalette(providers=[provider], placeholder="Theme …"))
+        self.push_screen(commands.Palette(providers=[provider], placeholder="Theme …"))
 
     @on(CommandPalette.OptionHighlighted)
     def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
@@ -307,6 +317,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     # Help and the way out
 
+    def action_tour(self) -> None:
+        self.notify("Run `cpuchat demo --tour` in a terminal: the tour has its own models and chats.", timeout=10)
+
     def action_plan(self) -> None:
         self.services.navigation.plan()
 
@@ -316,7 +329,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss(None)
         else:
-            self.push_screen(HelpScreen(self.offered_keys(), self.HELP_LEFT_OUT))
+            here = {binding.id for _, bound in self.screen._binding_chain for _, binding in bound if binding.id}
+            self.push_screen(HelpScreen(self.offered_keys(), self.HELP_LEFT_OUT, here))
 
     def offered_keys(self) -> list[keys.Key]:
         """Return the keys that help explains."""

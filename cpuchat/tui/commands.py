@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from textual import on
 from textual.app import App
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import Command, CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.fuzzy import Matcher
 from textual.screen import Screen
+from textual.widgets import Input
+from textual.worker import Worker, WorkerError
 
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 
+RECENT = "Recent"
 GROUPS = (
-    "Recent",
+    RECENT,
     keys.ANSWER,
     keys.CHATS,
     keys.MODELS,
@@ -30,6 +35,7 @@ GROUPS = (
 )
 """In the order in which the palette lists them."""
 _LITERAL = 1000.0  # more than any `Matcher` gives
+_LOADS = -1e4  # added to the scores of models to load: behind everything else that is found
 T = TypeVar("T")
 _WIDEST, _SHARE, _FRAME = 76, 0.96, 6  # of the palette, in cells: app.tcss
 
@@ -43,6 +49,42 @@ class Listed(DiscoveryHit):
     @property
     def score(self) -> float:
         return -float(GROUPS.index(self.group))
+
+
+def load_hit(score: float, shown: Content, run: Callable[[], Any], text: str) -> Hit:
+    """Return a row that loads a model: behind all others, and never selected but by the user, as recent ones are."""
+    return Hit(_LOADS + score, shown, run, text=text)
+
+
+class Palette(CommandPalette):
+    """Textual's palette, whose Enter acts on the rows of the text, even if they are still being searched."""
+
+    _search: Worker[None]
+
+    def _gather_commands(self, search_value: str) -> Worker[None]:
+        self._search = super()._gather_commands(search_value)
+        return self._search
+
+    def _refresh_command_list(self, command_list: CommandList, commands: list[Command], clear_current: bool) -> None:
+        super()._refresh_command_list(command_list, commands, clear_current)
+        hits = [option.hit for option in command_list.options if isinstance(option, Command)]
+        loads = [getattr(hit, "group", "") == RECENT or hit.score < _LOADS / 2 for hit in hits]
+        command_list.highlighted = loads.index(False) if False in loads else None
+
+    @on(Input.Submitted)
+    async def _act_on_the_text(self, event: Input.Submitted) -> None:
+        event.prevent_default()
+        event.stop()
+        rows = self.query_one(CommandList)
+        with getattr(self.app, "keys_held", nullcontext)():  # what follows is meant for what the command opens
+            try:
+                await self._search.wait()
+            except WorkerError:  # the palette was closed
+                return
+            if (index := rows.highlighted) is not None:
+                self._select_command(CommandList.OptionSelected(rows, rows.get_option_at_index(index), index))
+            elif self._list_visible:
+                rows.action_cursor_down()
 
 
 def line(app: App[Any], group: str, title: Content, key: str = "") -> Content:
@@ -82,7 +124,7 @@ class Commands(Provider):
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        rows = [(title, key.group, (key, run)) for key, title, run in offered(self.screen)]
+        rows = [(title, key.found_by, (key, run)) for key, title, run in offered(self.screen)]
         for score, title, (key, run) in matches(matcher, rows):
             shown = line(self.app, key.group, highlighted(matcher, title), keys.display_all(key.keys))
             yield Hit(score, shown, run, text=title)

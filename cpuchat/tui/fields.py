@@ -85,7 +85,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 NOTES = {
-    "Sampling": "Empty = as recommended for the model, else as shown.",
+    "Sampling": "Empty: the model's recommendation.",
     "Speech": "Without a sound device, answers are written to WAV files.",
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",

@@ -1,16 +1,18 @@
-"""The help screen: keys and figures."""
+"""The help screen: keys and figures, those of the screen that it was opened on first."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from rich.table import Table
 from rich.text import Text
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dismissable import Dismissable
@@ -39,12 +41,12 @@ DRAFTING = (
     ("% time", "share of the decoding time spent waiting for drafts"),
 )  # fmt: skip
 MACHINE = (
-    ("bandwidth", "weights and KV cache read per second, of the read bandwidth of these cores. ≈ is computed from the "
-     "model; otherwise the name of the hardware counter"),
+    ("bandwidth", "weights and KV cache read per second, of the read bandwidth of these cores. “estimated” (≈) "
+     "is computed from the model; otherwise the name of the hardware counter"),
     ("peak", "read bandwidth of the cores in use, measured at the first load; ╎ marks it on the bar"),
-    ("plain     ≤", "ceiling of plain decoding: peak bandwidth ÷ bytes per token"),
-    ("drafting  ≤", "ceiling of drafting at the current acceptance and depth"),
-    ("compute   ≤", "ceiling if only compute took time, from the prefill speed"),
+    ("limit w/o drafts", "of plain decoding: peak bandwidth ÷ bytes per token"),
+    ("limit with drafts", "of drafting at the current acceptance and depth"),
+    ("limit by compute", "if only compute took time, from the prefill speed"),
     ("peak too low", "the bandwidth exceeds 105 % of the measured peak, because other programs ran during that "
      "measurement. `cpuchat probe` repeats it"),
     ("placement", "which cores compute, and where memory is allocated. Applying one measures short answers before "
@@ -74,52 +76,120 @@ _FIGURES = {
     SPEECH_TITLE: SPEECH,
 }
 """Blocks about figures, by title."""
-_GOOD_TO_KNOW = (
-    "Select with the mouse, Ctrl+C copies. Tab moves between panes; the arrow keys scroll the focused one. "
-    "Esc closes every screen."
+_TIPS = (
+    "Tips",
+    [
+        ("mouse", "Select text with it; Ctrl+C copies", ""),
+        ("Tab", "Moves between panes; the arrow keys scroll the focused one", ""),
+        ("Esc", "Closes every screen", ""),
+    ],
 )
 
 
+Row = tuple[str, str, str]
+"""A key or figure, its text, and other words that find it."""
+Section = tuple[str, list[Row]]
+_MOST_ROWS, _TEXT_WIDTH = 38, 51  # of a page and of a text in it, for two screens of 80×24 cells
+
+
+def key_sections(offered: Sequence[keys.Key]) -> Iterator[Section]:
+    """Yield keys under their headings; a line that several screens share appears once."""
+    for group in dict.fromkeys(map(keys.heading, offered)):
+        listed = [key for key in offered if keys.heading(key) == group]
+        rows = {(keys.display_all(key.keys) or "palette", key.help): key.found_by for key in listed}
+        yield group, [(*row, words) for row, words in rows.items()]
+
+
+def pages(sections: Iterable[Section]) -> list[list[Section]]:
+    """Return sections on pages of at most two screens of 80×24; a long one goes on on the next page."""
+    found: list[list[Section]] = [[]]
+    height = 0
+    for title, rows in sections:
+        for row in rows:
+            needs = len(textwrap.wrap(row[1], _TEXT_WIDTH))
+            begins = not found[-1] or found[-1][-1][0] != title
+            if height + needs + 2 * begins > _MOST_ROWS:
+                found.append([])
+                height, begins = 0, True
+            if begins:
+                found[-1].append((title, []))
+            found[-1][-1][1].append(row)
+            height += needs + 2 * begins  # the heading, with a blank row
+    return found
+
+
 class HelpScreen(Dismissable[None]):
-    """Generated from the key table. `left_out` are titles of blocks that are not shown."""
+    """The keys of the screen below, whose ids are `here`, then figures, then all other keys; with a filter.
+
+    `left_out` are titles of blocks that are not shown.
+    """
 
     CSS_PATH = "help.tcss"
-    AUTO_FOCUS = "#help"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("help")
+    AUTO_FOCUS = "Input"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys.bindings("help"),
+        ("up", "scroll('up')", "up"),
+        ("down", "scroll('down')", "down"),
+        ("pageup", "scroll('page_up')", "page up"),
+        ("pagedown", "scroll('page_down')", "page down"),
+    ]
     KEYS: ClassVar = "help"
 
-    def __init__(self, offered: Sequence[keys.Key] = keys.KEYS, left_out: Collection[str] = ()) -> None:
+    def __init__(
+        self, offered: Sequence[keys.Key] = keys.KEYS, left_out: Collection[str] = (), here: Collection[str] = ()
+    ) -> None:
         super().__init__()
-        self._offered = offered
-        self._left_out = left_out
+        near = [key for key in offered if key.id in here and key.keys]
+        figures = [(title, [(*row, "") for row in rows]) for title, rows in _FIGURES.items() if title not in left_out]
+        rest = [key for key in offered if key not in near]
+        self._sections: list[Section] = [*key_sections(near), *figures, *key_sections(rest), _TIPS]
+        self._pages = pages(self._sections)
+        self._page = 0
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="help") as pane:
-            pane.border_title = "Help"
-            for group in dict.fromkeys(map(keys.heading, self._offered)):
-                offered = [key for key in self._offered if keys.heading(key) == group]
-                rows = [(keys.display_all(key.keys) or "palette", key.help) for key in offered]
-                rows = list(dict.fromkeys(rows))  # rows that several screens share appear once
-                if group == keys.APP:
-                    rows.append(("Tab", "Focus the next pane"))
-                yield Static(group, classes="heading")
-                yield Static(self._rows(rows), classes="rows")
-            for title, figures in _FIGURES.items():
-                if title not in self._left_out:
-                    yield Static(title, classes="heading")
-                    yield Static(self._rows(list(figures)), classes="rows")
-            yield Static("Tips", classes="heading")
-            yield Static(_GOOD_TO_KNOW, classes="rows", markup=False)
+        yield Input(placeholder="Filter all keys and figures", compact=True)
+        yield VerticalScroll(id="help", can_focus=False)
         yield KeyFooter()
 
+    async def on_mount(self) -> None:
+        super().on_mount()
+        await self._show(0)
+
+    @on(Input.Changed)
+    async def _filter(self, event: Input.Changed) -> None:
+        words = event.value.casefold().split()
+        found = (
+            (title, [row for row in rows if all(word in f"{' '.join(row)} {title}".casefold() for word in words)])
+            for title, rows in self._sections
+        )
+        self._pages = pages(found)
+        await self._show(0)
+
+    async def _show(self, page: int) -> None:
+        self._page = page
+        pane = self.query_one("#help", VerticalScroll)
+        pane.border_title = f"Help · page {page + 1} of {len(self._pages)}"
+        await pane.remove_children()
+        for title, rows in self._pages[page]:
+            await pane.mount(Static(title, classes="heading"), Static(self._rows(rows), classes="rows"))
+        if not self._pages[page]:
+            await pane.mount(Static("No key and no figure has these words."))
+        pane.scroll_home(animate=False)
+
     @staticmethod
-    def _rows(rows: list[tuple[str, str]]) -> Table:
+    def _rows(rows: list[Row]) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(width=20, no_wrap=True, style="bold")
         table.add_column(ratio=1)
-        for left, right in rows:
+        for left, right, _ in rows:
             table.add_row(Text(left), Text(right))
         return table
+
+    async def action_page(self, step: int) -> None:
+        await self._show((self._page + step) % len(self._pages))
+
+    def action_scroll(self, where: str) -> None:
+        getattr(self.query_one("#help"), f"scroll_{where}")(animate=False)
 
     def action_close(self) -> None:
         self.dismiss(None)

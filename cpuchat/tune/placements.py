@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.survey import Survey
 
 _ASSUMED_ACCEPTANCE = sum(rate for _, rate in TYPICAL) / len(TYPICAL)
+_ESTIMATE = "Estimate"
 _ASSUMED_DEPTH = 4  # where the cost model does not tell which is best
 _WORTH = 1.02
 
@@ -108,8 +109,8 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
         draft = loaded_draft_work(model)
     except CpuchatError:  # a file no longer exists
         return None
-    costs, _ = costs_here(cpus, memory, peak.bytes_per_s, root)
-    source = costs.source or "usual of such cores: passes not measured"
+    costs, is_measured = costs_here(cpus, memory, peak.bytes_per_s, root)
+    source = costs.source if is_measured else _ESTIMATE
     path = Path(model.path)
     factor = factor_of(costs.factors, path)
     found = LoadedCosts(costs.profile, source, cpus, target, factor, peak=peak.bytes_per_s)
@@ -343,10 +344,10 @@ def _about(
     lines: list[str] = []
     remarks: tuple[str, ...] = ()
     if most is not None and basis is not None:
-        draft = f" + {1e3 * most.t_draft_s:.1f} ms draft" if most.t_draft_s else ""
+        draft = f", its drafts {units.rate(1e3 * most.t_draft_s)} ms" if most.t_draft_s else ""
         lines.append(
-            f"At most {units.rate(most.tok_s)} tok/s: {1e3 * most.t_target_s:.1f} ms target{draft} per "
-            f"pass. Limit: {most.limit}. From {basis.source}."
+            f"At most {units.rate(most.tok_s)} tok/s: one pass of the target takes "
+            f"{units.rate(1e3 * most.t_target_s)} ms{draft}. Limit: {most.limit}. From {basis.source}."
         )
         if basis.computing and not predicted_by:
             lines.append("Memory bandwidth only; compute is the limit now, so expect less.")
@@ -356,7 +357,8 @@ def _about(
     elif why_not:
         lines.append(why_not)
     if predicted_by:
-        lines.append(f"Predicted by the cost model: {predicted_by}.")
+        basis_of = f"Predicted by the cost model: {predicted_by}."
+        lines.append(f"{_ESTIMATE}. Press m to measure." if predicted_by.startswith(_ESTIMATE) else basis_of)
     return "\n".join([*lines, candidate.reason, *remarks])
 
 

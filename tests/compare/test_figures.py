@@ -56,7 +56,7 @@ def test_the_figures_by_hand() -> None:
 
 def test_the_sentence_says_how_much_of_what_the_bytes_allow_is_reached() -> None:
     assert said(a_round(answered(Q8, 25.0), answered(Q4, 37.0))) == (
-        "Q4_K_M reads 0.60 of the bytes and is 1.48× as fast: 89 % of what the bytes allow."
+        "Q4_K_M reads 40 % fewer bytes and is 1.48× as fast: 89 % of what the bytes allow."
     )
 
 

@@ -18,6 +18,7 @@ from cpuchat.planner.model_specs import find_model
 from cpuchat.planner.network import Network
 from cpuchat.planner.plan import Plan, Prices, Workload, make_plan
 from cpuchat.planner.service import Service, simulate_service
+from cpuchat.present.plan import machine_figures
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +210,15 @@ def test_a_network_adds_its_round_trips_and_bytes_to_every_pass(catalog: Catalog
     assert plan.users is None and plan.drafted == ()
     faster = make_plan(machine, model, workload, network=Network(machines=2, gbit=10))
     assert faster.network_s < plan.network_s / 2
+
+
+def test_a_figure_is_called_measured_once_and_has_three_digits() -> None:
+    machine = MachineSpec(
+        id="x", name="x", kind="here", cpu="zen4", cores=Figure(2, basis="measured", source="the cores in use"),
+        clock_ghz=Figure(3), memory_gb=Figure(25.2761, basis="measured", source="of this machine"),
+        measured=Figure(41.0249, basis="measured", source="measured, 2 cores"),
+    )  # fmt: skip
+    shown = dict(machine_figures(machine))
+    assert shown["memory"] == "25.3 GB, measured: of this machine"
+    assert shown["read bandwidth"] == "41.0 GB/s, measured, 2 cores"
+    assert shown["cores"] == "2, measured: the cores in use"

@@ -31,7 +31,7 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
     ("peak", "source", "probed", "words"),
     [
         (25e9, "", True, ""),
-        (25e9, "", False, "speeds are rough · m measures what passes cost"),
+        (25e9, "", False, "speeds are rough · press m for exact speeds"),
         (0.0, DISTURBED, False, "no speeds: other programs disturbed the measurement · m repeats it"),
         (0.0, "", False, "m measures the read bandwidth to predict speeds"),
     ],

@@ -51,7 +51,7 @@ def test_plain_decoding():
     assert now.utilization == pytest.approx(0.8)
     assert now.ceiling_plain == pytest.approx(25)
     assert now.ceiling_accepted is None
-    assert (now.source, now.limit, now.off, now.remark) == ("≈ model", "memory", "", "")
+    assert (now.source, now.limit, now.off, now.remark) == ("estimated", "memory", "", "")
     assert now.peak is not None
     assert now.peak.source == "measured, 2 cores"
     assert now.bytes_per_pass == 2 * GB
@@ -307,7 +307,7 @@ def test_why_there_is_no_counter_is_told():
     written(meter, 10, 1)
     now = meter.figures().roofline
     assert (now.why_missing("counted"), now.why_missing("watts")) == ("needs cpuchat-bwd", "needs root")
-    assert now.source == "≈ model"
+    assert now.source == "estimated"
 
 
 rates = st.none() | st.floats(0.01, 1e4)

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
-from textual.command import CommandPalette
+from textual.color import Color
+from textual.command import CommandList, CommandPalette
 
 from cpuchat import paths, settings
 from cpuchat.chats.store import ChatStore
+from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.synthetic.model import write_model
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
@@ -36,6 +43,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from tests.support.shapes import TINY_LLAMA
 from tests.support.snapshots import snapshot
 
 
@@ -207,16 +215,31 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
         await app.until(lambda: backend.closed)
 
 
-async def test_help_lists_every_key_and_closes() -> None:
-    async with running(size=(120, 220)) as app:
+async def test_help_begins_with_the_keys_of_the_screen_and_its_filter_finds_all_others() -> None:
+    async with running(size=SMALL) as app:
+        await app.ready()
+        for opened, own in (("", "Send the message"), ("f12", "Select the recommended placement")):
+            await app.press(*filter(None, (opened, "f1")))
+            await app.until(lambda own=own: isinstance(app.app.screen, HelpScreen) and own in app.screen_text)
+            await app.press(*"temperature")
+            await app.until(lambda own=own: "Change settings" in app.screen_text and own not in app.screen_text)
+            await app.press("f1", *(["escape"] if opened else []))
+            await app.until(lambda: app.app.screen is app.chat)
+
+
+async def test_help_has_every_key_on_pages_of_at_most_two_screens() -> None:
+    async with running(size=SMALL) as app:
         await app.ready()
         await app.press("f1")
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
-        text = app.screen_text
-        for key in keys.KEYS:
-            assert key.help[:30] in text, key.id
-        await app.press("f1")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen) and "page 1 of" in app.screen_text)
+        pane = app.app.screen.query_one("#help")
+        seen = []
+        for _ in range(int(str(pane.border_title).rpartition(" ")[2])):
+            await app.until(lambda: pane.virtual_size.height > 0)
+            assert pane.virtual_size.height <= 2 * pane.size.height
+            seen += [str(cell) for table in pane.query(".rows") for cell in table.content.columns[1]._cells]
+            await app.press("tab")
+        assert {key.help for key in keys.KEYS} <= set(seen)
 
 
 async def test_snapshot_of_help() -> None:
@@ -257,6 +280,50 @@ async def test_the_palette_reaches_commands_and_chats() -> None:
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen))
 
 
+@pytest.fixture
+def recent_model(tmp_path: Path) -> Path:
+    """Return a folder with one model, which was used before."""
+    (tmp_path / "models").mkdir()
+    UsageLog().loaded([write_model(tmp_path / "models/Other-Q8_0.gguf", TINY_LLAMA, "Q8_0")])
+    return tmp_path / "models"
+
+
+async def test_enter_in_the_palette_acts_on_the_rows_of_its_text(recent_model: Path) -> None:
+    may_list = threading.Event()
+    async with running(folders=(recent_model,)) as app:
+        await app.ready()
+        library = app.app.services.library
+        listing = library.local_models
+
+        def local_models() -> list[LocalModel]:
+            may_list.wait(60)
+            return listing()
+
+        library.local_models = local_models  # on a slow disk
+        for key in ("ctrl+p", *"help", "enter"):  # in one read
+            app.app.simulate_key(key)
+        await app.until(lambda: isinstance(app.app.screen, CommandPalette))
+        may_list.set()
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen) or len(app.backend.loads) > 1)
+        assert len(app.backend.loads) == 1
+
+
+async def test_no_load_is_selected_in_the_palette_before_the_user_selects_it(recent_model: Path) -> None:
+    async with running(folders=(recent_model,)) as app:
+        await app.ready()
+        await app.press("ctrl+p")
+        await app.until(lambda: "Q8_0" in app.screen_text.split("Recent")[-1] and listed(app))
+        rows = app.app.screen.query_one(CommandList)
+        assert rows.highlighted == 1 and "Load" not in str(rows.get_option_at_index(1).prompt)
+        await app.press(*"load q8_0")
+        await app.until(lambda: all("Load" in str(row.prompt) for row in rows.options) and listed(app))
+        assert rows.highlighted is None
+        await app.press("enter")
+        assert rows.highlighted == 0 and isinstance(app.app.screen, CommandPalette)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+
+
 async def test_themes_are_previewed_kept_and_given_back() -> None:
     async with running() as app:
         await app.ready()
@@ -274,6 +341,41 @@ async def test_themes_are_previewed_kept_and_given_back() -> None:
         await app.until(lambda: app.conversation.settings.ui.theme == "okabe-ito")
         assert app.app.theme == "okabe-ito"
     assert settings.load().ui.theme == "okabe-ito"
+
+
+async def test_the_palette_has_the_colors_of_the_theme_that_it_previews() -> None:
+    async with running() as app:
+        await app.ready()
+        app.app.action_change_theme()
+        await app.until(lambda: "okabe-ito" in app.screen_text and listed(app))
+        await app.press(*"cpuchat-light")
+        await app.until(lambda: app.app.theme == "cpuchat-light")
+        await app.until(lambda: app.app.screen.query_one(CommandList).styles.background == _background(app))
+        await app.until(lambda: app.app.screen.query_one("#--input").styles.background == _background(app))
+
+
+def _background(app: RunningApp) -> Color:
+    return Color.parse(app.app.get_css_variables()["background"])
+
+
+async def test_the_palette_stays_in_a_narrow_footer() -> None:
+    async with running(size=(60, 20)) as app:
+        await app.ready()
+        await app.until(lambda: app.screen_text.splitlines()[-1].rstrip().endswith("^P commands"))
+        assert "Esc stop" in app.screen_text.splitlines()[-1]
+
+
+async def test_notices_are_shown_once_and_beside_the_list_of_commands() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("/")
+        await app.until(lambda: "/regenerate" in app.screen_text)
+        app.app.notify("Something happened.")
+        await app.until(lambda: "Something happened." in app.screen_text)
+        assert app.screen_text.index("Something happened.") < app.screen_text.index("/regenerate")
+        app.app.push_screen(ConfirmScreen("Delete", "This chat?"))
+        await app.until(lambda: "This chat?" in app.screen_text)
+        await app.until(lambda: app.screen_text.count("Something happened.") == 1)
 
 
 async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:

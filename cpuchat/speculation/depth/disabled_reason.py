@@ -7,7 +7,7 @@ from typing import Final
 UNCALIBRATED: Final = "off: not calibrated on this machine yet"
 SKIPPED: Final = "off: calibration skipped"
 DISTURBED: Final = "off: calibration disturbed by other programs"
-NO_REPEATS: Final = "off: no repeated n-grams yet"
+NO_REPEATS: Final = "off: nothing to draft from yet"
 
 WORTHWHILE_GAIN: Final = 1.03
 """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""

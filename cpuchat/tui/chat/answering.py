@@ -205,7 +205,11 @@ class Answering:
             case GenerationFinished():
                 answer = self._conversation.history.answer
                 note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
+                is_empty = event.stop_reason == "cancelled" and not (answer.content or answer.reasoning or answer.steps)
                 self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
+                if is_empty:
+                    self._show_messages()  # without the empty answer
+                    self._tell("The request was stopped before the first token.", "information")
                 self._reader.answered(event.timings)
             case Failed():
                 self._close("")

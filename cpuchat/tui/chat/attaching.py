@@ -48,6 +48,7 @@ class Paths(OptionList, can_focus=False):
             self.add_options([Content(mark) for mark in marks])
         self.highlighted = 0 if marks and highlights else None
         self.set_class(bool(marks), "-open")
+        self.screen.set_class(bool(marks), "-offering")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()

@@ -12,7 +12,7 @@ from cpuchat.models.library.model import LocalModel
 from cpuchat.servers import host
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui.commands import Listed, highlighted, line, matches
+from cpuchat.tui.commands import RECENT, Listed, highlighted, line, load_hit, matches
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
@@ -56,9 +56,9 @@ def model_provider(services: Services) -> type[Provider]:
             draft = loaded.draft if loaded is not None else ""  # in use as it should be
             recent = [model for model in self._models if model.last_used and model.name != draft]
             for number, model in enumerate(recent[:MOST_RECENT]):
-                shown = line(self.app, "" if number else "Recent", Content(_title(model)), units.size(model.size))
+                shown = line(self.app, "" if number else RECENT, Content(_title(model)), units.size(model.size))
                 load = partial(services.chat.load_model, model.path)
-                yield Listed(shown, load, text=_title(model), group="Recent")
+                yield Listed(shown, load, text=_title(model), group=RECENT)
 
         async def search(self, query: str) -> Hits:
             matcher = self.matcher(query)
@@ -67,7 +67,7 @@ def model_provider(services: Services) -> type[Provider]:
             rows += [(clean_line(f"Load {one.stem} on {host(one.server)}"), "Model", (one, "")) for one in served]
             for score, title, (source, size) in matches(matcher, rows):
                 shown = line(self.app, "Model", highlighted(matcher, title), size)
-                yield Hit(score, shown, partial(services.chat.load_model, source), text=title)
+                yield load_hit(score, shown, partial(services.chat.load_model, source), text=title)
 
     return ModelProvider
 

@@ -40,7 +40,7 @@ def drafting(frame: Frame) -> list[Line]:
         _acceptance(frame, now),
         _row(frame, "per pass", "tokens_per_pass", _per_pass(now), "tokens"),
         _row(frame, "plain", "plain_tok_s", rate(now.plain_tok_s), "tok/s"),
-        _row(frame, "drafts ahead" if now.overlap else "drafting", "draft_share", share, "% time"),
+        _row(frame, "drafting", "draft_share", share, "% time"),
         *(
             _sentence(frame, now.reason, SENTENCE_ROWS)
             if now.reason

@@ -161,7 +161,8 @@ class HistoryScreen(Screen[None]):
                 chat = await history.stored_chat(chat_id)
             name = re.sub(r"[^\w.-]+", "-", chat.title).strip("-.") or "chat"
             title = "Export to Markdown (.md) or JSON (.json)"
-            wanted = await self.app.push_screen_wait(AskTextScreen(title, shown(Path.cwd() / f"{name}.md"), 4096))
+            folder = f"Folder: {shown(Path.cwd())} (a path chooses another)"
+            wanted = await self.app.push_screen_wait(AskTextScreen(title, f"{name}.md", 4096, folder))
             if not wanted:
                 return
             file = expanded(wanted)
@@ -171,7 +172,7 @@ class HistoryScreen(Screen[None]):
             except OSError as error:
                 self.tell(f"Cannot write {file}: {error.strerror}. Choose another file.", "error")
             else:
-                self.tell(f"Exported to {shown(file)}.")
+                self.tell(f"Exported to {shown(file.absolute())}.")
 
     def action_delete_chat(self) -> None:
         self._with_open_chat(self._delete)
@@ -230,7 +231,7 @@ class HistoryScreen(Screen[None]):
         with_branches = [m.id for m in self.conversation.messages if len(siblings(m.id)) > 1]
         message_id = self.selected_message or (with_branches[-1] if with_branches else 0)
         if message_id not in with_branches:
-            self.tell("No other branches here. Regenerate or edit makes one.")
+            self.tell("No other answer here. Regenerate or edit makes one.")
         else:
             self._switch_branch(message_id, step)
 
@@ -238,7 +239,7 @@ class HistoryScreen(Screen[None]):
     async def _switch_branch(self, message_id: int, step: int) -> None:
         siblings = self.conversation.history.tree.siblings(message_id)
         at = siblings.index(message_id) + step
-        if self.refuse_while_writing("open another branch") or self.chat_id is None:
+        if self.refuse_while_writing("show another answer") or self.chat_id is None:
             return
         if not 0 <= at < len(siblings):
             which = "last" if step > 0 else "first"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 
 from textual import work
-from textual.command import CommandPalette
 
 from cpuchat.chat_preset import reasoning_of
 from cpuchat.errors import CpuchatError
@@ -18,7 +17,7 @@ from cpuchat.servers import Source, is_url, source
 from cpuchat.settings import with_changes
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.compacting import CompactingScreen
-from cpuchat.tui.commands import Row, listing
+from cpuchat.tui.commands import Palette, Row, listing
 from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
 
@@ -151,7 +150,7 @@ class PresetsScreen(CompactingScreen):
 
     def _pick(self, presets: list[Preset | None], placeholder: str, use: Callable[[Preset | None], object]) -> None:
         rows = listing([_row(preset, use) for preset in presets])
-        self.app.push_screen(CommandPalette(providers=[rows], placeholder=placeholder))
+        self.app.push_screen(Palette(providers=[rows], placeholder=placeholder))
 
     @work(exclusive=True, group="preset")
     async def _choose(self, preset: Preset | None) -> None:

@@ -103,7 +103,8 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
     if now.bandwidth is None:
         return [[]] * REMARK_ROWS
     of = "" if now.peak is None or now.fits_cache else f", of {now.peak.source.split(',')[0]} peak"
-    source = [frame.text("label", fit(f"{clean_line(now.source)}{of}", frame.width))]
+    shown = "estimated" if now.counted is None else f"{clean_line(now.source)}{of}"
+    source = [frame.text("label", fit(shown, frame.width))]
     if wrong := now.off or now.remark:
         rows = textwrap.wrap(wrong, max(8, frame.width), max_lines=REMARK_ROWS, placeholder=" …")
         drawn: list[Line] = [[frame.text("limit", row)] for row in rows]
@@ -117,17 +118,21 @@ def _ceilings(frame: Frame, now: Roofline) -> list[Line]:
     L3.
     """
     if now.fits_cache:
-        return [_ceiling(frame, now, "compute   ≤", "ceiling_compute")]
+        return [_ceiling(frame, now, "limit by compute", "ceiling_compute")]
     return [
-        _ceiling(frame, now, "plain     ≤", "ceiling_plain"),
-        _ceiling(frame, now, "drafting  ≤", "ceiling_accepted"),
-        _ceiling(frame, now, "compute   ≤", "ceiling_compute"),
+        _ceiling(frame, now, "limit w/o drafts", "ceiling_plain"),
+        _ceiling(frame, now, "limit with drafts", "ceiling_accepted"),
+        _ceiling(frame, now, "limit by compute", "ceiling_compute"),
     ]
 
 
 def _ceiling(frame: Frame, now: Roofline, label: str, field: str) -> Line:
     number = rate(getattr(now, field))
-    return _missing(frame, now, label, field) if number is None else frame.row(label, "", number, "tok/s")
+    if number is None:
+        return _missing(frame, now, label, field)
+    width = LABEL + NUMBER + 2  # the labels are long
+    head = frame.text("label", label)
+    return [head, frame.text("value", f"{number:>{width - len(label)}}"), frame.text("label", " tok/s")]
 
 
 def _per_l3(frame: Frame, now: Roofline) -> Line:

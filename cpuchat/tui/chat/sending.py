@@ -18,7 +18,7 @@ from cpuchat.tui.chat.composer import Outgoing
 from cpuchat.tui.chat.messages import sent_message, system_prompt
 from cpuchat.tui.chat.panes import PanesScreen
 from cpuchat.tui.chat.queued import QueuedMessages
-from cpuchat.tui.chat.slash import ACTIONS, commands, is_command, running_command, with_argument
+from cpuchat.tui.chat.slash import ACTIONS, FORMER, commands, is_command, running_command, with_argument
 from cpuchat.tui.chat.welcome import COMPARE
 
 
@@ -74,7 +74,7 @@ class SendingScreen(PanesScreen):
             self._show_prompt_title()
 
     def _run_command(self, text: str, name: str, argument: str) -> None:
-        command = commands(self).get(name)
+        command = commands(self).get(FORMER.get(name, name))
         if command is None:
             self.tell(f"Unknown command {name}. Type / for a list; your text stays in the prompt.", "warning")
             return

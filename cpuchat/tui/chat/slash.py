@@ -13,6 +13,8 @@ from cpuchat.tui.commands import offered
 
 ACTIONS = {"/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/tools": "tools"}
 """Of the commands that take an argument, which it is for."""
+FORMER = {"/again": "/regenerate"}
+"""Names by the ids of keys that still work, with those that the plain chat has, too."""
 _BEGUN = re.compile(r"/[a-z-]*")
 _WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
 
@@ -33,7 +35,8 @@ def with_argument(text: str) -> tuple[str, str] | None:
 
 def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
     """Return what can be done now, by name (`/copy-code`): its title, and what does it."""
-    return {f"/{key.id.partition('.')[2].replace('_', '-')}": (title, run) for key, title, run in offered(screen)}
+    named = ((f"/{key.id.partition('.')[2].replace('_', '-')}", title, run) for key, title, run in offered(screen))
+    return {FORMER.get(name, name): (title, run) for name, title, run in named}
 
 
 def matching(typed: str, titles: dict[str, str]) -> list[str]:

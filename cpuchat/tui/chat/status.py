@@ -141,9 +141,9 @@ class StatusLine(Widget):
         if not now.wanted:
             return [f"{full} off", f"{name} off"]
         if not now.adaptive:
-            depth = "fixed depth" if now.depth is None else f"depth {now.depth} (fixed)"
+            depth = "fixed depth" if now.depth is None else f"fixed depth {now.depth}"
         elif now.depth:
-            depth = f"depth {now.depth} (adaptive)"
+            depth = f"adaptive depth {now.depth}"
         else:
-            depth = "off (adaptive)" if now.reason else "adaptive depth"
+            depth = "drafts off" if now.reason else "adaptive depth"
         return [f"{full} · {depth}", full, name]

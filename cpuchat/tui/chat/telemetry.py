@@ -104,13 +104,14 @@ def timing(frame: Frame) -> list[Line]:
     ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
     asked = figures.phase not in ("idle", "loading")
     reused = f"{figures.prefill_cached:,}" if asked and figures.prefill_cached is not None else None
+    written, token = units.plural(figures.predicted_n, "token").split()
     return [
         frame.row("average", "decode_tok_s", rate(figures.decode_tok_s), f"tok/s{frame.approximately}"),
         frame.row("first token", "ttft_s", ttft, unit),
         *waited(frame),
         frame.row("prefill", "prefill_tok_s", rate(figures.prefill_tok_s), "tok/s"),
         frame.row("reused", "prefill_cached", reused, "tokens"),
-        frame.row("written", "ttft_s", f"{figures.predicted_n:,}" if asked else None, f"tokens{frame.approximately}"),
+        frame.row("written", "ttft_s", written if asked else None, f"{token}{frame.approximately}"),
     ]
 
 

@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 
 from textual import work
-from textual.command import CommandPalette
 
 from cpuchat import paths
 from cpuchat.errors import CpuchatError, SettingsError, UsageError
@@ -15,7 +14,7 @@ from cpuchat.text import clean_line
 from cpuchat.tools.config import Server, load_servers
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tui.chat.calling import CallingScreen
-from cpuchat.tui.commands import Row, listing
+from cpuchat.tui.commands import Palette, Row, listing
 
 
 class ToolServersScreen(CallingScreen):
@@ -32,7 +31,7 @@ class ToolServersScreen(CallingScreen):
                 file = paths.shown(paths.tool_servers_file())
                 raise UsageError(f"There are no MCP servers in {file}.", "docs/tools.md shows the format.")
             rows = listing([self._row(name, config) for name, config in servers.items()])
-            self.app.push_screen(CommandPalette(providers=[rows], placeholder="MCP server …"))
+            self.app.push_screen(Palette(providers=[rows], placeholder="MCP server …"))
 
     @work(group="tool servers")
     async def start_server(self, name: str, config: Server | SettingsError) -> None:

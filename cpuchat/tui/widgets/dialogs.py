@@ -102,15 +102,16 @@ class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
 
 
 class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
-    """Ask for a line of text. Returns it stripped, or None."""
+    """Ask for a line of text, with `about` above it. Returns it stripped, or None."""
 
     CSS_PATH = "dialogs.tcss"
     AUTO_FOCUS = "Input"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("dialog")
 
-    def __init__(self, title: str, value: str = "", max_length: int = 200) -> None:
+    def __init__(self, title: str, value: str = "", max_length: int = 200, about: str = "") -> None:
         super().__init__()
         self._title = clean_line(title)
+        self._about = clean_line(about)
         self._value = value
         self._max_length = max_length
 
@@ -118,6 +119,8 @@ class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
         with Vertical(id="dialog") as dialog:
             dialog.border_title = self._title
             dialog.border_subtitle = "Enter saves · Esc cancels"
+            if self._about:
+                yield Label(self._about, id="question", markup=False)
             yield Input(self._value, max_length=self._max_length, compact=True)
 
     @on(Input.Submitted)

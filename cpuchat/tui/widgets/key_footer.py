@@ -72,7 +72,9 @@ class KeyFooter(Footer):
                 await self.mount_all(map(_Key, missing))
 
     def _keys(self) -> list[_Shown]:
-        """Return what to show, each action once."""
+        """Return what to show, each action once; where they do not all fit, the last but one are left out: the last
+        is the palette, which has them all.
+        """
         shown: dict[str, _Shown] = {}
         for _, binding, enabled, tooltip in self.screen.active_bindings.values():
             if binding.show and binding.action not in shown:
@@ -80,4 +82,12 @@ class KeyFooter(Footer):
                 shown[binding.action] = _Shown(
                     binding.key, display, binding.description, binding.action, enabled, tooltip
                 )
-        return list(shown.values())
+        found = list(shown.values())
+        while (
+            len(found) > 2 and sum(len(one.display) + len(one.description) + 3 for one in found) > self.size.width + 1
+        ):
+            del found[-2]
+        return found
+
+    def on_resize(self) -> None:
+        self.bindings_changed(self.screen)

@@ -199,7 +199,7 @@ def test_free_drafters_with_nothing_to_say():
     controller.begin_answer()
     for _ in range(20):
         controller.record(PassRecord(62.0))
-    assert controller.reason == "off: no repeated n-grams yet"
+    assert controller.reason == "off: nothing to draft from yet"
     for _ in range(20):
         assert controller.free_depth(Proposal("lookup", [1, 2], [1, 1])) == 0
         controller.record(PassRecord(62.0))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from cpuchat import settings
+from cpuchat import paths, settings
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.search import Matcher
 from cpuchat.chats.store import ChatStore
@@ -88,7 +88,7 @@ async def test_without_branches_that_is_said() -> None:
         await app.ready()
         await app.send("Hello")
         await app.press("alt+left")
-        assert any("No other branches" in notice for notice in app.notices)
+        assert any("No other answer" in notice for notice in app.notices)
 
 
 async def test_past_the_last_branch_that_is_said() -> None:
@@ -359,6 +359,7 @@ async def test_the_open_chat_is_exported(tmp_path: Path) -> None:
             file = tmp_path / name
             app.chat.action_export_chat()
             await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+            await app.until(lambda: f"Folder: {paths.shown(Path.cwd())[:30]}" in app.screen_text)
             app.app.screen.query_one(Input).value = str(file)
             await app.press("enter")
             await app.until(file.exists)
@@ -378,3 +379,24 @@ async def test_regenerating_a_greedy_answer_says_that_it_will_be_the_same() -> N
         await app.send("Say something")
         await again(app)
         assert any(notice.startswith("Greedy sampling: expect the same answer again. F2") for notice in app.notices)
+
+
+async def test_the_panel_shows_the_figures_of_the_answer_that_is_switched_to() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two and more words.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await again(app)
+        written = app.conversation.figures().predicted_n
+        await app.press("alt+left")
+        await app.until(lambda: "‹ 1/2 ›" in app.screen_text)
+        figures = app.conversation.figures()
+        assert figures.phase == "done" and 0 < figures.predicted_n < written
+
+
+async def test_a_stop_before_the_first_token_leaves_no_empty_answer() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend([[gate, *answer("Never.")]])) as app:
+        await app.count_up_to(gate)
+        await app.press("escape")
+        await app.until(lambda: any("stopped before the first token" in notice for notice in app.notices))
+        assert [message.role for message in app.transcript.messages] == ["user"]

@@ -50,7 +50,7 @@ async def test_the_status_line_names_the_draft_model_as_far_as_there_is_room() -
         await app.ready()
         assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
         await app.send("Why?")
-        assert "draft 0.5B Q8_0 · depth 7 (adaptive) · 8 threads" in app.status
+        assert "draft 0.5B Q8_0 · adaptive depth 7 · 8 threads" in app.status
         await app.pilot.resize_terminal(80, 24)
         await app.until(lambda: app.chat.query_one(StatusLine).size.width == 80)
         assert "draft 0.5B Q8_0 · 8 threads" in app.status
@@ -82,7 +82,7 @@ async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
     async with running(drafting_backend()) as app:
         await app.ready()
         await app.press("f9")
-        assert any("always, 4 tokens per pass" in notice for notice in app.notices)
+        assert any("with fixed depth 4" in notice for notice in app.notices)
         assert "draft 0.5B Q8_0 · fixed depth" in app.status
         await app.send("Zero")
         await app.press("f9")
@@ -237,7 +237,7 @@ async def test_measuring_the_machine_says_so_and_that_it_can_be_skipped() -> Non
     steps = [LoadProgress(phase="calibrating", done=8, total=32), gate, ModelLoaded(model=WITH_DRAFT)]
     async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
         await app.until(gate.reached.is_set)
-        await app.until(lambda: "calibrating speculation for this model · Esc skips  25 %" in app.status)
+        await app.until(lambda: "loading · calibrating drafts · Esc skips  25 %" in app.status)
         gate.open()
         await app.ready()
 
@@ -250,13 +250,13 @@ async def test_while_messages_are_queued_only_the_prompt_says_what_esc_does() ->
         await app.until(first.reached.is_set)
         await app.send("Hello", wait=False)
         first.open()
-        await app.until(lambda: "calibrating speculation for this model  50 %" in app.status)
+        await app.until(lambda: "loading · calibrating drafts  50 %" in app.status)
         assert "Esc unqueues all" in app.screen_text and "Esc skips" not in app.screen_text
         await app.until(second.reached.is_set)
         await app.press("escape")
         await app.until(lambda: app.prompt.text == "Hello")
         second.open()
-        await app.until(lambda: "calibrating speculation for this model · Esc skips  75 %" in app.status)
+        await app.until(lambda: "loading · calibrating drafts · Esc skips  75 %" in app.status)
         third.open()
         await app.ready()
 

@@ -22,7 +22,7 @@ async def test_commands_are_offered_completed_and_run() -> None:
         await app.press("/")
         await app.until(lambda: offered(app) == list(titles))
         await app.press("r", "e", "g")
-        await app.until(lambda: offered(app) == ["/again", "/edit"])  # by their titles
+        await app.until(lambda: offered(app) == ["/regenerate", "/edit"])  # by their titles
         await app.press("escape", "backspace", "backspace", "backspace", *"hel")
         await app.until(lambda: offered(app) == ["/help"])
         await app.press("tab")

@@ -53,7 +53,7 @@ async def test_before_the_first_answer_only_what_is_known_is_shown(state: str, f
     panel = await shown(state)
     assert panel[0] == first
     assert "n/a" not in "\n".join(panel)
-    assert any(row.startswith("plain     ≤") for row in panel) == (state == "loaded")
+    assert any(row.startswith("limit w/o drafts") for row in panel) == (state == "loaded")
 
 
 async def test_loading_and_reading_have_a_bar() -> None:
@@ -84,8 +84,8 @@ PLACES = (
     "acceptance  ",
     "per pass",
     "bandwidth",
-    "plain     ≤",
-    "compute",
+    "limit w/o drafts",
+    "limit by compute",
     "context",
     "tok/s, last",
 )
@@ -107,7 +107,7 @@ async def test_nothing_moves_while_an_answer_is_written(height: int) -> None:
 async def test_what_matters_is_there_at_common_sizes() -> None:
     for height in (33, 17):  # of the panel at 120x40 and 120x24
         panel = await shown("writing", height)
-        for label in ("acceptance", "bandwidth", "≈ model, of measured peak", "plain     ≤", "drafting  ≤", "context"):
+        for label in ("acceptance", "bandwidth", "estimated", "limit w/o drafts", "limit with drafts", "context"):
             assert any(row.startswith(label) for row in panel), (height, label)
     assert any(row.startswith("tok/s, last") for row in await shown("writing", 33))
 
@@ -149,8 +149,8 @@ async def test_bandwidth_has_its_source_and_its_peak() -> None:
     panel = await shown("writing")
     at = panel.index("bandwidth      33 of 51 GB/s")
     assert panel[at + 1].startswith("█") and panel[at + 1].endswith("╎─  64 %")
-    assert panel[at + 2] == "≈ model, of measured peak"
-    assert "drafting  ≤     55.6 tok/s" in panel
+    assert panel[at + 2] == "estimated"
+    assert "limit with drafts 55.6 tok/s" in panel
 
 
 async def test_a_counter_of_l3_groups_moves_nothing_when_an_answer_begins() -> None:
@@ -322,3 +322,12 @@ def test_the_gauge_of_a_context_that_is_nearly_full_has_the_color_of_limits() ->
             frame = Frame(nearly, None, 99, True, {one: Style(meta={"part": one}) for one in PARTS})
             bars = [one.style.meta["part"] for row in drawn_rows(frame) for one in row if one.style and "█" in one.text]
             assert bars == [part]
+
+
+def test_labels_never_run_into_values() -> None:
+    meter, _ = STATES["writing"]
+    drafting = dataclasses.replace(meter.figures().drafting, overlap=True, draft_share=None)
+    rows = drawn("writing", 33, drafting=drafting, predicted_n=1)
+    assert not [row for row in rows if "aheadanswer" in row]
+    assert "drafting    answer too short" in rows
+    assert any(row.startswith("written") and row.endswith(" 1 token") for row in rows)

@@ -44,7 +44,7 @@ async def test_the_table_says_why_and_where_the_texts_part() -> None:
     async with comparing() as app:
         await app.done()
         text = app.screen_text
-        assert "Q4_K_M reads 0.60 of the bytes and is 1.49× as fast: 89 % of what the bytes allow." in text
+        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in text
         assert "First difference at token 18." in text
         assert "▸every" in text and "▸all tokens." in text
 
