@@ -46,6 +46,8 @@ class Composer:
         """What is typed is a command."""
         self.attached = ""
         """What would be sent with the message, or why it cannot be."""
+        self.holds_back = False
+        """The message names a file that is missing, and was not sent."""
         prompt.fold = self.fold
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
@@ -80,10 +82,12 @@ class Composer:
             keys = "Enter queues it until the model is ready"
         else:
             keys = "Enter sends · Ctrl+J new line"
+        if self.holds_back:
+            keys = "Not sent. Enter again sends it as text"
         if self.attached:
             title = Content(f"{title} · {self.attached}")
         self._prompt.border_title, self._prompt.border_subtitle = title, keys
-        self._prompt.set_class(self.editing is not None, "-editing")
+        self._prompt.set_class(self.editing is not None or self.holds_back, "-editing")
         self._prompt.hold_cursor(busy)
 
     # The queue

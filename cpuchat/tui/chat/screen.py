@@ -106,7 +106,7 @@ class ChatScreen(TypingScreen, SendingScreen):
         self._attaching = Attaching(
             self._prompt, self.query_one(Paths), self._composer,
             lambda: self.conversation.model, lambda text: self.conversation.backend.count_tokens(text),
-            lambda: self.conversation.history.n_past,
+            lambda: self.conversation.history.n_past, self.conversation.meter.prefill_s,
             self._show_prompt_title, start_folder() if self.READS_FILES else None,
             lambda: {name: title for name, (title, _) in commands(self).items()},
         )  # fmt: skip

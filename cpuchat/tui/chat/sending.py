@@ -65,7 +65,7 @@ class SendingScreen(PanesScreen):
         elif self._stream.path is None:
             self.tell("Choose a model first; your text stays in the prompt.")
             self.action_models()
-        else:
+        elif not self._attaching.hold_back(text):
             self._prompt.accept()
             self._composer.enqueue(self._attaching.take(text))
             if not self._stream.loaded and not self._stream.busy:
