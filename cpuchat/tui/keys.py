@@ -113,7 +113,7 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.copy_plain", "", "copy_plain", "copy plain",
         "Copy the last answer or the selected message as plain text", ANSWER),
     Key("chat", "chat.copy_code", "f6", "copy_code", "copy code",
-        "Copy the last code block; again: the previous one", ANSWER, priority=True),
+        "Copy a code block of the last answer or the selected message; again: the previous one", ANSWER, priority=True),
     Key("chat", "chat.drafting", "f9", "drafting", "drafting",
         "Cycle drafting: auto, always, off; from the next answer", ANSWER, priority=True),
     Key("chat", "chat.color_drafts", "ctrl+t", "color_drafts", "color drafts",

@@ -325,6 +325,10 @@ class ChatScreen(TypingScreen, SendingScreen):
     def action_copy_code(self) -> None:
         self._clipboard.copy_code()
 
+    @on(ChatTranscript.CopyAsked)
+    def _copy_asked(self, event: ChatTranscript.CopyAsked) -> None:
+        self._clipboard.copy_block(event.block)
+
     @work
     async def action_models(self) -> None:
         await self._change_model(await self.services.navigation.models())

@@ -27,7 +27,7 @@ from cpuchat.tui.markdown import palette as palettes
 from cpuchat.tui.markdown.entries import Entries, Entry, MessageSource
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View, plain_text
 from cpuchat.tui.markdown.render import code_blocks
-from cpuchat.tui.markdown.rows import Line, copied_text, selected
+from cpuchat.tui.markdown.rows import CodeBlock, Line, copied_text, selected
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
@@ -167,9 +167,9 @@ class Transcript(ScrollView, can_focus=True):
         message = self._entries.current(self._current)
         return "" if message is None else plain_text(message) if plain else message.content
 
-    def code_blocks(self) -> list[str]:
-        """Return the code blocks of the last answer, as written."""
-        return code_blocks(self._entries.last_answer_text())
+    def code_blocks(self) -> list[CodeBlock]:
+        """Return the code blocks of the selected message, else of the last answer."""
+        return code_blocks(self.current_message_text())
 
     # Rendering
 
