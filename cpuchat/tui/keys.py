@@ -77,6 +77,8 @@ KEYS: tuple[Key, ...] = (
     Key("chat", "chat.new", "ctrl+n", "new_chat", "new chat", "Start a new chat", CHATS, footer=True, priority=True),
     Key("chat", "chat.models", "ctrl+o", "models", "models", "Choose, download or delete models", APP, footer=True,
         priority=True),
+    Key("chat", "chat.switch_model", "alt+m", "switch_model", "switch model",
+        "Switch to another model that is here (or click the model's name)", APP, priority=True),
     Key("chat", "chat.compare", "ctrl+l", "compare", "compare",
         "Compare two quantizations of the model, side by side", COMPARE, footer=True, priority=True),
     Key("chat", "chat.compare_with", "", "compare_with", "compare with", "Compare with…", COMPARE),

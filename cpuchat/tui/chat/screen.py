@@ -10,6 +10,7 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.command import CommandPalette
 from textual.containers import Horizontal, Vertical
 from textual.widgets import TextArea
 
@@ -22,7 +23,7 @@ from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.attaching import Attaching, Paths
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.clipboard import Clipboard
-from cpuchat.tui.chat.commands import chat_provider, model_provider
+from cpuchat.tui.chat.commands import chat_provider, model_provider, other_models
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.messages import attached, stored_message, system_prompt
@@ -34,6 +35,7 @@ from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
+from cpuchat.tui.commands import listing
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -332,6 +334,17 @@ class ChatScreen(TypingScreen, SendingScreen):
     @work
     async def action_models(self) -> None:
         await self._change_model(await self.services.navigation.models())
+
+    @on(StatusLine.ModelClicked)
+    @work(exclusive=True, group="switch-model")
+    async def action_switch_model(self) -> None:
+        """Choose among the models that are here: Enter loads one, Esc leaves."""
+        if not self.check_action("switch_model", ()):
+            return
+        if rows := await other_models(self.services):
+            self.app.push_screen(CommandPalette(providers=[listing(rows)], placeholder="Switch to …"))
+        else:
+            self.tell("No other model is here. Ctrl+O downloads one.")
 
     @work
     async def action_downloads(self) -> None:
