@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Attachment, Chat, Deleted, SearchHit, StoredMessage, storable
+from cpuchat.chats.records import (
+    EDITED,
+    AnswerSettings,
+    Attachment,
+    Chat,
+    Deleted,
+    SearchHit,
+    StoredMessage,
+    storable,
+)
 from cpuchat.chats.request import Attach
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.titles import title_of
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.protocol import Role
 from cpuchat.timings import Timings
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
@@ -191,28 +201,36 @@ class ChatHistory:
         self, text: str, model: str, stop_reason: str | None = None, timings: Timings | None = None
     ) -> StoredMessage:
         """Add a model's summary of the open branch to its end, for `request_messages`. Raises as `add_question`."""
-        assert self.chat is not None
-        chat, last = self.chat, self.messages[-1].id
-        await self._require_saved()
         figures: dict[str, Any] = {"stop_reason": stop_reason, "timings": timings}
+        return await self._add_after(self.messages, "system", text, model=model, **figures)
+
+    async def edit_answer(self, message_id: int, text: str) -> StoredMessage:
+        """Add an answer with this text beside another one, and open its branch. Raises as `add_question`."""
+        at = next(at for at, one in enumerate(self.messages) if one.id == message_id)
+        answer = self.messages[at]
+        more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": EDITED}
+        return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
+
+    async def _add_after(self, messages: list[StoredMessage], role: Role, text: str, **fields: Any) -> StoredMessage:
+        """Add a message that follows these, and open its branch. Raises as `add_question`."""
+        assert self.chat is not None
+        chat, last = self.chat, messages[-1].id
+        await self._require_saved()
 
         def add() -> tuple[Chat, StoredMessage]:
             if self._store is None:
-                at = len(self.messages)
-                return chat, StoredMessage(
-                    id=at, chat_id="", parent=last, role="system", content=text, model=model, **figures
-                )
+                return chat, StoredMessage(id=len(messages), chat_id="", parent=last, role=role, content=text, **fields)
             with self._store.transaction():
                 self._store.require_unchanged(chat)
-                added = self._store.add_message(chat.id, "system", text, after=last, model=model, **figures)
+                added = self._store.add_message(chat.id, role, text, after=last, **fields)
                 return self._store.chat(chat.id), added
 
         async with self._loading_again():
-            self.chat, summary = await asyncio.to_thread(add)
-        self.messages = [*self.messages, summary]
+            self.chat, added = await asyncio.to_thread(add)
+        self.messages = [*messages, added]
         if self._store is not None:
-            self.tree.add(summary.id, summary.parent)
-        return summary
+            self.tree.add(added.id, added.parent)
+        return added
 
     async def edit_summary(self, message_id: int, text: str) -> None:
         """Replace the text of a summary. Raises as `add_question`."""
@@ -227,7 +245,7 @@ class ChatHistory:
         ]
 
     async def set_options(self, **options: Any) -> None:
-        """Set `when_full`, `preset` or the reasoning of the open chat. Raises ChatsError."""
+        """Set `when_full`, `system_prompt`, `preset` or the reasoning of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)

@@ -15,6 +15,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import TextArea
 
 from cpuchat.attachments import start_folder
+from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.search import Matcher
 from cpuchat.models.library.places import is_demo
 from cpuchat.servers import Source
@@ -303,18 +304,21 @@ class ChatScreen(TypingScreen, SendingScreen):
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (summary := self.selected_summary) is not None:
-            self._composer.edit(summary, last=False)
-            self._show_prompt_title()
-            self.refresh_bindings()
-            return
-        if (at := self.question_index(self.selected_message)) < 0:
+        if self._transcript.selects_system_prompt:
+            self.action_system_prompt()
+        elif (answer := self.selected_answer) is not None:
+            self.edit_in_prompt(answer, "summary" if answer.is_summary else "answer")
+        elif (at := self.question_index(self.selected_message)) < 0:
             self.tell("No message to edit yet.")
-            return
-        self.edit_question(at)
+        else:
+            self.edit_question(at)
 
     def edit_question(self, index: int) -> None:
-        self._composer.edit(self.conversation.messages[index], last=index == self.question_index())
+        kind = "last message" if index == self.question_index() else "message"
+        self.edit_in_prompt(self.conversation.messages[index], kind)
+
+    def edit_in_prompt(self, message: StoredMessage, kind: str) -> None:
+        self._composer.edit(message, kind)
         self._show_prompt_title()
         self.refresh_bindings()
 

@@ -46,13 +46,17 @@ class SendingScreen(PanesScreen):
         raise NotImplementedError
 
     def submit_or_save(self, text: str) -> None:
-        """Save an edited summary, which needs no model; submit anything else."""
-        editing = self._composer.editing
-        if editing is None or not self.is_summary(editing):
+        """Save an edited summary, answer or system prompt, which needs no model; submit anything else."""
+        editing, kind = self._composer.editing, self._composer.edits
+        if editing is None or self._composer.attaches:
             self.submit(text)
-        elif not self.refuse_while_writing("save the summary"):
+        elif not self.refuse_while_writing(f"save the {kind}"):
             self._composer.cancel_editing()
-            self.save_summary(editing, text)
+            self._show_prompt_title()
+            if kind == "system prompt":
+                self.save_system_prompt(text)
+            else:
+                (self.save_answer if kind == "answer" else self.save_summary)(editing, text)
 
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, queue it while something runs, or leave it in the prompt and say

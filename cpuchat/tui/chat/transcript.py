@@ -65,6 +65,12 @@ class ChatTranscript(Transcript):
         return max(0, self._entries[self._current or 0].message.id) if in_use else 0
 
     @property
+    def selects_system_prompt(self) -> bool:
+        """Return whether the marker is at the system prompt, which is no message, and the transcript is in use."""
+        message = self._entries.current(self._current) if self.has_focus and self._current is not None else None
+        return message is not None and message.role == "system" and not message.id
+
+    @property
     def has_messages(self) -> bool:
         return bool(self._entries)
 
