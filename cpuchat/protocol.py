@@ -150,7 +150,8 @@ class Generate(Command, frozen=True):
     schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
     reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
-    markers are part of the answer's text. `tools` are what the model may call.
+    markers are part of the answer's text. `tools` are what the model may call. `continues`: the last of `messages` is
+    an answer, which the model goes on writing.
     """
 
     request_id: int = 0
@@ -172,6 +173,7 @@ class Generate(Command, frozen=True):
     frame_seconds: float = FRAME_SECONDS
     unsplit: bool = False
     tools: tuple[Tool, ...] = ()
+    continues: bool = False
 
 
 class Measure(Command, frozen=True):

@@ -272,10 +272,7 @@ class ChatHistory:
         if index < 0:
             raise UsageError("There is no message to answer.", "Write one first.")
         attachments = await _read_by(attach)
-        await self._require_saved()
-        if self.chat is not None and self._store is not None:
-            async with self._loading_again():
-                await asyncio.to_thread(self._store.require_unchanged, self.chat)
+        await self._require_current()
         asked = self.messages[index]
         if text is not None and (storable(text), attachments) != (asked.content, asked.attachments):
             asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text), attachments=attachments)
@@ -283,9 +280,28 @@ class ChatHistory:
         summary = [one for one in after if one.is_summary and asked is self.messages[index]]
         return [*self.messages[:index], asked, *summary]
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether the last answer can be continued: it was stopped, cut off or edited."""
+        last = self.messages[-1] if self.messages else None
+        is_answer = last is not None and last.role == "assistant" and bool(last.content or last.reasoning)
+        return is_answer and last.stop_reason not in ("end", "stop_string")
+
+    async def up_to_answer(self) -> list[StoredMessage]:
+        """Return the messages up to the last answer, which is to be continued.
+
+        Raises:
+            UsageError: it is complete, or there is none.
+            ChatsError, ChatsChanged: as `add_question`.
+        """
+        if not self.is_unfinished:
+            raise UsageError("The last answer is complete.", "Only a stopped one can be continued; regenerate it.")
+        await self._require_current()
+        return list(self.messages)
+
     def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> StoredMessage:
         """Return the empty answer to `history`; with its first word the two become the open branch, also in the
-        store.
+        store. An answer at its end is continued, and returned.
         """
         assert self.chat is not None
         chat_id = self.chat.id
@@ -303,7 +319,12 @@ class ChatHistory:
                 )
                 self.messages[-len(rows) : -1] = rows[:-1]
 
-        answer = self._saver.begin_answer(self.chat, model, history[-1], settings, saved)
+        if history[-1].role == "assistant":
+            *history, last = history
+            answer = msgspec.structs.replace(last, stop_reason=None)
+            self._saver.resume_answer(self.chat, answer, saved)
+        else:
+            answer = self._saver.begin_answer(self.chat, model, history[-1], settings, saved)
         self._shown = [*history, answer]
         return answer
 
@@ -397,6 +418,13 @@ class ChatHistory:
     async def _require_saved(self) -> None:
         await self._saver.save()
         self._refuse_while_unsaved()
+
+    async def _require_current(self) -> None:
+        """Raise ChatsError if the last answer is not saved, ChatsChanged if another instance changed the chat."""
+        await self._require_saved()
+        if self.chat is not None and self._store is not None:
+            async with self._loading_again():
+                await asyncio.to_thread(self._store.require_unchanged, self.chat)
 
     @contextlib.asynccontextmanager
     async def _loading_again(self) -> AsyncIterator[None]:

@@ -134,7 +134,7 @@ class CompactingScreen(ComparingScreen):
         """Add what the user made of an answer as another answer to the same question."""
         with self._telling():
             self.show_branch((await self.conversation.history.edit_answer(message_id, text)).id)
-            self.tell("Saved as a new branch.")
+            self.tell("Saved as a new branch. Alt+R continues it.")
 
     @work(exclusive=True, group="context")
     async def save_summary(self, message_id: int, text: str) -> None:

@@ -301,6 +301,17 @@ class ChatScreen(TypingScreen, SendingScreen):
             self._show_messages(question + 1)
             self._stream.run(self._answer(lambda: self.conversation.regenerate(selected)))
 
+    def action_continue_answer(self) -> None:
+        if self.refuse_while_busy("continue the answer"):
+            return
+        if not self.conversation.history.is_unfinished:
+            self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
+        elif not self._stream.loaded:
+            self.tell(self.services.no_model, "warning")
+        else:
+            self._clipboard.start_over()
+            self._stream.run(self._answer(self.conversation.continue_answer, continues=True))
+
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return

@@ -113,13 +113,18 @@ class SendingScreen(PanesScreen):
         self._show_welcome()
         self._stream.run(self._answer(stream, message))
 
-    async def _answer(self, stream: Callable[[], AsyncIterator[AnyEvent]], message: Outgoing | None = None) -> None:
-        """Show an answer. `message` is the new one; it goes back into the prompt if it was not stored."""
+    async def _answer(
+        self, stream: Callable[[], AsyncIterator[AnyEvent]], message: Outgoing | None = None, continues: bool = False
+    ) -> None:
+        """Show an answer. `message` is the new one; it goes back into the prompt if it was not stored. `continues`: the
+        answer is the end of the last one.
+        """
         self.refresh_bindings()
         before = self.conversation.history.question
         if message is not None and self.conversation.chat is None:
             await self._show_system_prompt(message)
-        last = await self._answering.answer(stream, replaces=message is None or message.editing is not None)
+        replaces = message is None or message.editing is not None
+        last = await self._answering.answer(stream, replaces, continues)
         self._held = isinstance(last, Failed)
         if message is not None:
             not_begun = message.editing is None and self.conversation.history.question is before
