@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.chats.records import (
-    EDITED,
-    AnswerSettings,
-    Attachment,
-    Chat,
-    Deleted,
-    SearchHit,
-    StoredMessage,
-    storable,
-)
+from cpuchat.chats.records import AnswerSettings, Attachment, Chat, Deleted, SearchHit, StoredMessage, storable
 from cpuchat.chats.request import Attach
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.titles import title_of
@@ -208,7 +199,7 @@ class ChatHistory:
         """Add an answer with this text beside another one, and open its branch. Raises as `add_question`."""
         at = next(at for at, one in enumerate(self.messages) if one.id == message_id)
         answer = self.messages[at]
-        more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": EDITED}
+        more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": "edited"}
         return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
 
     async def _add_after(self, messages: list[StoredMessage], role: Role, text: str, **fields: Any) -> StoredMessage:
@@ -283,16 +274,12 @@ class ChatHistory:
     @property
     def is_unfinished(self) -> bool:
         """Return whether the last answer can be continued: it was stopped, cut off or edited."""
-        last = self.messages[-1] if self.messages else None
-        is_answer = last is not None and last.role == "assistant" and bool(last.content or last.reasoning)
-        return is_answer and last.stop_reason not in ("end", "stop_string")
+        answers = [one for one in self.messages[-1:] if one.role == "assistant" and (one.content or one.reasoning)]
+        return any(one.stop_reason not in ("end", "stop_string") for one in answers)
 
     async def up_to_answer(self) -> list[StoredMessage]:
-        """Return the messages up to the last answer, which is to be continued.
-
-        Raises:
-            UsageError: it is complete, or there is none.
-            ChatsError, ChatsChanged: as `add_question`.
+        """Return the messages up to the last answer, which is to be continued. Raises UsageError if it is complete,
+        else as `add_question`.
         """
         if not self.is_unfinished:
             raise UsageError("The last answer is complete.", "Only a stopped one can be continued; regenerate it.")

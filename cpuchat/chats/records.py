@@ -147,15 +147,12 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-EDITED = "edited"
-
-
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
-    its app died in the middle of it, `EDITED` where the user wrote it, or None while it is being written; of a
+    its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
     question, the code of the error that refused it as too long.
     """
 

@@ -132,6 +132,8 @@ class CompactingScreen(ComparingScreen):
     @work(exclusive=True, group="context")
     async def save_answer(self, message_id: int, text: str) -> None:
         """Add what the user made of an answer as another answer to the same question."""
+        if any(one.id == message_id and one.content.strip() == text for one in self.conversation.messages):
+            return
         with self._telling():
             self.show_branch((await self.conversation.history.edit_answer(message_id, text)).id)
             self.tell("Saved as a new branch. Alt+R continues it.")

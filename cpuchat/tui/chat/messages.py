@@ -18,7 +18,7 @@ from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.message_view import Step, TranscriptMessage
 
 SUMMARY = "Summary of earlier messages"
-_GIST = 48  # characters of a folded system prompt
+_GIST = 40  # characters of a folded system prompt
 
 
 def sent_message(text: str) -> TranscriptMessage:

@@ -12,12 +12,9 @@ from textual.screen import Screen
 from cpuchat.tui.commands import offered
 
 ACTIONS = {
-    "/rename": "rename_chat",
-    "/preset": "preset",
-    "/reasoning": "chat_reasoning",
-    "/system-prompt": "system_prompt",
+    "/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt",
     "/tools": "tools",
-}
+}  # fmt: skip
 """Of the commands that take an argument, which it is for."""
 _BEGUN = re.compile(r"/[a-z-]*")
 _WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
