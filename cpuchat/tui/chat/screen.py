@@ -350,12 +350,9 @@ class ChatScreen(TypingScreen, SendingScreen):
     async def action_models(self) -> None:
         await self._change_model(await self.services.navigation.models())
 
-    @on(StatusLine.ModelClicked)
     @work(exclusive=True, group="switch-model")
     async def action_switch_model(self) -> None:
         """Choose among the models that are here: Enter loads one, Esc leaves."""
-        if not self.check_action("switch_model", ()):
-            return
         if rows := await other_models(self.services):
             self.app.push_screen(CommandPalette(providers=[listing(rows)], placeholder="Switch to …"))
         else:

@@ -7,7 +7,6 @@ import re
 from rich.text import Text
 from textual import events
 from textual.app import RenderResult
-from textual.message import Message
 from textual.widget import Widget
 
 from cpuchat.model_info import EngineInfo, ModelInfo
@@ -31,9 +30,6 @@ class StatusLine(Widget):
 
     COMPONENT_CLASSES = {"status--name", "status--model", "status--dim", "status--warn"}
     ALLOW_SELECT = False
-
-    class ModelClicked(Message):
-        """The user wants another model."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -131,9 +127,9 @@ class StatusLine(Widget):
         left.truncate(width, overflow="ellipsis")
         return left
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         if event.x < self._name_end:
-            self.post_message(self.ModelClicked())
+            await self.run_action("screen.switch_model")
 
     def _context_words(self) -> str:
         if self._model is None:
