@@ -17,7 +17,7 @@ from cpuchat.tool_calls import ToolStep
 async def put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:
     """Extend the answer by `event`; returns False when the chat no longer has it.
 
-    The figures of an answer with calls of tools are those of all its parts.
+    The figures of an answer with calls of tools, or of one that was continued, are those of all its parts.
     """
     answer = history.answer
     match event:
@@ -26,8 +26,7 @@ async def put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> b
         case TextDelta():
             return await history.put_answer(content=answer.content + event.text)
         case GenerationFinished():
-            before = answer.timings if answer.steps else None
-            timings = before.followed_by(event.timings) if before is not None else event.timings
+            timings = answer.timings.followed_by(event.timings) if answer.timings is not None else event.timings
             goes_on = event.calls and event.stop_reason != "cancelled"  # after the calls
             stop_reason = None if goes_on else event.stop_reason
             return await history.put_answer(stop_reason=stop_reason, timings=timings, model=model_name)

@@ -32,6 +32,13 @@ _PUNCTUATION = ".,;:!?)]}'\""
 _NAMED = re.compile(r'\[Pasted text \d+: [\d,]+ lines\]|(?<!\S)@(?:"[^"\n]+"(?::\d+(?:-\d*)?)?|[^\s"]\S*)')
 _UNFINISHED = re.compile(r'(?<!\S)@("[^"\n]*|[^\s"]*)\Z')
 _RANGE = re.compile(r"(?P<path>.+):(?P<first>\d{1,15})(?P<dash>-)?(?P<last>\d{1,15})?", re.DOTALL)
+_FILES = frozenset({
+    "bash", "bat", "c", "cc", "cfg", "conf", "cpp", "cs", "css", "csv", "cu", "diff", "go", "gz", "h", "hpp", "html",
+    "ini", "ipynb", "java", "jpeg", "jpg", "js", "json", "jsonl", "jsx", "kt", "log", "lua", "md", "patch", "pdf",
+    "php", "png", "proto", "py", "pyi", "rb", "rs", "rst", "scala", "scss", "sh", "sql", "svg", "swift", "tex", "toml",
+    "ts", "tsv", "tsx", "txt", "vue", "xml", "yaml", "yml", "zig", "zip",
+})  # fmt: skip
+"""Extensions after which a name stands for a file: `@notes.md` does, `@pytest.fixture` does not."""
 _IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 _IMAGE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
 _NO_IMAGES = "Only text can be attached, also for models and servers that take images; nothing was sent."
@@ -50,35 +57,59 @@ def start_folder() -> Path:
 
 
 def attach(
-    text: str, folder: Path | None, held: Mapping[str, Attachment] | None = None, known: Collection[str] = ()
+    text: str,
+    folder: Path | None,
+    held: Mapping[str, Attachment] | None = None,
+    known: Collection[str] = (),
+    *,
+    skips_missing: bool = False,
 ) -> tuple[Attachment, ...]:
     """Read what `text` names, in order, each once.
 
     A name after @ is a file or folder, from `folder` on; `:10-80`, `:10-` or `:10` after it takes these lines alone.
-    One that does not exist is text, unless the folder that it is in does.
+    One that names no file is text, unless it looks like a path; see `require_files`.
 
     Args:
         folder: None reads nothing, names are text.
         held: by mark, what is taken as it is: pasted texts, and the files of a message that is edited.
         known: marks that named a file before: it must still be there.
+        skips_missing: what looks like a path and names no file is text, too.
 
     Raises:
         MissingFile: a file is not there.
         UsageError: it cannot be read, is too large or no text.
     """
     held, found = held or {}, dict[str, Attachment]()
+    if folder is not None and not skips_missing:
+        require_files(text, folder, held, known)
     for match in _NAMED.finditer(text):
-        marks = match[0], match[0].rstrip(_PUNCTUATION)  # a sentence may end with it
-        for mark in marks:
+        for mark in _readings(match[0]):
             if mark not in found and (attachment := held.get(mark) or (folder and _named(mark, folder))):
                 found[mark] = attachment
             if mark in found:
                 break
-        else:
-            if folder is None:
-                continue
-            _require_no_path(marks[-1], folder, any(mark in known for mark in marks))
     return tuple(found.values())
+
+
+def require_files(text: str, folder: Path, held: Collection[str] = (), known: Collection[str] = ()) -> None:
+    """Raise MissingFile if a mark in `text` looks like a path and no file is there: one in a folder that exists, one
+    with the extension of a file, or a `known` one. The arguments are those of `attach`; nothing is read.
+    """
+    for match in _NAMED.finditer(text):
+        marks = _readings(match[0])
+        if any(mark in held or (_name(mark) and os.path.lexists(_located(_name(mark), folder)[0])) for mark in marks):
+            continue
+        name, is_known = _name(marks[-1]), any(mark in known for mark in marks)
+        path = _located(name, folder)[0]
+        in_folder = "/" in name.rstrip("/") and os.path.isdir(path.parent)  # noqa: PTH112 (never raises)
+        is_file_name = "(" not in name and path.suffix[1:].lower() in _FILES  # not @app.get("/a.js")
+        if is_known or in_folder or is_file_name:
+            raise MissingFile(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
+
+
+def _readings(mark: str) -> tuple[str, str]:
+    """Return a mark as it is written, and without what may end a sentence."""
+    return mark, mark.rstrip(_PUNCTUATION)
 
 
 def named(text: str) -> list[str]:
@@ -170,14 +201,6 @@ def _located(name: str, folder: Path) -> tuple[Path, int, int | None]:
     if found["last"]:
         return path, max(1, first), int(found["last"])
     return path, max(1, first), None if found["dash"] else max(1, first)
-
-
-def _require_no_path(mark: str, folder: Path, known: bool) -> None:
-    """Raise MissingFile for a mark that names a file which is not there; any other is text."""
-    name = _name(mark)
-    path = _located(name, folder)[0]
-    if known or ("/" in name.rstrip("/") and os.path.isdir(path.parent)):  # noqa: PTH112 (never raises)
-        raise MissingFile(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
 
 
 def _opened(path: Path) -> BinaryIO:

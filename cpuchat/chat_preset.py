@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from cpuchat.chats.history import ChatHistory
-from cpuchat.chats.records import Reasoning, StoredMessage
+from cpuchat.chats.records import Reasoning, StoredMessage, storable
 from cpuchat.chats.request import Attach
 from cpuchat.errors import UsageError
 from cpuchat.presets import Preset, find_preset
@@ -36,6 +38,7 @@ class ChatPreset:
         self._history = history
         self._chosen: tuple[Preset | None] | None = None  # for the next chat, whatever that of new chats is
         self._reasoning: tuple[Reasoning, int | None] = ("", None)  # of the next chat
+        self._system_prompt: str | None = None  # of the next chat; None: as the settings say
         self.of_new_chats: Callable[[], str] = lambda: ""
 
     @property
@@ -53,6 +56,11 @@ class ChatPreset:
         return self.current.name if self.current is not None else ""
 
     @property
+    def has_next_system_prompt(self) -> bool:
+        """Return whether the next chat begins with a system prompt of its own."""
+        return self._history.chat is None and bool(self._system_prompt)
+
+    @property
     def reasoning(self) -> tuple[Reasoning, int | None]:
         """Return whether the chat's model reasons and for how many tokens; "" and None: as preset and settings say."""
         chat = self._history.chat
@@ -60,6 +68,8 @@ class ChatPreset:
 
     def applied_to(self, chosen: Settings) -> Settings:
         """Return the settings for the next answer."""
+        if self._history.chat is None and self._system_prompt is not None:
+            chosen = with_changes(chosen, {"chat": {"system_prompt": self._system_prompt}})
         found = self.current.applied_to(chosen) if self.current is not None else chosen
         own = {"reasoning": self.reasoning[0] or None, "reasoning_budget": self.reasoning[1]}
         own = {name: value for name, value in own.items() if value is not None}
@@ -67,7 +77,7 @@ class ChatPreset:
 
     def forget_choice(self) -> None:
         """Begin a new chat with the preset of new chats, and with nothing of its own."""
-        self._chosen, self._reasoning = None, ("", None)
+        self._chosen, self._reasoning, self._system_prompt = None, ("", None), None
 
     async def choose(self, preset: Preset | None) -> None:
         """Set the preset of the open chat, or of the next one, from the next answer on. Raises ChatsError."""
@@ -82,6 +92,16 @@ class ChatPreset:
             self._reasoning = reasoning, budget
         else:
             await self._history.set_options(reasoning=reasoning, reasoning_budget=budget)
+
+    async def set_system_prompt(self, text: str) -> None:
+        """Set the system prompt of the chat, in place of that of its preset. Raises as `find`, and ChatsError."""
+        await self.find()
+        if self.current is not None and self.current.system_prompt:
+            await self.choose(msgspec.structs.replace(self.current, system_prompt=None))
+        if self._history.chat is None:
+            self._system_prompt = text
+        else:
+            await self._history.set_options(system_prompt=storable(text))
 
     async def find(self) -> None:
         """Read the preset of new chats if it is needed. Raises as `add_question`."""
@@ -103,7 +123,8 @@ class ChatPreset:
         """
         await self.find()
         reasoning, budget = self.reasoning
+        own = settings.chat.system_prompt if self._system_prompt is None else self._system_prompt
         return await self._history.add_question(
-            text, model, attach, system_prompt=settings.chat.system_prompt, preset=self.current,
+            text, model, attach, system_prompt=own, preset=self.current,
             reasoning=reasoning, reasoning_budget=budget,
         )  # fmt: skip

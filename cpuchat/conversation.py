@@ -288,6 +288,10 @@ class Conversation:
         """
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
+    def continue_answer(self) -> AsyncGenerator[AnyEvent, None]:
+        """Let the model go on with the last answer, which was stopped, cut off or edited. Raises as `send`."""
+        return self._answer(self.history.up_to_answer, {"continues": True})
+
     def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
         """Ask `text` with what `attach` returns in place of a question, the last one if `message_id` is 0; the first
         token of the answer opens a branch.
@@ -352,14 +356,15 @@ class Conversation:
 
     def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         generate = lambda one: with_reasoning_time(self.backend.generate(one))  # noqa: E731
-        if (tools := self.tools) is None:
+        if (tools := self.tools) is None or request.continues:
             return generate(request)
         return tools.answer(generate, request, self.backend.count_tokens, guided=not (self.model and self.model.server))
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
         can_summarize = bool(self.messages) and messages[-1].id == self.messages[-1].id  # the summary is to follow
-        self.kept_all = keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
+        keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
+        self.kept_all = keeps_all and not more.get("continues")  # else summarizing makes room, and answers again
         return Generate(
             messages=request_messages(self.chat.effective_system_prompt, messages),
             **self.in_effect.sampling.request_options(),

@@ -82,16 +82,16 @@ def test_what_names_no_file_is_text(folder: Path) -> None:
     assert "@property" in named(text)
 
 
-@pytest.mark.parametrize("name", ["src/mian.py", "./notes.txt", "src/gone.py:1-5"])
-def test_a_missing_file_in_a_folder_that_exists_is_refused(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["src/mian", "./notes", "src/gone.py:1-5", "missing.py", "gone/missing.toml:3-"])
+def test_what_looks_like_a_path_and_is_no_file_is_refused_or_text(folder: Path, name: str) -> None:
     assert refusal(f"Explain @{name}", folder).startswith(f"No such file: {name}.")
+    assert attach(f"Explain @{name}", folder, skips_missing=True) == ()
 
 
 def test_a_file_that_vanished_is_refused(folder: Path) -> None:
-    (folder / "notes.md").unlink()
-    assert attach("@notes.md", folder) == ()
-    with pytest.raises(UsageError, match=r"No such file: notes\.md"):
-        attach("@notes.md", folder, known={"@notes.md"})
+    assert attach("@LICENSE", folder) == ()
+    with pytest.raises(UsageError, match=r"No such file: LICENSE\."):
+        attach("@LICENSE", folder, known={"@LICENSE"})
 
 
 def test_a_folder_is_a_listing_that_reads_no_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

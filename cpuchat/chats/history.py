@@ -16,6 +16,7 @@ from cpuchat.chats.saving import UNSAVED, AnswerSaver
 from cpuchat.chats.titles import title_of
 from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.protocol import Role
 from cpuchat.timings import Timings
 
 if TYPE_CHECKING:  # a chat that is not stored needs no database
@@ -191,28 +192,36 @@ class ChatHistory:
         self, text: str, model: str, stop_reason: str | None = None, timings: Timings | None = None
     ) -> StoredMessage:
         """Add a model's summary of the open branch to its end, for `request_messages`. Raises as `add_question`."""
-        assert self.chat is not None
-        chat, last = self.chat, self.messages[-1].id
-        await self._require_saved()
         figures: dict[str, Any] = {"stop_reason": stop_reason, "timings": timings}
+        return await self._add_after(self.messages, "system", text, model=model, **figures)
+
+    async def edit_answer(self, message_id: int, text: str) -> StoredMessage:
+        """Add an answer with this text beside another one, and open its branch. Raises as `add_question`."""
+        at = next(at for at, one in enumerate(self.messages) if one.id == message_id)
+        answer = self.messages[at]
+        more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": "edited"}
+        return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
+
+    async def _add_after(self, messages: list[StoredMessage], role: Role, text: str, **fields: Any) -> StoredMessage:
+        """Add a message that follows these, and open its branch. Raises as `add_question`."""
+        assert self.chat is not None
+        chat, last = self.chat, messages[-1].id
+        await self._require_saved()
 
         def add() -> tuple[Chat, StoredMessage]:
             if self._store is None:
-                at = len(self.messages)
-                return chat, StoredMessage(
-                    id=at, chat_id="", parent=last, role="system", content=text, model=model, **figures
-                )
+                return chat, StoredMessage(id=len(messages), chat_id="", parent=last, role=role, content=text, **fields)
             with self._store.transaction():
                 self._store.require_unchanged(chat)
-                added = self._store.add_message(chat.id, "system", text, after=last, model=model, **figures)
+                added = self._store.add_message(chat.id, role, text, after=last, **fields)
                 return self._store.chat(chat.id), added
 
         async with self._loading_again():
-            self.chat, summary = await asyncio.to_thread(add)
-        self.messages = [*self.messages, summary]
+            self.chat, added = await asyncio.to_thread(add)
+        self.messages = [*messages, added]
         if self._store is not None:
-            self.tree.add(summary.id, summary.parent)
-        return summary
+            self.tree.add(added.id, added.parent)
+        return added
 
     async def edit_summary(self, message_id: int, text: str) -> None:
         """Replace the text of a summary. Raises as `add_question`."""
@@ -227,7 +236,7 @@ class ChatHistory:
         ]
 
     async def set_options(self, **options: Any) -> None:
-        """Set `when_full`, `preset` or the reasoning of the open chat. Raises ChatsError."""
+        """Set `when_full`, `system_prompt`, `preset` or the reasoning of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)
@@ -254,10 +263,7 @@ class ChatHistory:
         if index < 0:
             raise UsageError("There is no message to answer.", "Write one first.")
         attachments = await _read_by(attach)
-        await self._require_saved()
-        if self.chat is not None and self._store is not None:
-            async with self._loading_again():
-                await asyncio.to_thread(self._store.require_unchanged, self.chat)
+        await self._require_current()
         asked = self.messages[index]
         if text is not None and (storable(text), attachments) != (asked.content, asked.attachments):
             asked = msgspec.structs.replace(asked, id=UNSAVED, content=storable(text), attachments=attachments)
@@ -265,9 +271,24 @@ class ChatHistory:
         summary = [one for one in after if one.is_summary and asked is self.messages[index]]
         return [*self.messages[:index], asked, *summary]
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether the last answer can be continued: it was stopped, cut off or edited."""
+        answers = [one for one in self.messages[-1:] if one.role == "assistant" and (one.content or one.reasoning)]
+        return any(one.stop_reason not in ("end", "stop_string") for one in answers)
+
+    async def up_to_answer(self) -> list[StoredMessage]:
+        """Return the messages up to the last answer, which is to be continued. Raises UsageError if it is complete,
+        else as `add_question`.
+        """
+        if not self.is_unfinished:
+            raise UsageError("The last answer is complete.", "Only a stopped one can be continued; regenerate it.")
+        await self._require_current()
+        return list(self.messages)
+
     def begin_answer(self, history: list[StoredMessage], model: str, settings: AnswerSettings) -> StoredMessage:
         """Return the empty answer to `history`; with its first word the two become the open branch, also in the
-        store.
+        store. An answer at its end is continued, and returned.
         """
         assert self.chat is not None
         chat_id = self.chat.id
@@ -285,7 +306,12 @@ class ChatHistory:
                 )
                 self.messages[-len(rows) : -1] = rows[:-1]
 
-        answer = self._saver.begin_answer(self.chat, model, history[-1], settings, saved)
+        if history[-1].role == "assistant":
+            *history, last = history
+            answer = msgspec.structs.replace(last, stop_reason=None)
+            self._saver.resume_answer(self.chat, answer, saved)
+        else:
+            answer = self._saver.begin_answer(self.chat, model, history[-1], settings, saved)
         self._shown = [*history, answer]
         return answer
 
@@ -379,6 +405,13 @@ class ChatHistory:
     async def _require_saved(self) -> None:
         await self._saver.save()
         self._refuse_while_unsaved()
+
+    async def _require_current(self) -> None:
+        """Raise ChatsError if the last answer is not saved, ChatsChanged if another instance changed the chat."""
+        await self._require_saved()
+        if self.chat is not None and self._store is not None:
+            async with self._loading_again():
+                await asyncio.to_thread(self._store.require_unchanged, self.chat)
 
     @contextlib.asynccontextmanager
     async def _loading_again(self) -> AsyncIterator[None]:

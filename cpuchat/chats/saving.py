@@ -101,6 +101,14 @@ class AnswerSaver:
             id=UNSAVED, chat_id=chat.id, parent=after.id, role="assistant", model=model, settings=settings
         )
 
+    def resume_answer(
+        self, chat: Chat, answer: StoredMessage, on_saved: Callable[[list[StoredMessage], int], None]
+    ) -> None:
+        """Begin to save what is added to an answer that the store has; the rest as `begin_answer`."""
+        self.discard()
+        self.conflict, self.overtaken = None, False
+        self._saved, self._on_saved = ([answer], chat.version), on_saved
+
     def put(self, answer: StoredMessage) -> None:
         """Schedule this state of the answer for saving; the first state is saved at once."""
         if self._store is not None and self.conflict is None:

@@ -38,7 +38,7 @@ from cpuchat.tools.call_format import CallFormat
 from cpuchat.tools.generic import GENERIC, as_text
 
 _PROMPT_TAIL = 200
-"""Bytes at the end of a prompt that are searched for an opening reasoning marker."""
+"""Characters at the end of a prompt that are searched for an opening reasoning marker."""
 _LOOK_SECONDS = 1.0
 """Seconds between two looks at whether other programs have the cores; each reads a file per thread."""
 
@@ -72,6 +72,7 @@ class Answer:
         self._calls: CallSplitter | None = None
         self._is_disturbed = False  # other programs had the cores for part of the decoding
         self._waited: float | None = None
+        self._continued = ""  # what the prompt has of the answer already, at its end
         self._decoding_since = self._next_look = 0.0
 
     @property
@@ -150,9 +151,16 @@ class Answer:
 
     def _render(self, messages: list[Message]) -> str:
         template, tools = self._loaded.template, [self._vocab.mark_tool(tool) for tool in self._command.tools]
+        *before, last = messages
+        asked = before if self._command.continues else messages
         if template is not None:
-            return template.render(messages, self._command.reasoning, tools)
-        return plain_completion(as_text(messages, tools))
+            text = template.render(asked, self._command.reasoning, tools)
+        else:
+            text = plain_completion(as_text(asked, tools))
+        if self._command.continues:
+            written = self._new_splitter(text).written(last.reasoning, last.content)
+            self._continued = written.encode("utf-8", "replace").decode()
+        return text + self._continued
 
     def _on_trimmed(self, trimmed: TrimResult) -> None:
         self._emit(
@@ -222,8 +230,12 @@ class Answer:
         return stream if stops else ThreadedStream(self._output_thread, stream)
 
     def _splitter(self, text: bytes) -> ReasoningSplitter:
-        tail = text[-_PROMPT_TAIL:].decode("utf-8", "replace").replace(MARK, "")
-        return ReasoningSplitter(tail, self._loaded.model.header.chat_template)
+        splitter = self._new_splitter(text.decode("utf-8", "replace").removesuffix(self._continued))
+        splitter.resume(self._continued.replace(MARK, ""))
+        return splitter
+
+    def _new_splitter(self, prompt: str) -> ReasoningSplitter:
+        return ReasoningSplitter(prompt[-_PROMPT_TAIL:].replace(MARK, ""), self._loaded.model.header.chat_template)
 
     def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
         """Mark the KV cache as this chat's and worth saving; a rejected prompt never gets here."""

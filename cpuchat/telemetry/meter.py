@@ -260,6 +260,11 @@ class Meter:
         prefill = self._prefill
         return None if prefill is None else seconds_left(self._prefill_points, prefill.total)
 
+    def prefill_s(self, n_tokens: int) -> float | None:
+        """Return about how many seconds the loaded model needs to read that many tokens; None when it is not known."""
+        rate = self._roofline.prefill_tok_s
+        return n_tokens / rate if rate else None
+
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"
         self._ahead = 0

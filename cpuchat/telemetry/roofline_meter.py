@@ -106,6 +106,11 @@ class RooflineMeter:
         """Set what the cores of the loaded model reach by the cost model."""
         self._reach = reach
 
+    @property
+    def prefill_tok_s(self) -> float:
+        """Return the best measured speed of a prompt, else the predicted one; 0: not known."""
+        return self._prefill or self._reach.compute_tok_s
+
     def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
         """Record that `n_tokens` of a prompt were evaluated at `tok_s`."""
         if tok_s is not None and n_tokens >= LEAST_PREFILL:

@@ -32,8 +32,9 @@ WATCH_VARIABLE = "CPUCHAT_WATCH_URL"
 
 OFF = frozenset({
     "preset", "save_preset", "delete_preset",
-    "models", "compare", "compare_with", "downloads", "settings", "hardware", "plan", "tune", "suspend_process",
-    "screenshot", "export_chat", "speak", "read_answer", "drafting", "keys", "tour", "tools", "tool_servers",
+    "models", "switch_model", "compare", "compare_with", "downloads", "settings", "hardware", "plan", "tune",
+    "suspend_process", "screenshot", "export_chat", "speak", "read_answer", "drafting", "keys", "tour", "tools",
+    "tool_servers",
     "forget_approvals",
 })  # fmt: skip
 """Actions that are hidden and refused."""

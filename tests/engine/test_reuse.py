@@ -12,6 +12,7 @@ from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.errors import GenerationFailed
 from cpuchat.protocol import (
     Message,
+    Sampling,
     TextDelta,
 )
 from tests.engine.conftest import OPTIONS
@@ -152,3 +153,20 @@ def test_recurrent_model(chat: Chat, recurrent_model: Path, tmp_path: Path) -> N
     assert chat.stop_reason == "cancelled"
     chat.react = lambda _: None
     assert chat.ask(*longer, assistant("x"), user("More"), chat_id="a").predicted_n == 24
+
+
+def test_a_continued_answer_is_the_one_that_was_not_stopped(chat: Chat, tiny_model: Path) -> None:
+    chat.load(tiny_model)
+    greedy = {"sampling": Sampling(temperature=0.0)}
+    chat.ask(user(LONG), **greedy)
+    whole = chat.text
+    chat.ask(user(LONG), max_tokens=9, **greedy)
+    begun = chat.text
+    assert whole.startswith(begun) and 0 < len(begun) < len(whole)
+    timings = chat.ask(user(LONG), assistant(begun), continues=True, max_tokens=24 - 9, **greedy)
+    assert begun + chat.text == whole
+    assert timings.prompt_n <= 2  # the last token of what is there
+    chat.restart()  # nothing is known of it
+    chat.load(tiny_model)
+    chat.ask(user(LONG), Message(role="assistant", content="", reasoning="Well"), continues=True, **greedy)
+    assert {delta.channel for delta in chat.of(TextDelta)} == {"reasoning"}

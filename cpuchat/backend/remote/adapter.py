@@ -46,16 +46,16 @@ class ListedModel:
 
 class Adapter:
     """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
-    `counts_beside`: its speculation figures are read beside the answer, and once more at its end;
-    `takes_grammars`: its answers match the grammar of a request, others get its JSON schema; `takes`: the options of a
-    request that it gets; `names`: what it calls those whose name is another one; `arguments_as_text`: arguments of
-    calls of tools are JSON in a string.
+    `counts_beside`: its speculation figures are read beside the answer, and once more at its end; `continues`: it goes
+    on with an answer at the end of the messages; `takes_grammars`: its answers match the grammar of a request, others
+    get its JSON schema; `takes`: the options of a request that it gets; `names`: what it calls those whose name is
+    another one; `arguments_as_text`: arguments of calls of tools are JSON in a string.
     """
 
     kind = "OpenAI-compatible server"
     by_line = False
     counts_beside = False
-    takes_grammars = False
+    takes_grammars = continues = False
     arguments_as_text = True
     takes = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
     names: ClassVar[Mapping[str, str]] = {}

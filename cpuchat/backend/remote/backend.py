@@ -190,6 +190,11 @@ class RemoteBackend:
         if request.grammar and not (adapter.takes_grammars or request.json_schema):
             yield _no_grammar(adapter, request_id)
             return
+        if request.continues and not adapter.continues:
+            message = f"{adapter.kind} at {adapter.place} cannot continue an answer."
+            hint = "Regenerate it, or use a llama-server, a vLLM or a model on this machine."
+            yield Failed(request_id=request_id, code=UsageError.code, message=message, hint=hint)
+            return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = Tally(request_id, started, model.n_ctx, adapter.connection.round_trip)
         request = msgspec.structs.replace(request, request_id=request_id)

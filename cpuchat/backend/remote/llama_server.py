@@ -30,7 +30,7 @@ class LlamaServer(Adapter):
     """See `Adapter`. `props` is the content of `/props`."""
 
     kind = "llama-server"
-    takes_grammars = True
+    takes_grammars = continues = True
     takes = frozenset(OPTIONS)
     no_drafts = "speculation is off: start it with --spec-default or --spec-draft-model"
 
@@ -163,6 +163,7 @@ class CpuchatServe(LlamaServer):
     """`cpuchat serve`, which speaks this dialect."""
 
     kind = "cpuchat serve"
+    continues = False
     no_drafts = "speculation is off: start it with --drafters auto"
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:

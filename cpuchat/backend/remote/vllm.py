@@ -36,7 +36,7 @@ class VLLM(Adapter):
     """See `Adapter`. `metrics` are those of now, None when they cannot be read."""
 
     kind = "vLLM"
-    takes_grammars = True
+    takes_grammars = continues = True
     takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty", "reasoning"}
     names: ClassVar = {"repeat_penalty": "repetition_penalty"}
 
@@ -67,6 +67,8 @@ class VLLM(Adapter):
         content["repetition_penalty"] = sampling.repeat_penalty
         if request.ignore_eos:
             content["ignore_eos"] = True
+        if request.continues:
+            content |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.grammar:
             content["structured_outputs"] = {"grammar": request.grammar}
         extend_template(content, request)

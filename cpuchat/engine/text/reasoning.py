@@ -126,6 +126,7 @@ class ReasoningSplitter:
     """
 
     def __init__(self, prompt_tail: str = "", template: str = "") -> None:
+        self._template = template
         self._formats = tuple(kind for kind in FORMATS if kind.hint in template)
         self._held = ""
         self._state = _START
@@ -140,6 +141,22 @@ class ReasoningSplitter:
                 self._state, self._format, self._after_marker = _REASONING, kind, True
             elif not kind.hint and tail.endswith(kind.closings) and kind.closings != ("<|end|>",):
                 self._format, self._after_marker = kind, True
+
+    def written(self, reasoning: str, content: str) -> str:
+        """Return these parts of an answer as the model writes them, with markers; reasoning without content is open."""
+        if not (reasoning or self.in_reasoning):
+            return content
+        opening = ""
+        if not self.in_reasoning:
+            known = [kind for kind in self._formats if kind.openings and kind.openings[0] in self._template]
+            self._format = (known or self._formats)[0]
+            opening = f"{self._format.openings[0]}\n"
+        return f"{opening}{reasoning}{self.transition + content if content else ''}"
+
+    def resume(self, written: str) -> None:
+        """Go on after the part of an answer that is `written` already, which is not given again."""
+        self.feed(written)
+        self._held = ""
 
     @property
     def in_reasoning(self) -> bool:

@@ -122,15 +122,19 @@ class Answering:
             self._show_notes(model)
         self.show_context()
 
-    async def answer(self, stream: Callable[[], AsyncIterator[AnyEvent]], replaces: bool = False) -> AnyEvent | None:
+    async def answer(
+        self, stream: Callable[[], AsyncIterator[AnyEvent]], replaces: bool = False, continues: bool = False
+    ) -> AnyEvent | None:
         """Show one answer and return its last event.
 
-        What it `replaces` is shown again when it ends before its first token.
+        What it `replaces` is shown again when it ends before its first token. `continues`: it is the end of the last
+        one.
         """
         drafted = bool(self._conversation.speculation.drafters)
         model = self._conversation.model
         hint = "F10 answers now" if model is not None and not model.server else ""
-        self._transcript.begin_answer(self._conversation.model_name or "Answer", drafted, hint)
+        begin = self._transcript.reopen_answer if continues else self._transcript.begin_answer
+        begin(self._conversation.model_name or "Answer", drafted, hint)
         self._transcript.set_pending(_WAITING)
         self._open, self._written, self._outdated, self._replaces = True, False, False, replaces
         self._left_out = ""

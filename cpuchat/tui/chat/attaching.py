@@ -11,13 +11,13 @@ from pathlib import Path
 from textual.content import Content
 from textual.widgets import OptionList
 
-from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, unfinished
+from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, require_files, unfinished
 from cpuchat.chats.records import Attachment, storable
-from cpuchat.chats.request import sent_text
+from cpuchat.chats.request import Attach, sent_text
 from cpuchat.errors import UsageError
 from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import ANSWER_SHARE
-from cpuchat.telemetry.units import plural
+from cpuchat.telemetry.units import plural, time_left
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.composer import Composer, Outgoing
 from cpuchat.tui.chat.slash import is_command, matching, with_argument
@@ -26,6 +26,7 @@ from cpuchat.tui.widgets.prompt import Prompt
 
 _PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
+_LEAST_WAIT = 2.0  # seconds to read a message from which they are shown
 _LONGEST_TOKENS = 8  # characters per token; a text with more than the context has of these is not counted exactly
 
 
@@ -57,7 +58,8 @@ class Paths(OptionList, can_focus=False):
 
 class Attaching:
     """Reads nothing but what the prompt names. `model` returns the loaded model, `count` the tokens that a text has for
-    it, None when it cannot, `used` the tokens of the chat. `show` is called when `Composer.attached` changes. Paths
+    it, None when it cannot, `used` the tokens of the chat, `seconds` how long it takes to read so many tokens,
+    None if that is not known. `show` is called when `Composer.attached` changes. Paths
     begin at `folder`; None: no file is read. `commands` returns the titles of the commands that can be used now, by
     name.
     """
@@ -70,6 +72,7 @@ class Attaching:
         model: Callable[[], ModelInfo | None],
         count: Callable[[str], Awaitable[int | None]],
         used: Callable[[], int],
+        seconds: Callable[[int], float | None],
         show: Callable[[], None],
         folder: Path | None,
         commands: Callable[[], dict[str, str]],
@@ -80,12 +83,14 @@ class Attaching:
         self._model = model
         self._count_tokens = count
         self._used = used
+        self._seconds = seconds
         self._known_counts: tuple[ModelInfo | None, dict[str, int]] = (None, {})
         self._show = show
         self._typed = ""  # the mark or command that is completed
         self._accepted = ""  # the file that was completed last, with the space after it
         self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
+        self._held_back = ""  # what was not sent because it names a file that is missing; the second time it is sent
         self._folder = folder
         self._commands = commands
         paths.on_chosen = self._clicked
@@ -94,6 +99,9 @@ class Attaching:
     def changed(self) -> None:
         """Follow a change of the prompt."""
         self._begin_range()
+        if self._held_back and self._held_back != self._prompt.text.strip():
+            self._held_back, self._composer.holds_back = "", False
+            self._show()
         text = self._prompt.text if self._composer.attaches else ""
         typed = text and text != self._prompt.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
@@ -113,18 +121,34 @@ class Attaching:
             self._seen = seen
             self._prompt.run_worker(self._count(*seen), exclusive=True, group="attachments")
 
+    def hold_back(self, text: str) -> bool:
+        """Return True, and show why, if the message in the prompt names a file that is missing; False the second time:
+        then it is sent as text.
+        """
+        if self._folder is None or not self._composer.attaches or text == self._held_back:
+            return False
+        try:
+            require_files(text, self._folder, self._composer.held, self._known)
+        except MissingFile as error:
+            self._held_back, self._composer.holds_back, self._composer.attached = text, True, error.message
+            self._show()
+            return True
+        return False
+
     def take(self, text: str) -> Outgoing:
         """Return the message that is in the prompt, with what reads the files that it names when it is sent."""
-        held, known = self._composer.held, frozenset(self._known)
-        self._known = set()
+        read = self._reading(text) if named(text) else None
+        self._known, self._held_back, self._composer.holds_back = set(), "", False
         self.close()
-        read = (lambda: attach(text, self._folder, held, known)) if named(text) else None
         return self._composer.take(text, read)
+
+    def _reading(self, text: str) -> Attach:
+        held, known, skips = self._composer.held, frozenset(self._known), text == self._held_back
+        return lambda: attach(text, self._folder, held, known, skips_missing=skips)
 
     async def read(self, text: str) -> str:
         """Return `text`, which is in the prompt, with what it names, as the model gets it. Raises CpuchatError."""
-        held, known = self._composer.held, frozenset(self._known)
-        return sent_text(text, await run_in_daemon_thread(lambda: attach(text, self._folder, held, known)))
+        return sent_text(text, await run_in_daemon_thread(self._reading(text)))
 
     # Completion
 
@@ -219,7 +243,7 @@ class Attaching:
             try:
                 found = await run_in_daemon_thread(lambda: attach(text, self._folder, held))
             except MissingFile as error:  # one that is being typed may still become right
-                attached = "" if typing else error.message
+                attached = "" if typing and not self._held_back else error.message
             except UsageError as error:
                 attached = error.message
             else:
@@ -243,6 +267,8 @@ class Attaching:
             tokens = f"{tokens}: too long for the context of {model.n_ctx:,}"
         elif model is not None and 0 < room < n_tokens + self._used():
             tokens = f"{tokens}: with this chat {n_tokens + self._used():,} of {model.n_ctx:,}"
+        if (seconds := self._seconds(n_tokens)) is not None and seconds > _LEAST_WAIT and "too long" not in tokens:
+            tokens = f"{tokens} · ≈{time_left(seconds).removesuffix(' left')} to read"
         if not found:
             return tokens
         return f"{clean_line(found[0].title) if len(found) == 1 else plural(len(found), 'attachment')}, {tokens}"

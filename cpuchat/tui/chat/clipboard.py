@@ -1,4 +1,4 @@
-"""Copies the answer, or its code blocks one after the other."""
+"""Copies the answer, or its code blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from textual.app import App
 
 from cpuchat.telemetry.units import plural
+from cpuchat.text import clean_line
+from cpuchat.tui.markdown.rows import CodeBlock
 from cpuchat.tui.markdown.transcript import Transcript
 
 
@@ -34,12 +36,12 @@ class Clipboard:
 
     def _copy_message(self, text: str) -> None:
         if text:
-            self._copy(text, "")
+            self._copy(text, plural(len(text), "character"))
         else:
             self._tell("No answer to copy yet.")
 
     def copy_code(self) -> None:
-        """Copy the last code block; called again, the one before."""
+        """Copy the last code block of the selected message or the last answer; called again, the one before."""
         blocks = self._transcript.code_blocks()
         if not blocks:
             self._tell("No code block to copy.")
@@ -47,9 +49,12 @@ class Clipboard:
         index = len(blocks) - 1 - self._next_block % len(blocks)
         self._next_block += 1
         which = f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else ""
-        self._copy(blocks[index], which)
+        self.copy_block(blocks[index], which)
+
+    def copy_block(self, block: CodeBlock, which: str = "") -> None:
+        n_lines = plural(block.text.count("\n") + 1, "line")
+        self._copy(block.text, f"{n_lines} of {clean_line(block.language) or 'code'}{which}")
 
     def _copy(self, text: str, what: str) -> None:
         self._app.copy_to_clipboard(text)
-        problem = getattr(self._app, "clipboard_problem", "")
-        self._tell(problem or f"Copied {plural(len(text), 'character')}{what}.")
+        self._tell(getattr(self._app, "clipboard_problem", "") or f"Copied {what}.")

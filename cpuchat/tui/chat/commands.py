@@ -9,10 +9,10 @@ from textual.content import Content
 
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.model import LocalModel
-from cpuchat.servers import host
+from cpuchat.servers import ServerModel, host
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
-from cpuchat.tui.commands import RECENT, Listed, highlighted, line, load_hit, matches
+from cpuchat.tui.commands import RECENT, Listed, Row, highlighted, line, load_hit, matches
 from cpuchat.tui.services import Services
 from cpuchat.tui.threads import run_in_daemon_thread
 
@@ -44,12 +44,7 @@ def model_provider(services: Services) -> type[Provider]:
         _models: list[LocalModel]
 
         async def startup(self) -> None:
-            try:
-                found = await run_in_daemon_thread(services.library.local_models)
-            except (CpuchatError, OSError):
-                found = []
-            usable = [model for model in found if not model.damaged and model.path != services.loaded_path]
-            self._models = sorted(usable, key=lambda model: -model.last_used)
+            self._models = await _other_models(services)
 
         async def discover(self) -> Hits:
             loaded = services.conversation.model
@@ -64,7 +59,7 @@ def model_provider(services: Services) -> type[Provider]:
             matcher = self.matcher(query)
             rows = [(_title(one), "Model", (one.path, units.size(one.size))) for one in self._models]
             served = [source for source in services.served if source != services.loaded]
-            rows += [(clean_line(f"Load {one.stem} on {host(one.server)}"), "Model", (one, "")) for one in served]
+            rows += [(_served_title(one), "Model", (one, "")) for one in served]
             for score, title, (source, size) in matches(matcher, rows):
                 shown = line(self.app, "Model", highlighted(matcher, title), size)
                 yield load_hit(score, shown, partial(services.chat.load_model, source), text=title)
@@ -72,5 +67,30 @@ def model_provider(services: Services) -> type[Provider]:
     return ModelProvider
 
 
+async def other_models(services: Services) -> list[Row]:
+    """Return a row for each model that can be loaded in place of the loaded one without a download: those on this
+    machine, the last used first, then those that servers listed.
+    """
+    here = [(_title(one), one.path, units.size(one.size)) for one in await _other_models(services)]
+    served = [(_served_title(one), one, "") for one in services.served if one != services.loaded]
+    return [
+        Row(title, partial(services.chat.load_model, source), about=about) for title, source, about in here + served
+    ]
+
+
+async def _other_models(services: Services) -> list[LocalModel]:
+    """Return the models on this machine that are not loaded, the last used first."""
+    try:
+        found = await run_in_daemon_thread(services.library.local_models)
+    except (CpuchatError, OSError):
+        found = []
+    usable = [model for model in found if not model.damaged and model.path != services.loaded_path]
+    return sorted(usable, key=lambda model: -model.last_used)
+
+
 def _title(model: LocalModel) -> str:
     return clean_line(f"Load {model.name} {model.quantization}")
+
+
+def _served_title(source: ServerModel) -> str:
+    return clean_line(f"Load {source.stem} on {host(source.server)}")

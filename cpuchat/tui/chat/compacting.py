@@ -123,24 +123,25 @@ class CompactingScreen(ComparingScreen):
             self.tell("Stopped. The chat is unchanged.", "warning")
 
     @property
-    def selected_summary(self) -> StoredMessage | None:
-        """Return the summary under the marker of the transcript."""
-        return self._summary(self.selected_message)
+    def selected_answer(self) -> StoredMessage | None:
+        """Return the answer or summary under the marker of the transcript."""
+        selected = self.selected_message
+        messages = (one for one in self.conversation.messages if one.is_summary or one.role == "assistant")
+        return next((one for one in messages if selected and one.id == selected), None)
 
-    def is_summary(self, message_id: int) -> bool:
-        return self._summary(message_id) is not None
-
-    def _summary(self, message_id: int) -> StoredMessage | None:
-        messages = self.conversation.messages
-        return next((one for one in messages if one.is_summary and message_id and one.id == message_id), None)
+    @work(exclusive=True, group="context")
+    async def save_answer(self, message_id: int, text: str) -> None:
+        """Add what the user made of an answer as another answer to the same question."""
+        if any(one.id == message_id and one.content.strip() == text for one in self.conversation.messages):
+            return
+        with self._telling():
+            self.show_branch((await self.conversation.history.edit_answer(message_id, text)).id)
+            self.tell("Saved as a new branch. Alt+R continues it.")
 
     @work(exclusive=True, group="context")
     async def save_summary(self, message_id: int, text: str) -> None:
         """Replace the text of a summary by what the user made of it."""
-        try:
+        with self._telling():
             await self.conversation.history.edit_summary(message_id, text)
-        except CpuchatError as error:
-            self.tell(str(error), "error")
-        else:
             self.tell("Summary saved.")
         self.show_branch(0)

@@ -36,8 +36,10 @@ class Composer:
         self._behind = 0  # messages in the queue that come after the one in the prompt
         self.editing: int | None = None
         """Id of the message that is being edited."""
-        self._edits_last = True
-        self._edits_summary = False
+        self.edits = ""
+        """What is edited: "message", "last message", "summary", "answer" or "system prompt". Messages are sent again,
+        the others saved.
+        """
         self._before_editing = ""
         self._drafts: dict[str | None, tuple[str, dict[str, Attachment]]] = {}  # by chat id
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
@@ -46,6 +48,8 @@ class Composer:
         """What is typed is a command."""
         self.attached = ""
         """What would be sent with the message, or why it cannot be."""
+        self.holds_back = False
+        """The message names a file that is missing, and was not sent."""
         prompt.fold = self.fold
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
@@ -67,9 +71,9 @@ class Composer:
         title: Content | str = Content(f"Message · {clean_line(options)}") if options else "Message"
         recalls = ["↑ edits the last one"] if self.queue else []
         if self.editing is not None:
-            kind = "summary" if self._edits_summary else "last message" if self._edits_last else "message"
-            title = f"Edit {kind}"
-            keys = "Enter saves · Esc cancels" if self._edits_summary else "Enter regenerates from here · Esc cancels"
+            title = f"Edit {self.edits}"
+            saves = "Enter saves as a new branch" if self.edits == "answer" else "Enter saves"
+            keys = f"{'Enter regenerates from here' if self.attaches else saves} · Esc cancels"
         elif self.is_command:
             keys = "Enter runs · Tab completes"
         elif busy and not loading:
@@ -80,10 +84,12 @@ class Composer:
             keys = "Enter queues it until the model is ready"
         else:
             keys = "Enter sends · Ctrl+J new line"
+        if self.holds_back:
+            keys = "Not sent. Enter again sends it as text"
         if self.attached:
             title = Content(f"{title} · {self.attached}")
         self._prompt.border_title, self._prompt.border_subtitle = title, keys
-        self._prompt.set_class(self.editing is not None, "-editing")
+        self._prompt.set_class(self.editing is not None or self.holds_back, "-editing")
         self._prompt.hold_cursor(busy)
 
     # The queue
@@ -128,14 +134,15 @@ class Composer:
     def _edit_again(self, message: Outgoing) -> None:
         if message.editing is not None:
             self.editing, self._resent = message.editing, dict(message.resent)
+            self.edits = self.edits if self.edits.endswith("message") else "message"
 
     # Editing, and each chat's own
 
-    def edit(self, message: StoredMessage, last: bool) -> None:
-        """Edit a sent message, with the attachments that it has, or a summary."""
+    def edit(self, message: StoredMessage, kind: str) -> None:
+        """Edit a sent message, with the attachments that it has, or what else `edits` may be."""
         if self.editing is None:
             self._before_editing = self._prompt.text
-        self.editing, self._edits_last, self._edits_summary = message.id, last, message.is_summary
+        self.editing, self.edits, self._prompt.sends_blank = message.id, kind, kind == "system prompt"
         self._resent = {attachment.mark: attachment for attachment in message.attachments}
         self._prompt.put(message.content)
         self._prompt.focus()
@@ -143,7 +150,7 @@ class Composer:
     def cancel_editing(self) -> None:
         """Restore what was in the prompt before."""
         if self.editing is not None:
-            self.editing, self._resent = None, {}
+            self.editing, self._resent, self._prompt.sends_blank = None, {}, False
             self._prompt.put(self._before_editing)
 
     def switch_branch(self, sent: list[str]) -> None:
@@ -155,7 +162,7 @@ class Composer:
         """Switch to another chat; ↑ brings back what was sent, with these attachments. Each chat keeps its draft."""
         draft = self._before_editing if self.editing is not None else self._prompt.draft
         self._drafts[self.chat_id] = draft, self._pasted
-        self.chat_id, self.editing, self._resent = chat_id, None, {}
+        self.chat_id, self.editing, self._resent, self._prompt.sends_blank = chat_id, None, {}, False
         draft, unsent = self._drafts.pop(chat_id, ("", {}))
         self._pasted = {attachment.mark: attachment for attachment in attachments if is_pasted(attachment)} | unsent
         self._prompt.begin_chat(sent, draft)
@@ -165,8 +172,8 @@ class Composer:
 
     @property
     def attaches(self) -> bool:
-        """Return whether files can be sent with what is in the prompt: not with a summary."""
-        return self.editing is None or not self._edits_summary
+        """Return whether what is in the prompt is to be sent, files with it; a summary is saved."""
+        return self.editing is None or self.edits.endswith("message")
 
     @property
     def held(self) -> dict[str, Attachment]:

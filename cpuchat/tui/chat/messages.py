@@ -11,11 +11,14 @@ from cpuchat.chats.tree import Tree
 from cpuchat.present.answers import summary
 from cpuchat.present.tools import returned, title
 from cpuchat.presets import Preset
+from cpuchat.text import clean_line
 from cpuchat.tool_calls import ToolStep
+from cpuchat.tui.chat.frame import fit
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.message_view import Step, TranscriptMessage
 
 SUMMARY = "Summary of earlier messages"
+_GIST = 40  # characters of a folded system prompt
 
 
 def sent_message(text: str) -> TranscriptMessage:
@@ -34,6 +37,7 @@ def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
         return []
     of_preset = preset is not None and preset.system_prompt
     title = f"System prompt of preset {preset.name}" if preset is not None and of_preset else "System prompt"
+    title += f": {fit(clean_line(text), _GIST)}"
     return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
 
 

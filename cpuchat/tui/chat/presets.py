@@ -10,11 +10,14 @@ from functools import partial
 from textual import work
 
 from cpuchat.chat_preset import reasoning_of
+from cpuchat.chats.records import StoredMessage
+from cpuchat.chats.saving import UNSAVED
 from cpuchat.errors import CpuchatError
 from cpuchat.present.answers import reasoning
 from cpuchat.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
 from cpuchat.servers import Source, is_url, source
 from cpuchat.settings import with_changes
+from cpuchat.telemetry.units import plural, time_left
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.compacting import CompactingScreen
 from cpuchat.tui.commands import Palette, Row, listing
@@ -36,6 +39,10 @@ class PresetsScreen(CompactingScreen):
     def _show_prompt_title(self) -> None:
         raise NotImplementedError
 
+    def edit_in_prompt(self, message: StoredMessage, kind: str) -> None:
+        """Edit a message, or what else the composer `edits`, in the prompt."""
+        raise NotImplementedError
+
     def chat_options(self) -> str:
         """Return what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""
         preset, loaded = self.conversation.preset, self.services.loaded
@@ -45,7 +52,8 @@ class PresetsScreen(CompactingScreen):
                 self._find_model(model)
             elif self._models[model] not in (loaded, self._stream.path):
                 name = f"{name} (its model is not loaded)"
-        return " · ".join(filter(None, (name, reasoning(*preset.reasoning))))
+        own = "own system prompt" if preset.has_next_system_prompt else ""  # later it is in the transcript
+        return " · ".join(filter(None, (name, own, reasoning(*preset.reasoning))))
 
     @work(exclusive=True, group="preset-model")
     async def _find_model(self, name: str) -> None:
@@ -169,10 +177,39 @@ class PresetsScreen(CompactingScreen):
                     self.load_model(model)
         self._show_prompt_title()
 
+    @work(exclusive=True, group="preset")
+    async def action_system_prompt(self, text: str = "") -> None:
+        """Edit the system prompt of the open chat, or of the next one, in the prompt; or set it to `text`."""
+        if self.refuse_while_writing("edit the system prompt"):
+            return
+        with self._telling():
+            await self.conversation.preset.find()
+            if text:
+                self.save_system_prompt(text)
+            else:
+                row = StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=self._system_prompt)
+                self.edit_in_prompt(row, "system prompt")
+
+    @work(exclusive=True, group="preset")
+    async def save_system_prompt(self, text: str) -> None:
+        """Set the system prompt from the next answer on, and say what the change costs."""
+        if text == self._system_prompt:
+            return
+        with self._telling():
+            await self.conversation.preset.set_system_prompt(text)
+            said = "System prompt set for this chat." if text else "This chat has no system prompt now."
+            if n_past := self.conversation.history.n_past:
+                seconds = self.conversation.meter.prefill_s(n_past)
+                wait = f", ≈{time_left(seconds).removesuffix(' left')}" if seconds is not None and seconds >= 1 else ""
+                said = f"{said} The next answer reads the whole chat again: {plural(n_past, 'token')}{wait}."
+            self.tell(said)
+            self.show_branch(0)
+
     @property
     def _system_prompt(self) -> str:
         chat = self.conversation.chat
-        return chat.effective_system_prompt if chat is not None else ""
+        chosen = self.conversation.chosen.chat
+        return chat.effective_system_prompt if chat is not None else chosen.system_prompt
 
     def _model_name(self) -> str:
         """Return the loaded model as a preset names it."""

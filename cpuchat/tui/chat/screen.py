@@ -10,10 +10,12 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.command import CommandPalette
 from textual.containers import Horizontal, Vertical
 from textual.widgets import TextArea
 
 from cpuchat.attachments import start_folder
+from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.search import Matcher
 from cpuchat.models.library.places import is_demo
 from cpuchat.servers import Source
@@ -22,7 +24,7 @@ from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.attaching import Attaching, Paths
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.clipboard import Clipboard
-from cpuchat.tui.chat.commands import chat_provider, model_provider
+from cpuchat.tui.chat.commands import chat_provider, model_provider, other_models
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.messages import attached, stored_message, system_prompt
@@ -34,6 +36,7 @@ from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
+from cpuchat.tui.commands import listing
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -106,7 +109,7 @@ class ChatScreen(TypingScreen, SendingScreen):
         self._attaching = Attaching(
             self._prompt, self.query_one(Paths), self._composer,
             lambda: self.conversation.model, lambda text: self.conversation.backend.count_tokens(text),
-            lambda: self.conversation.history.n_past,
+            lambda: self.conversation.history.n_past, self.conversation.meter.prefill_s,
             self._show_prompt_title, start_folder() if self.READS_FILES else None,
             lambda: {name: title for name, (title, _) in commands(self).items()},
         )  # fmt: skip
@@ -298,21 +301,35 @@ class ChatScreen(TypingScreen, SendingScreen):
             self._show_messages(question + 1)
             self._stream.run(self._answer(lambda: self.conversation.regenerate(selected)))
 
+    def action_continue_answer(self) -> None:
+        if self.refuse_while_busy("continue the answer"):
+            return
+        if not self.conversation.history.is_unfinished:
+            self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
+        elif not self._stream.loaded:
+            self.tell(self.services.no_model, "warning")
+        else:
+            self._clipboard.start_over()
+            self._stream.run(self._answer(self.conversation.continue_answer, continues=True))
+
     def action_edit(self) -> None:
         if self.refuse_while_writing("edit a message"):
             return
-        if (summary := self.selected_summary) is not None:
-            self._composer.edit(summary, last=False)
-            self._show_prompt_title()
-            self.refresh_bindings()
-            return
-        if (at := self.question_index(self.selected_message)) < 0:
+        if self._transcript.selects_system_prompt:
+            self.action_system_prompt()
+        elif (answer := self.selected_answer) is not None:
+            self.edit_in_prompt(answer, "summary" if answer.is_summary else "answer")
+        elif (at := self.question_index(self.selected_message)) < 0:
             self.tell("No message to edit yet.")
-            return
-        self.edit_question(at)
+        else:
+            self.edit_question(at)
 
     def edit_question(self, index: int) -> None:
-        self._composer.edit(self.conversation.messages[index], last=index == self.question_index())
+        kind = "last message" if index == self.question_index() else "message"
+        self.edit_in_prompt(self.conversation.messages[index], kind)
+
+    def edit_in_prompt(self, message: StoredMessage, kind: str) -> None:
+        self._composer.edit(message, kind)
         self._show_prompt_title()
         self.refresh_bindings()
 
@@ -325,9 +342,21 @@ class ChatScreen(TypingScreen, SendingScreen):
     def action_copy_code(self) -> None:
         self._clipboard.copy_code()
 
+    @on(ChatTranscript.CopyAsked)
+    def _copy_asked(self, event: ChatTranscript.CopyAsked) -> None:
+        self._clipboard.copy_block(event.block)
+
     @work
     async def action_models(self) -> None:
         await self._change_model(await self.services.navigation.models())
+
+    @work(exclusive=True, group="switch-model")
+    async def action_switch_model(self) -> None:
+        """Choose among the models that are here: Enter loads one, Esc leaves."""
+        if rows := await other_models(self.services):
+            self.app.push_screen(CommandPalette(providers=[listing(rows)], placeholder="Switch to …"))
+        else:
+            self.tell("No other model is here. Ctrl+O downloads one.")
 
     @work
     async def action_downloads(self) -> None:

@@ -46,13 +46,17 @@ class SendingScreen(PanesScreen):
         raise NotImplementedError
 
     def submit_or_save(self, text: str) -> None:
-        """Save an edited summary, which needs no model; submit anything else."""
-        editing = self._composer.editing
-        if editing is None or not self.is_summary(editing):
+        """Save an edited summary, answer or system prompt, which needs no model; submit anything else."""
+        editing, kind = self._composer.editing, self._composer.edits
+        if editing is None or self._composer.attaches:
             self.submit(text)
-        elif not self.refuse_while_writing("save the summary"):
+        elif not self.refuse_while_writing(f"save the {kind}"):
             self._composer.cancel_editing()
-            self.save_summary(editing, text)
+            self._show_prompt_title()
+            if kind == "system prompt":
+                self.save_system_prompt(text)
+            else:
+                (self.save_answer if kind == "answer" else self.save_summary)(editing, text)
 
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, queue it while something runs, or leave it in the prompt and say
@@ -65,7 +69,7 @@ class SendingScreen(PanesScreen):
         elif self._stream.path is None:
             self.tell("Choose a model first; your text stays in the prompt.")
             self.action_models()
-        else:
+        elif not self._attaching.hold_back(text):
             self._prompt.accept()
             self._composer.enqueue(self._attaching.take(text))
             if not self._stream.loaded and not self._stream.busy:
@@ -109,13 +113,18 @@ class SendingScreen(PanesScreen):
         self._show_welcome()
         self._stream.run(self._answer(stream, message))
 
-    async def _answer(self, stream: Callable[[], AsyncIterator[AnyEvent]], message: Outgoing | None = None) -> None:
-        """Show an answer. `message` is the new one; it goes back into the prompt if it was not stored."""
+    async def _answer(
+        self, stream: Callable[[], AsyncIterator[AnyEvent]], message: Outgoing | None = None, continues: bool = False
+    ) -> None:
+        """Show an answer. `message` is the new one; it goes back into the prompt if it was not stored. `continues`: the
+        answer is the end of the last one.
+        """
         self.refresh_bindings()
         before = self.conversation.history.question
         if message is not None and self.conversation.chat is None:
             await self._show_system_prompt(message)
-        last = await self._answering.answer(stream, replaces=message is None or message.editing is not None)
+        replaces = message is None or message.editing is not None
+        last = await self._answering.answer(stream, replaces, continues)
         self._held = isinstance(last, Failed)
         if message is not None:
             not_begun = message.editing is None and self.conversation.history.question is before

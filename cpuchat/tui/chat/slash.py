@@ -11,7 +11,10 @@ from textual.screen import Screen
 
 from cpuchat.tui.commands import offered
 
-ACTIONS = {"/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/tools": "tools"}
+ACTIONS = {
+    "/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt",
+    "/tools": "tools",
+}  # fmt: skip
 """Of the commands that take an argument, which it is for."""
 FORMER = {"/again": "/regenerate"}
 """Names by the ids of keys that still work, with those that the plain chat has, too."""

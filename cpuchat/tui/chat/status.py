@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rich.text import Text
+from textual import events
 from textual.app import RenderResult
 from textual.widget import Widget
 
@@ -25,13 +26,14 @@ def short_name(model: str) -> str:
 
 
 class StatusLine(Widget):
-    """One line that drops its least important parts first."""
+    """One line that drops its least important parts first. A click on the model asks for another one."""
 
     COMPONENT_CLASSES = {"status--name", "status--model", "status--dim", "status--warn"}
     ALLOW_SELECT = False
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._name_end = 0  # of the model, in cells
         self._model: ModelInfo | None = None
         self._state = ""
         self._used = 0
@@ -99,6 +101,7 @@ class StatusLine(Widget):
             left.append(f" {model.name} ", strong)
             if model.quantization.lower() not in model.name.lower():
                 left.append(model.quantization, dim)
+        self._name_end = left.cell_len
         parts: list[tuple[str, str]] = []
         drafts = self._draft_words() if model is not None else []
         if model is not None:
@@ -123,6 +126,10 @@ class StatusLine(Widget):
                 return Text.assemble(left, " " * gap, right, no_wrap=True)
         left.truncate(width, overflow="ellipsis")
         return left
+
+    async def on_click(self, event: events.Click) -> None:
+        if event.x < self._name_end:
+            await self.run_action("screen.switch_model")
 
     def _context_words(self) -> str:
         if self._model is None:

@@ -19,7 +19,7 @@ from cpuchat.chats.search import Matcher
 from cpuchat.tui import keys
 from cpuchat.tui.markdown.entries import MessageSource
 from cpuchat.tui.markdown.message_view import Step
-from cpuchat.tui.markdown.rows import selected
+from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
@@ -28,6 +28,8 @@ _ABOVE = 2  # lines above a hit that is jumped to
 _SPARED_CHUNKS = 8  # between two calls of `spare_from_collections` while a long chat is rendered
 NEW_TEXT = " ↓ new text "
 """At the bottom while there is text below that nobody has seen."""
+COPY = " copy "
+"""At the right end of a code block's first row, where it leaves room."""
 
 
 class ChatTranscript(Transcript):
@@ -40,6 +42,13 @@ class ChatTranscript(Transcript):
             super().__init__()
             self.message_id = message_id
             self.step = step
+
+    class CopyAsked(Message):
+        """The user wants a code block."""
+
+        def __init__(self, block: CodeBlock) -> None:
+            super().__init__()
+            self.block = block
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -54,6 +63,12 @@ class ChatTranscript(Transcript):
         """
         in_use = self.has_focus and self._current is not None and self._current < len(self._entries)
         return max(0, self._entries[self._current or 0].message.id) if in_use else 0
+
+    @property
+    def selects_system_prompt(self) -> bool:
+        """Return whether the marker is at the system prompt, which is no message, and the transcript is in use."""
+        message = self._entries.current(self._current) if self.has_focus and self._current is not None else None
+        return message is not None and message.role == "system" and not message.id
 
     @property
     def has_messages(self) -> bool:
@@ -152,11 +167,18 @@ class ChatTranscript(Transcript):
         at = y + self.scroll_offset.y
         for start, end in self._hits(at) if at < self._entries.height else ():
             strip = selected(strip, start, end, _FOUND)
-        if self._is_mark(y) and self._view is not None:
-            style = self._view.palette.base + self._view.palette.marker + _FOUND
-            mark = Strip([Segment(NEW_TEXT, style)], cell_len(NEW_TEXT))
-            strip = Strip.join([strip.crop(0, max(0, strip.cell_length - mark.cell_length)), mark])
+        if self._view is not None:
+            marker = self._view.palette.base + self._view.palette.marker
+            if self._is_mark(y):
+                strip = _ending(strip, NEW_TEXT, marker + _FOUND)
+            elif at < self._entries.height and self._copies(self._entries.line(at)):
+                strip = _ending(strip, COPY, marker + self._view.palette.block)
         return strip
+
+    @staticmethod
+    def _copies(line: Line) -> bool:
+        """Return whether the mark that copies a code block is at the end of this line."""
+        return line.code is not None and cell_len(line.text.rstrip()) <= line.width - len(COPY)
 
     def action_hit(self, step: int) -> None:
         """Scroll to the next line with what was searched for, or to the one before."""
@@ -173,9 +195,20 @@ class ChatTranscript(Transcript):
             self.action_scroll_end()
             return
         at = -1 if place is None else place.y + self.scroll_offset.y
+        if place is not None and 0 <= at < self._entries.height:
+            line = self._entries.line(at)
+            if line.code is not None and self._copies(line) and line.width - len(COPY) <= place.x < line.width:
+                self.post_message(self.CopyAsked(line.code))
+                return
         if place is None or event.chain != 1 or at not in self._entries.starts[:-1]:
             return
         message, text = self._entries[self._entries.at(at)].message, self._entries.line(at).text
         left, right = (cell_len(text[: text.rfind(sign)]) for sign in "‹›")
         if message.place and "‹" in text and left <= place.x <= right + 1:
             self.post_message(self.BranchAsked(message.id, -1 if place.x <= left + 1 else 1))
+
+
+def _ending(strip: Strip, text: str, style: Style) -> Strip:
+    """Return a line with `text` in the place of its end."""
+    mark = Strip([Segment(text, style)], cell_len(text))
+    return Strip.join([strip.crop(0, max(0, strip.cell_length - mark.cell_length)), mark])

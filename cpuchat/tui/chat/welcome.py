@@ -109,7 +109,7 @@ class WelcomePane(Static):
         if first_run:
             keys = "Enter sends · F9 drafts · Ctrl+T colors drafts · F1 help"
         else:
-            models = " · Ctrl+O models" if self.screen.check_action("models", ()) else ""
-            keys = f"Enter sends · Ctrl+J new line{models} · F1 help"
+            models = "Ctrl+O models · " if self.screen.check_action("models", ()) else ""
+            keys = f"{models}Alt+S system prompt · F1 help"
         lines += [Content(""), Content(renamed(keys, self._services.keymap))]
         self.update(Content("\n").join(lines))

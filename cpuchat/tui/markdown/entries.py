@@ -119,10 +119,6 @@ class Entries(list[Entry]):
             return self[index].now
         return next((entry.now for entry in reversed(self) if entry.message.role == "assistant"), None)
 
-    def last_answer_text(self) -> str:
-        """Return the content of the last answer, "" if there is none."""
-        return "" if (answer := self.current(None)) is None else answer.content
-
     def outward(self, top: int | None) -> Iterator[int]:
         """Yield all indices: from `top` down, then from there up; None: from the last one up."""
         if top is None:

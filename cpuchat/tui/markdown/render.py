@@ -22,7 +22,7 @@ from cpuchat.tui.markdown import tables
 from cpuchat.tui.markdown.highlight import highlight
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.parser import parse
-from cpuchat.tui.markdown.rows import Row, Run, plain_rows, prefix, wrap
+from cpuchat.tui.markdown.rows import CodeBlock, Row, Run, plain_rows, prefix, wrap
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -51,6 +51,7 @@ def render(source: str, width: int, palette: Palette) -> list[Row]:
         return plain_rows(source, width, Style())
     lines = source.split("\n")
     renderer = Renderer(width, palette)
+    renderer.whole = True
     rows: list[Row] = []
     last_heading = False
     end = 0
@@ -93,22 +94,28 @@ def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
     return blocks
 
 
-def code_blocks(source: str) -> list[str]:
-    """Return the code blocks of `source` as written, those inside lists and quotes too."""
-    return [token.content.rstrip("\n") for token in parse(source) if token.type in ("fence", "code_block")]
+def code_blocks(source: str) -> list[CodeBlock]:
+    """Return the code blocks of `source`, those inside lists and quotes too."""
+    return [_code_block(token) for token in parse(source) if token.type in ("fence", "code_block")]
+
+
+def _code_block(token: Token) -> CodeBlock:
+    label = token.info.strip() if token.type == "fence" else ""
+    return CodeBlock(token.content.rstrip("\n"), label.split()[0].strip("{}.") if label.strip("{}. ") else "")
 
 
 class Renderer:
     """Renders tokens for one width and palette.
 
     `continued` leaves out the head of the first block (a code block's label, a table's header): streaming shows a
-    long block in parts. `table_widths` are then the columns of the part before.
+    long block in parts. `table_widths` are then the columns of the part before. `whole`: each code block is here to its
+    end, and its first row has it.
     """
 
     def __init__(self, width: int, palette: Palette) -> None:
         self.width = max(8, width)
         self.palette = palette
-        self.continued = False
+        self.continued = self.whole = False
         self.table_widths: list[int] | None = None
         self.shown_twice = ""  # of the last block: link targets that are the link's text, and what became Unicode
 
@@ -207,7 +214,7 @@ class Renderer:
     def _code(self, token: Token, width: int) -> list[Row]:
         palette = self.palette
         label = token.info.strip() if token.type == "fence" else ""
-        language = label.split()[0].strip("{}.") if label.strip("{}. ") else ""
+        block = _code_block(token)
         bar = palette.block + palette.rule
         rows: list[Row] = []
         if label and not self.continued:
@@ -215,10 +222,11 @@ class Renderer:
                 part.fill = palette.block
                 rows += prefix([part], ("▎ ", bar), ("▎ ", bar))
         code = "\n".join(expand_tabs(line) for line in token.content.removesuffix("\n").split("\n"))
-        for runs in highlight(code, language, palette)[0]:
+        for runs in highlight(code, block.language, palette)[0]:
             # A dashed bar marks the rest of a line that was too long.
             parts = wrap(Row(runs, bare=True, fill=palette.block), width - 3)
             rows += prefix(parts, ("▎ ", bar), ("╎ ", bar))
+        rows[0].code = block if self.whole else None
         return rows
 
     def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[Row]:

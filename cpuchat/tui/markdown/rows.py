@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rich.cells import cell_len, split_graphemes
 from rich.segment import Segment
@@ -29,13 +30,21 @@ _MOST_STRIPS = 256  # kept; more than the lines of most screens
 _drawn: deque[Line] = deque()  # the lines that have one, oldest first
 
 
+class CodeBlock(NamedTuple):
+    """The text of a code block as written, and the language that its fence names ("" for none)."""
+
+    text: str
+    language: str
+
+
 @dataclass(slots=True)
 class Row:
     """One line of styled text.
 
     `joint` is what stands between the row before and this one in copied text: a line break, or for a wrapped row the
     spaces that the wrap took. `lead` characters at the start are decoration and are not copied; `bare` rows (code)
-    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row.
+    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row. `code` is the block that
+    begins with this row.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -43,6 +52,7 @@ class Row:
     lead: int = 0
     bare: bool = False
     fill: Style | None = None
+    code: CodeBlock | None = None
 
     @property
     def text(self) -> str:
@@ -50,19 +60,22 @@ class Row:
 
 
 class Line:
-    """A finished row: what is drawn, and how it is copied (see `Row`).
+    """A finished row: what is drawn, and how it and its `code` are copied (see `Row`).
 
     Strips are heavy (seven caches each, and what is in them) and most lines of a chat are never on screen, so they are
     made when asked for, and only those made last are kept.
     """
 
-    __slots__ = ("_strip", "joint", "lead", "segments", "width")
+    __slots__ = ("_strip", "code", "joint", "lead", "segments", "width")
 
-    def __init__(self, segments: list[Segment], width: int, lead: int, joint: str) -> None:
+    def __init__(
+        self, segments: list[Segment], width: int, lead: int, joint: str, code: CodeBlock | None = None
+    ) -> None:
         self.segments = segments
         self.width = width
         self.lead = lead
         self.joint = joint
+        self.code = code
         self._strip: Strip | None = None
 
     @property
@@ -195,7 +208,7 @@ def to_line(row: Row, width: int, base: Style, gutter: str = "") -> Line:
         segments.append(Segment(" " * (width - cells), base + row.fill if row.fill else base))
     if cells > width:
         segments = list(Strip(segments, cells).crop(0, width))
-    return Line(segments, width, row.lead + len(gutter), row.joint)
+    return Line(segments, width, row.lead + len(gutter), row.joint, row.code)
 
 
 def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, int]) -> str:

@@ -24,10 +24,11 @@ from cpuchat.text import clean
 from cpuchat.tui import keys
 from cpuchat.tui.loop_timer import LoopTimer
 from cpuchat.tui.markdown import palette as palettes
+from cpuchat.tui.markdown.drafted import pieces
 from cpuchat.tui.markdown.entries import Entries, Entry, MessageSource
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View, plain_text
 from cpuchat.tui.markdown.render import code_blocks
-from cpuchat.tui.markdown.rows import Line, copied_text, selected
+from cpuchat.tui.markdown.rows import CodeBlock, Line, copied_text, selected
 
 __all__ = ["Transcript", "TranscriptMessage"]
 
@@ -119,6 +120,20 @@ class Transcript(ScrollView, can_focus=True):
         view = self._view or View(80, palettes.Palette())
         self._append(Entry(message, OpenMessage(message.title, view, drafted, hint)))
 
+    def reopen_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
+        """Open the last answer again, with its text; see `begin_answer`."""
+        at = max(at for at, entry in enumerate(self._entries) if entry.message.role == "assistant")
+        before = self._entries[at].message
+        self._entries = Entries(self._entries[:at])
+        self.begin_answer(title, drafted, hint)
+        if (answer := self._entries.open_answer()) is not None:
+            answer.show_steps(before.steps)
+            if before.reasoning:
+                answer.feed(before.reasoning, reasoning=True)
+            for text, drafter in pieces(before.content, before.spans):
+                answer.feed(text, drafter=drafter)
+            self.flush()
+
     def set_pending(self, text: str) -> None:
         """Show one dim line in the open answer until its text comes ("prefill 512/2048")."""
         if (answer := self._entries.open_answer()) is not None:
@@ -167,9 +182,9 @@ class Transcript(ScrollView, can_focus=True):
         message = self._entries.current(self._current)
         return "" if message is None else plain_text(message) if plain else message.content
 
-    def code_blocks(self) -> list[str]:
-        """Return the code blocks of the last answer, as written."""
-        return code_blocks(self._entries.last_answer_text())
+    def code_blocks(self) -> list[CodeBlock]:
+        """Return the code blocks of the selected message, else of the last answer."""
+        return code_blocks(self.current_message_text())
 
     # Rendering
 

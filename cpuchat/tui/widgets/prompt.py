@@ -36,7 +36,8 @@ class Prompt(TextArea):
             self.pages = pages
 
     def __init__(self, submit: Callable[[str], None], *, id: str | None = None) -> None:
-        """`submit` is called with what Enter sends (never blank); the prompt keeps the text until `accept`.
+        """`submit` is called with what Enter sends (blank only if `sends_blank`); the prompt keeps the text until
+        `accept`.
 
         It is a call and no message: what was typed right after Enter would get here before a message does.
         """
@@ -53,6 +54,8 @@ class Prompt(TextArea):
         """Returns what is inserted for a pasted text."""
         self.recall: Callable[[], bool] = lambda: False
         """Asked by ↑ in an empty prompt before sent messages are: puts a text here; False if there is none."""
+        self.sends_blank = False
+        """Enter also sends an empty text."""
         self.placed = ""
         """What `put` put here last: it was not typed."""
         self._steady = False
@@ -127,7 +130,7 @@ class Prompt(TextArea):
     def action_submit(self) -> None:
         if self.completer is not None and self.completer.accept(sends=True):
             return
-        if text := self.text.strip():
+        if (text := self.text.strip()) or self.sends_blank:
             self._submit(text)
 
     def action_complete(self) -> None:

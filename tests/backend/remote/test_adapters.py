@@ -235,6 +235,8 @@ async def test_any_other_server_gets_only_what_openai_knows() -> None:
         assert model.why_unreported("n_ctx") and model.why_unreported("acceptance")
         _, refused = await answered(server, grammar='root ::= "yes"')
         assert "takes no grammars" in refused.failed.message and len(server.chats()) == 1
+        _, refused = await answered(server, continues=True)
+        assert "cannot continue an answer" in refused.failed.message and len(server.chats()) == 1
         _, got = await answered(server, grammar='root ::= "{}"', json_schema='{"type": "object"}')
         assert server.chats()[1].body["response_format"]["json_schema"]["schema"] == {"type": "object"}
         assert got.finished.matches_grammar is None

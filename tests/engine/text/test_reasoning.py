@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat.engine.text.reasoning import FORMATS, MARKER_TOKENS, ReasoningSplitter
+from cpuchat.engine.text.reasoning import FORMATS, MARKER_TOKENS, Format, ReasoningSplitter
 
 
 def run(pieces: list[str], prompt_tail: str = "", template: str = "") -> tuple[str, str]:
@@ -187,3 +187,15 @@ def test_nothing_is_lost(text, kind):
 def test_marker_tokens_are_whole_tokens():
     assert {"<think>", "</think>", "[THINK]", "<|channel|>", "<|message|>", "<|end|>", "◁/think▷"} <= MARKER_TOKENS
     assert "analysis" not in MARKER_TOKENS
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind.openings], ids=lambda kind: kind.openings[0])
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_answer_is_written_as_it_was_and_goes_on(kind: Format, opened: bool) -> None:
+    tail, template = kind.openings[0] if opened else "", kind.openings[0] + kind.hint
+    for reasoning, content in (("a\n", "b"), ("a", ""), ("", "b")):
+        written = ReasoningSplitter(tail, template).written(reasoning, content)
+        assert run([written], tail, template) == (reasoning, content)
+        splitter = ReasoningSplitter(tail, template)
+        splitter.resume(written)
+        assert [*splitter.feed(" c"), *splitter.flush()] == [("answer" if content else "reasoning", " c")]

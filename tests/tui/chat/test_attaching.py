@@ -11,6 +11,7 @@ from textual import events
 from cpuchat.chats.records import Attachment
 from cpuchat.models.library.library import Library
 from cpuchat.protocol import Failed
+from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.attaching import Paths
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
@@ -99,23 +100,63 @@ async def test_what_would_be_sent_is_named_with_its_tokens() -> None:
         await app.until(lambda: "Message · 231 tokens" in app.screen_text)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("What is @logo.png?", "logo.png is an image."),
-        ("Show @src/gone.py please", "No such file: src/gone.py."),
-    ],
-)
-async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_prompt(text: str, reason: str) -> None:
+async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_prompt() -> None:
+    text = "What is @logo.png?"
     async with running() as app:
         await app.ready()
         await app.write(text)
-        await app.until(lambda: f"Message · {reason}" in app.screen_text)
+        await app.until(lambda: "Message · logo.png is an image." in app.screen_text)
         for _ in range(2):  # the same text twice
             await app.press("enter")
             await app.until(lambda: "Request failed" in app.screen_text and not app.chat.busy)
             await app.until(lambda: app.prompt.text == text)
         assert not app.backend.requests and app.conversation.chat is None
+
+
+@pytest.mark.parametrize("name", ["src/gone.py", "missing.py"])
+async def test_a_message_that_names_a_missing_file_waits_until_enter_sends_it_as_text(name: str) -> None:
+    async with running() as app:
+        await app.ready()
+        await app.write(f"Show @{name}")
+        await app.press("enter")
+        await app.until(lambda: f"Message · No such file: {name}." in app.screen_text)
+        assert "Not sent. Enter again sends it as text" in app.screen_text
+        await app.press("!")  # another message: it waits, too
+        await app.until(lambda: "Not sent" not in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: "Not sent" in app.screen_text)
+        assert not app.backend.requests and app.prompt.text == f"Show @{name}!"
+        await app.press("enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert last_asked(app) == f"Show @{name}!"
+        assert "Not sent" not in app.screen_text
+
+
+@pytest.mark.parametrize(
+    "text", ["@pytest.fixture", "me@example.py", "@types/node", "@someone, look", "@app.get('/x.py')"]
+)
+async def test_what_is_no_path_is_sent_at_once(text: str) -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send(text)
+        assert last_asked(app) == text
+
+
+async def test_the_wait_for_a_large_message_is_told_once_the_speed_is_known() -> None:
+    async with running() as app:
+        await app.ready()
+        app.backend.counts = len
+        await app.write("many words " * 40)
+        await app.until(lambda: "Message · 440 tokens" in app.screen_text)
+        assert "to read" not in app.screen_text
+        app.conversation.meter.predicted(Reach(compute_tok_s=100.0))
+        await app.write("some words " * 40)
+        await app.until(lambda: "Message · 440 tokens · ≈4 s to read" in app.screen_text)
+        await app.write("some words " * 19)  # not worth a word
+        await app.until(lambda: "Message · 209 tokens · ≈2 s to read" in app.screen_text)
+        await app.write("few words " * 20)
+        await app.until(lambda: "Message · 200 tokens" in app.screen_text)
+        assert "to read" not in app.screen_text
 
 
 async def test_a_file_that_vanishes_before_the_message_is_sent_is_missed() -> None:

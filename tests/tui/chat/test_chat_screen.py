@@ -27,11 +27,13 @@ from cpuchat.timings import Timings
 from cpuchat.tui import pace
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.transcript import COPY
 from cpuchat.tui.chat.welcome import CODE, COMPARE, QUESTIONS, STARTS, questions
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 from tests.support.stored_chats import three_chats
+from tests.tui.chat.test_branches import select
 
 LONG = """Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for every token.
 
@@ -264,6 +266,28 @@ async def test_copying_an_answer_and_its_code_blocks() -> None:
             seen.append(app.app.clipboard.strip())
         assert seen == ["cpuchat --threads 8", "tok_s = bandwidth / bytes_per_token", "cpuchat --threads 8"]
         assert any("block 1 of 2" in notice for notice in app.notices)
+
+
+async def test_a_click_on_its_mark_copies_a_code_block_and_says_what_it_is() -> None:
+    code = "First:\n\n```python\nx = 1\ny = 2\n```\n\n> ```\n> plain\n> ```\n"
+    async with running(ScriptedBackend([answer(code), answer("```sh\nls\n```")]), size=SMALL) as app:
+        await app.ready()
+        await app.send("Explain")
+        rows = app.screen_text.splitlines()
+        marks = [y for y, row in enumerate(rows) if COPY in row]
+        assert len(marks) == 2 and "python" in rows[marks[0]] and "plain" in rows[marks[1]]
+        for y, text, said in zip(
+            marks, ("x = 1\ny = 2", "plain"), ("2 lines of python", "1 line of code"), strict=True
+        ):
+            assert await app.pilot.click(offset=(rows[y].rindex(COPY) + 1, y))
+            await app.until(lambda said=said: f"Copied {said}." in app.notices)
+            assert app.app.clipboard == text
+        await app.press("f5", "f6")
+        assert "Copied 1 line of code (block 2 of 2)." in app.notices and COPY not in app.app.clipboard
+        await app.send("More")
+        await select(app, 1)
+        await app.press("f6", "f6")
+        assert app.app.clipboard == "x = 1\ny = 2"  # of the selected message, not of the last
 
 
 async def test_a_small_screen_has_one_line_of_figures_and_chats_on_demand() -> None:

@@ -37,7 +37,7 @@ async def test_a_preset_is_chosen_saved_and_deleted() -> None:
         await app.send("First")
         assert backend.requests[-1].sampling.temperature == 1.5
         assert backend.requests[-1].messages[0].content == "Sing."
-        assert "▸ System prompt of preset warm · 1 line (F7)" in app.screen_text
+        assert "▸ System prompt of preset warm: Sing. · 1 line (F7)" in app.screen_text
 
         await pick(app, "preset", "calm")
         await app.until(lambda: app.prompt.border_title == "Message · calm (its model is not loaded)")

@@ -126,7 +126,7 @@ def test_fences_nested_and_half_open() -> None:
 
 def test_code_blocks_are_given_as_written() -> None:
     source = "```make\nall:\n\techo *x*\n```\n- item\n  ```\n  y\n  ```\n\n      indented"
-    assert code_blocks(source) == ["all:\n\techo *x*", "y", "indented"]
+    assert [block.text for block in code_blocks(source)] == ["all:\n\techo *x*", "y", "indented"]
 
 
 def test_an_unknown_language_is_no_error() -> None:

@@ -93,7 +93,7 @@ async def test_streamed_answer_ends_as_if_it_had_been_there_before() -> None:
         transcript.set_messages([answered(source, note="done")])
         assert everything(transcript) == streamed
         assert transcript.current_message_text() == source
-        assert transcript.code_blocks() == ["x = 1"]
+        assert [block.text for block in transcript.code_blocks()] == ["x = 1"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -181,7 +181,7 @@ async def test_escape_sequences_are_shown_not_sent() -> None:
         transcript.toggle_reasoning()
         assert is_safe([everything(transcript)])
         assert "␛[2J" in everything(transcript)
-        assert is_safe([transcript.current_message_text(), *transcript.code_blocks()])
+        assert is_safe([transcript.current_message_text(), *(block.text for block in transcript.code_blocks())])
 
 
 async def test_follows_the_end_until_the_user_scrolls_up() -> None:
