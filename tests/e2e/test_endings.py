@@ -199,3 +199,22 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         assert answer[1] and answer[2] == "cancelled"
     finally:
         shell.close()
+
+
+@pytest.mark.parametrize("keys", [("ctrl+q",), ("ctrl+c", "ctrl+c", "ctrl+c")])
+def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quitting(
+    keys: tuple[str, ...], tiny_model: Path, tmp_path: Path
+) -> None:
+    with opened(tiny_model, tmp_path) as terminal:
+        modes = terminal.modes
+        app = psutil.Process(terminal.process.pid)
+        while not (workers := [one for one in app.children() if "cpuchat.worker" in one.cmdline()]):
+            pass
+        workers[0].suspend()
+        terminal.wait_for("loading tiny")
+        members = family(terminal)
+        for key in keys:
+            terminal.press(key)
+        assert terminal.wait_for_end() == 0
+        check_given_back(terminal, modes)
+        assert not psutil.wait_procs(members, timeout=180)[1]
