@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -215,6 +216,21 @@ def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quit
         members = family(terminal)
         for key in keys:
             terminal.press(key)
+        assert terminal.wait_for_end() == 0
+        check_given_back(terminal, modes)
+        assert not psutil.wait_procs(members, timeout=180)[1]
+
+
+@pytest.mark.parametrize("terminal_is", [{"term": "dumb"}, {"columns": 0, "rows": 0}], ids=["dumb", "0x0"])
+def test_a_terminal_that_tells_little_is_used_as_one_of_80_by_24(
+    terminal_is: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    settings.update({"hardware": {"probe": False}, "speculation": {"drafters": "off"}})
+    with contextlib.closing(Terminal(["--model", str(tiny_model)], home=tmp_path, **terminal_is)) as terminal:
+        modes = terminal.modes
+        terminal.wait_for("Enter sends")
+        members = family(terminal)
+        terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
         check_given_back(terminal, modes)
         assert not psutil.wait_procs(members, timeout=180)[1]

@@ -20,7 +20,7 @@ from cpuchat.tui.threads import run_in_daemon_thread
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"
 _REPLY = re.compile(rf"\x1b\]11;rgba?:{_PART}/{_PART}/{_PART}(?:/{_PART})?(?:\x07|\x1b\\)")
-_BEGUN = re.compile(r"\x1b(?:\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?|\[2(?:00?)?)\Z")
+_BEGUN = re.compile(r"\x1b(?:\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?|\[(?:2(?:00?)?)?)\Z")
 _PASTE, _PASTED = "\x1b[200~", "\x1b[201~"  # around a pasted text
 _ESCAPE = re.compile(r"\x1b\Z")
 _HOLD_SECONDS = 0.1  # for the rest of a reply; as Textual waits for that of a key
