@@ -373,6 +373,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services.leaving = True
 
     @property
+    def leaving(self) -> bool:
+        return self.services.leaving
+
+    @property
     def resume(self) -> Resume:
         chat = self.conversation.chat
         return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)

@@ -26,7 +26,7 @@ LIVE_REASONING = 3  # rows
 UNFOLDED_LINES = 200  # of an attachment; all of it may be megabytes
 UNFOLDED_CHARACTERS = 20_000
 CURSOR = "▍"
-STEP = 6000  # characters of a long message that are rendered in one go
+STEP = 4000  # characters of a long message that are rendered in one go
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rich.style import Style
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 LONG_BLOCK = 1600
 # Any other open block is cut after a line when it is longer, as it is parsed again at each flush; one without a line
 # break is shown as it is.
-MOST_OPEN = 6_000
+MOST_OPEN = 4_000
 # A last line that may still become anything: shown when more of it has come, so that "--" isn't a heading for a moment.
 _UNDECIDED = re.compile(r"[-=*_+#>`~|: \t]+|[ \t]*\d{1,9}[.)]?[ \t]*")
 
@@ -134,13 +135,18 @@ class Stream:
         return rows
 
 
+@lru_cache(maxsize=1)
+def _blocks(text: str) -> list[Sequence[Token]]:
+    return top_blocks(parse_blocks(text))
+
+
 def commit_point(tail: str) -> int:
     """Return where the last block of `tail` begins: all before it can no longer change. 0 if there is nothing before
     it.
 
     The last item of a long list counts as a block of its own.
     """
-    blocks = top_blocks(parse_blocks(tail))
+    blocks = _blocks(tail)
     if not blocks:
         return 0
     last = blocks[-1]
@@ -155,7 +161,7 @@ def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
     """Return for a long open block: (length of its head, which the rest needs again, end of the finished part)."""
     if len(text) <= LONG_BLOCK:
         return 0, 0
-    blocks = top_blocks(parse_blocks(text))
+    blocks = _blocks(text)
     if len(blocks) != 1:
         return 0, 0
     first = blocks[0][0]

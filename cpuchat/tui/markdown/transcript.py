@@ -185,8 +185,8 @@ class Transcript(ScrollView, can_focus=True):
             self._chunk_timer.start(_CHUNK_PAUSE)
 
     def _render_entry(self, entry: Entry) -> int:
-        """Render the entry and return its first changed line; the caller calls `_resized`."""
-        return 0 if self._view is None else entry.render(self._view)
+        """Render the entry and return its first changed line; the caller calls `_resized`. Quitting does not wait."""
+        return 0 if self._view is None or getattr(self.app, "leaving", False) else entry.render(self._view)
 
     def _resized(self) -> None:
         """Recount the lines and keep the place in the text (or the end, when following)."""
