@@ -23,13 +23,15 @@ MOST_BYTES = 4_000_000
 """Of one attachment."""
 PASTED_LINES = 40
 """A pasted text with more lines than this becomes an attachment."""
+PASTED_CHARACTERS = 20_000
+"""Also one with more characters: a text field wraps all of its text at each key."""
 _CHARACTERS_PER_TOKEN = 3.5  # English and code; for a figure that is shown as an estimate
 _LISTED = 500  # names of a folder
 _SCANNED = 20_000
 _OFFERED = 50  # completions
 _CHUNK = 1 << 16
 _PUNCTUATION = ".,;:!?)]}'\""
-_NAMED = re.compile(r'\[Pasted text \d+: [\d,]+ lines\]|(?<!\S)@(?:"[^"\n]+"(?::\d+(?:-\d*)?)?|[^\s"]\S*)')
+_NAMED = re.compile(r'\[Pasted text \d+: [\d,]+ lines?\]|(?<!\S)@(?:"[^"\n]+"(?::\d+(?:-\d*)?)?|[^\s"]\S*)')
 _UNFINISHED = re.compile(r'(?<!\S)@("[^"\n]*|[^\s"]*)\Z')
 _RANGE = re.compile(r"(?P<path>.+):(?P<first>\d{1,15})(?P<dash>-)?(?P<last>\d{1,15})?", re.DOTALL)
 _FILES = frozenset({
@@ -136,7 +138,7 @@ def read_file(name: str, folder: Path, mark: str = "") -> Attachment:
 def pasted(text: str, number: int) -> Attachment:
     """Return pasted text as an attachment; its mark is what stands in the prompt."""
     text = storable(text.replace("\r\n", "\n").replace("\r", "\n"))
-    lines = f"{text.count(chr(10)) + (not text.endswith(chr(10))):,} lines"
+    lines = plural(text.count("\n") + (not text.endswith("\n")), "line")
     return Attachment(mark=f"[Pasted text {number}: {lines}]", title=f"Pasted text {number}", text=text)
 
 

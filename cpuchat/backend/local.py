@@ -124,11 +124,11 @@ class LocalBackend:
             yield Failed(code=error.code, message=error.message, hint=error.hint)
             return
         failure = await self._ensure_started(placement.memory.words)
-        if failure is not None:
-            yield failure
-            return
         if self._cancelled:  # before there was a worker to tell
             yield LoadCancelled()
+            return
+        if failure is not None:
+            yield failure
             return
         command = LoadModel(
             request_id=next(self._request_ids),
@@ -225,6 +225,10 @@ class LocalBackend:
 
     async def cancel(self) -> None:
         self._cancelled = True
+        if self._worker is not None and self._starting.locked():
+            self._worker.kill()  # it reads nothing before it has started
+        elif self._worker is not None:
+            self._worker.wake()
         if self._running is not None:
             self._send(Cancel(request_id=self._running.request_id))
 

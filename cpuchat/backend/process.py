@@ -29,7 +29,7 @@ WORKER = ("cpuchat.worker",)
 KEPT_LOGS = 10
 SHUTDOWN_SECONDS = 10.0
 """Seconds that a worker gets to save its state."""
-ANSWER_SECONDS = 3.0
+ANSWER_SECONDS = 1.5
 """Seconds after which a worker that has not confirmed the shutdown counts as hung (stopped, or waiting for a disk)."""
 _DYING_SECONDS = 3.0
 _READ_BYTES = 1 << 16  # what a pipe holds
@@ -153,6 +153,12 @@ class WorkerProcess:
                 await asyncio.wait_for(self._gone.wait(), _DYING_SECONDS)
             except TimeoutError:  # it hangs in the kernel and dies when that lets go of it
                 self._ended(-signal.SIGKILL, "")
+
+    def wake(self) -> None:
+        """Continue a worker that was stopped (SIGSTOP): it could not obey."""
+        if self.alive and sys.platform != "win32":
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill the worker and its helpers; unsaved data is lost."""

@@ -49,7 +49,7 @@ _LOOK_SECONDS = 1.0
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """Seconds after the second request to quit until the app exits forcibly."""
-_LAST_WORDS_SECONDS = 5.0  # for an answer to end in order; a worker that hangs never does
+_LAST_WORDS_SECONDS = 2.0  # for an answer to end in order; a worker that hangs never does
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._sides = sides
         self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model, text)
         self._ended = False
-        self._ctrl_c_at = float("-inf")
+        self._ctrl_c_at = self._interrupted_at = float("-inf")
         self._theme_before_preview: str | None = None
         self._own_files = OwnFiles()
         self._looking = False
@@ -337,10 +337,15 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return list(self.moved_keys)
 
     async def action_help_quit(self) -> None:
-        """Stop what is written or loaded on Ctrl+C; with nothing to stop, quit on the second press."""
-        if await getattr(self.screen, "interrupt", self.chat_screen.interrupt)():
-            return
+        """Stop what is written or loaded on Ctrl+C; with nothing to stop, or what does not stop, quit on the second
+        press.
+        """
         now = monotonic()
+        if await getattr(self.screen, "interrupt", self.chat_screen.interrupt)():
+            if now - self._interrupted_at < _TWICE_SECONDS:
+                self.action_leave()
+            self._interrupted_at = now
+            return
         if now - self._ctrl_c_at < _TWICE_SECONDS:
             self.action_leave()
         else:
@@ -370,13 +375,20 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.exit(0)
 
     async def _last_words(self) -> None:
-        """Wait until the answer is saved, but not for a hung worker."""
-        await asyncio.wait({asyncio.ensure_future(self.chat_screen.finish())}, timeout=_LAST_WORDS_SECONDS)
+        """Wait until the answer is saved; a worker that hangs is killed."""
+        ending = asyncio.ensure_future(self.chat_screen.finish())
+        if not (await asyncio.wait({ending}, timeout=_LAST_WORDS_SECONDS))[0]:
+            self.services.kill_workers()
+            await asyncio.wait({ending}, timeout=_TWICE_LATE_SECONDS)
 
     def end_by(self, number: int) -> None:
         """Restore the terminal first, without questions: the user may be waiting for a shell."""
         super().end_by(number)
         self.services.leaving = True
+
+    @property
+    def leaving(self) -> bool:
+        return self.services.leaving
 
     @property
     def resume(self) -> Resume:

@@ -267,3 +267,30 @@ async def test_a_cache_folder_that_cannot_be_written_is_a_note(tiny_model: Path,
         await backend.close()
     assert backend.log_file is not None
     backend.log_file.unlink()
+
+
+async def test_a_stopped_worker_goes_on_to_obey_a_cancel(backend: LocalBackend, tiny_model: Path) -> None:
+    await collect(backend.load(tiny_model, OPTIONS))
+    answer = backend.generate(chat("hello", max_tokens=400))
+    await anext(answer)
+    assert backend.pid is not None
+    os.kill(backend.pid, signal.SIGSTOP)
+    await backend.cancel()
+    async with asyncio.timeout(_STUCK):
+        last = await rest(answer)
+    assert isinstance(last, GenerationFinished) and last.stop_reason in ("cancelled", "length")
+    assert (await collect(backend.generate(chat("hello", max_tokens=2)))).timings.predicted_n > 0
+
+
+async def test_a_load_is_cancelled_while_its_worker_starts(backend: LocalBackend, tiny_model: Path) -> None:
+    loading = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
+    async with asyncio.timeout(_STUCK):
+        while backend.pid is None:
+            await asyncio.sleep(0)
+        worker = psutil.Process(backend.pid)
+        worker.suspend()
+        await backend.cancel()
+        assert isinstance(await loading, LoadCancelled)
+    assert not psutil.wait_procs([worker], timeout=_STUCK)[1]
+    await collect(backend.load(tiny_model, OPTIONS))
+    assert backend.model is not None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import queue
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from cpuchat import paths, settings
 from tests.e2e.test_app import ask, stored
+from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
 
 BREAKING = (sys.executable, "-m", "tests.support.breaking_app")
@@ -199,3 +204,79 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         assert answer[1] and answer[2] == "cancelled"
     finally:
         shell.close()
+
+
+@pytest.mark.parametrize("keys", [("ctrl+q",), ("ctrl+c", "ctrl+c", "ctrl+c")])
+def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quitting(
+    keys: tuple[str, ...], tiny_model: Path, tmp_path: Path
+) -> None:
+    with opened(tiny_model, tmp_path) as terminal:
+        modes = terminal.modes
+        app = psutil.Process(terminal.process.pid)
+        while not (workers := [one for one in app.children() if "cpuchat.worker" in one.cmdline()]):
+            pass
+        workers[0].suspend()
+        terminal.wait_for("loading tiny")
+        members = family(terminal)
+        for key in keys:
+            terminal.press(key)
+        assert terminal.wait_for_end() == 0
+        check_given_back(terminal, modes)
+        assert not psutil.wait_procs(members, timeout=180)[1]
+
+
+@pytest.mark.parametrize("terminal_is", [{"term": "dumb"}, {"columns": 0, "rows": 0}], ids=["dumb", "0x0"])
+def test_a_terminal_that_tells_little_is_used_as_one_of_80_by_24(
+    terminal_is: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    settings.update({"hardware": {"probe": False}, "speculation": {"drafters": "off"}})
+    with contextlib.closing(Terminal(["--model", str(tiny_model)], home=tmp_path, **terminal_is)) as terminal:
+        modes = terminal.modes
+        terminal.wait_for("Enter sends")
+        members = family(terminal)
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+        check_given_back(terminal, modes)
+        assert not psutil.wait_procs(members, timeout=180)[1]
+
+
+@contextlib.contextmanager
+def answering(text: str) -> Iterator[str]:
+    """Serve a model whose answer is `text` and does not end; yields its address."""
+    urls: queue.Queue[tuple[str, Callable[[], object]]] = queue.Queue()
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for at in range(0, len(text), 1000):
+            await reply.text(text[at : at + 1000])
+        await reply.until_left()
+
+    async def serve() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        async with remote_server(answer=answer) as server:
+            urls.put((server.url, lambda: loop.call_soon_threadsafe(ended.set)))
+            await ended.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    url, end = urls.get()
+    try:
+        yield url
+    finally:
+        end()
+        thread.join()
+
+
+def test_quitting_does_not_wait_for_a_long_answer_to_be_shown(tmp_path: Path) -> None:
+    settings.update({"hardware": {"probe": False}})
+    with answering("`\n" * 20_000) as url, contextlib.closing(Terminal(["--server", url], home=tmp_path)) as terminal:
+        modes = terminal.modes
+        terminal.wait_for("Enter sends")
+        ask(terminal, "go")
+        terminal.type("zq")
+        terminal.wait_for("zq")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+        check_given_back(terminal, modes)
+        (_, answer) = stored()
+        assert answer[1].startswith("`\n`\n") and answer[2] == "cancelled"

@@ -43,12 +43,13 @@ class Terminal:
         rows: int = 24,
         home: Path,
         command: Sequence[str] = (sys.executable, "-m", "cpuchat.cli.main"),
+        term: str = "xterm-256color",
     ) -> None:
-        self.screen = pyte.Screen(columns, rows)
+        self.screen = pyte.Screen(columns or 80, rows or 24)
         self._stream = pyte.ByteStream(self.screen)
         environment = {
             **os.environ,
-            "TERM": "xterm-256color",
+            "TERM": term,
             "COLORTERM": "truecolor",
             "LANG": "C.UTF-8",
             "HOME": str(home),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from textual.content import Content
 
-from cpuchat.attachments import PASTED_LINES, is_pasted, pasted
+from cpuchat.attachments import PASTED_CHARACTERS, PASTED_LINES, is_pasted, pasted
 from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.chats.request import Attach
 from cpuchat.text import clean_line
@@ -182,7 +182,7 @@ class Composer:
 
     def fold(self, text: str) -> str:
         """Return what is inserted for a pasted text: for a long one its mark, except in a summary."""
-        if not self.attaches or len(text.splitlines()) <= PASTED_LINES:
+        if not self.attaches or (len(text) <= PASTED_CHARACTERS and len(text.splitlines()) <= PASTED_LINES):
             return text
         number = 1
         while any(mark.startswith(f"[Pasted text {number}:") for mark in self.held):

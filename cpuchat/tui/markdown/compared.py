@@ -6,6 +6,7 @@ Both are rendered for the same width, so that tables and code compare as they ar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from cpuchat.tui.markdown.rows import Row, Run
 FIRST_MARK = "▸"
 """Stands before the first word that differs, for terminals without colors."""
 _WORD = re.compile(r"\S+")
-_MOST_WORDS = 4000  # compared word by word; of a longer answer all words behind the first difference are marked
+# Compared word by word; of an answer with more, all words behind the first difference are marked.
+_MOST_WORDS = 4000
+_MOST_PAIRS = 60_000  # of equal words, one on either side: what repeats itself takes minutes
 
 
 class _Word(NamedTuple):
@@ -37,7 +40,9 @@ def mark_differences(rows: list[Row], other: Sequence[Row], palette: Palette) ->
     if common == len(a):
         return
     changed = range(common, len(a))
-    if len(a) + len(b) - 2 * common <= _MOST_WORDS:
+    there = Counter(b[common:])
+    n_pairs = sum(there[word] for word in a[common:])
+    if len(a) + len(b) - 2 * common <= _MOST_WORDS and n_pairs <= _MOST_PAIRS:
         matcher = SequenceMatcher(None, a[common:], b[common:], autojunk=False)
         changed = [
             common + at for tag, first, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(first, end)

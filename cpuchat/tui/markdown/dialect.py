@@ -7,6 +7,7 @@ Against stock CommonMark:
 - Link reference definitions are text: they would vanish, and would make a block depend on another one.
 - Link targets and titles are kept letter by letter, without decoding or percent-encoding.
 - Cells beyond a table's last column are kept (`token.meta["extra"]` of the row).
+- A table of over `MOST_COLUMNS` columns is text: each of its cells would be a line.
 - A paragraph, heading or cell with over `MOST_MARKS` characters that may be markup is text: the inline rules look for
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
 - `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup
@@ -39,6 +40,7 @@ _INLINE_MATH = re.compile(
 ENTITY = re.compile(r"&(?:#[xX][0-9a-fA-F]{1,6}|#[0-9]{1,7}|[A-Za-z][A-Za-z0-9]{1,31});")
 LINE_BREAK = re.compile(r"<br\s*/?>[ \t]*\n?[ \t]*", re.IGNORECASE)
 MOST_MARKS = 5_000
+MOST_COLUMNS = 100
 _MARK = re.compile(r"[$*_~`\[\]<!\\&]")
 _MATH_FENCE = {"$$": "$$", "\\[": "\\]"}
 
@@ -99,6 +101,8 @@ def _title(string: str, start: int, maximum: int, prev_state: Any = None) -> Any
 
 def _table(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
     before = len(state.tokens)
+    if state.src.count("|", state.bMarks[start_line], state.eMarks[start_line]) > MOST_COLUMNS + 1:
+        return False
     if not table(state, start_line, end_line, silent):
         return False
     columns = 0

@@ -13,10 +13,9 @@ from operator import itemgetter
 
 from rich.style import Style
 
-from cpuchat.text import expand_tabs
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Row, Run, wrap
+from cpuchat.tui.markdown.rows import LineStream, Row, Run, wrap
 
 Span = tuple[int, str]
 """Characters, and the drafter that proposed them ("" = the model itself)."""
@@ -53,44 +52,11 @@ class SpanList:
         return tuple(self._spans)
 
 
-class DraftedStream:
-    """Renders as `streaming.Stream`: feed it text, ask for rows. A complete line is wrapped once."""
+class DraftedStream(LineStream):
+    """Renders as `streaming.Stream`: feed it text, ask for rows."""
 
     def __init__(self, width: int, palette: Palette) -> None:
-        self._width = width
-        self._palette = palette
-        self._line: list[Run] = []
-        self._final: list[Row] = []
-
-    def feed(self, text: str, drafter: str) -> None:
-        style = style_of(drafter, self._palette)
-        first, *rest = text.split("\n")
-        self._line.append((first, style))
-        for part in rest:
-            self._final += self._rows()
-            self._line = [(part, style)]
-
-    def update(self) -> tuple[list[Row], list[Row]]:
-        """Return new final rows, and the rows of the open line (they replace those of the last call)."""
-        final, self._final = self._final, []
-        return final, self._rows() if any(text for text, _ in self._line) else []
-
-    def _rows(self) -> list[Row]:
-        if any("\t" in text for text, _ in self._line):
-            self._line = _expanded(self._line)
-        return wrap(Row([run for run in self._line if run[0]]), self._width)
-
-
-def _expanded(runs: list[Run]) -> list[Run]:
-    """Expand tabs; where a stop is depends on all text before it."""
-    result: list[Run] = []
-    before = shown = ""
-    for text, style in runs:
-        before += text
-        now = expand_tabs(before)
-        result.append((now[len(shown) :], style))
-        shown = now
-    return result
+        super().__init__(width, lambda drafter: style_of(drafter, palette))
 
 
 def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_parts
+from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View
 from cpuchat.tui.markdown.rows import Line
 
 MessageSource = TranscriptMessage | Callable[[], TranscriptMessage]
@@ -15,7 +15,8 @@ MessageSource = TranscriptMessage | Callable[[], TranscriptMessage]
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One message on screen. `view` is what `lines` were rendered for, None before; `message` is cleaned then.
+    """One message on screen. `view` is what `lines` were rendered for, None before; `message` is cleaned then. While a
+    long one is rendered, in steps, `lines` are those for the view before, at first those that there are.
 
     `source` is the message, or makes it when it is needed: all those of a long chat at once would be felt. `open` is
     set while it is written; `message` is then its beginning. `content` are the lines of a complete message without
@@ -27,6 +28,7 @@ class Entry:
     view: View | None = None
     lines: list[Line] = field(default_factory=list)
     content: range = range(0)
+    _rendering: tuple[View, Rendering] | None = None
 
     @property
     def message(self) -> TranscriptMessage:
@@ -37,6 +39,11 @@ class Entry:
     @message.setter
     def message(self, message: TranscriptMessage) -> None:
         self.source = message
+        if self._rendering is not None:
+            self.view = self._rendering = None
+
+    def is_current(self, view: View | None) -> bool:
+        return self._rendering is None and (self.view is view or self.view == view)
 
     @property
     def now(self) -> TranscriptMessage:
@@ -47,23 +54,29 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Characters to render, roughly."""
-        return len(self.message.content) + len(self.message.reasoning) + 100
+        """Characters to render in one go, roughly."""
+        return min(STEP, len(self.message.content)) + len(self.message.reasoning) + 100
 
     def render(self, view: View) -> int:
-        """Render `lines` for `view`; returns the first that changed."""
+        """Render `lines` for `view`, the next part of a long message; returns the first that changed."""
         first = 0
-        if self.open is None:
-            if self.view is None:
-                self.message = self.message.cleaned()
-            self.lines, self.content = message_parts(self.message, view)
-        else:
+        if self.open is not None:
             if self.open.view == view:
                 first = self.open.update()
             else:
                 self.open.restyle(view)
-            self.lines = self.open.lines
-        self.view = view
+            self.lines, self.view = self.open.lines, view
+            return first
+        if self._rendering is None or self._rendering[0] != view:
+            if self.view is None:
+                self.message = self.message.cleaned()
+            self._rendering = view, Rendering(self.message, view)
+        rendering = self._rendering[1]
+        if done := rendering.step():
+            self.view, self._rendering = view, None
+        if done or not self.lines:
+            self.lines = rendering.lines
+        self.content = rendering.content if self.lines is rendering.lines else self.content
         return first
 
 

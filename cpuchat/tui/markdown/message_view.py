@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Literal
@@ -14,8 +16,8 @@ from cpuchat.text import Cleaner, clean, clean_line
 from cpuchat.tui.markdown.compared import mark_differences
 from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
 from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Line, Row, copied_text, plain_rows, prefix, to_line, wrap
+from cpuchat.tui.markdown.render import MOST, render
+from cpuchat.tui.markdown.rows import Line, LineStream, Row, copied_text, plain_rows, prefix, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
 
 GUTTER = 2  # cells; the marker of the selected message stands here
@@ -24,6 +26,7 @@ LIVE_REASONING = 3  # rows
 UNFOLDED_LINES = 200  # of an attachment; all of it may be megabytes
 UNFOLDED_CHARACTERS = 20_000
 CURSOR = "▍"
+STEP = 4000  # characters of a long message that are rendered in one go
 
 
 @dataclass(frozen=True)
@@ -97,43 +100,95 @@ class View:
         return [self.line(row) for row in rows]
 
 
+class Rendering:
+    """Renders a complete, `cleaned` message for `view` in steps: `lines` grow, those in `content` are its text."""
+
+    def __init__(self, message: TranscriptMessage, view: View) -> None:
+        self.lines: list[Line] = []
+        self.content = range(0)
+        self._steps = self._render(message, view)
+
+    def step(self) -> bool:
+        """Render about `STEP` characters; returns True when nothing is left."""
+        return next(self._steps, None) is None
+
+    def _render(self, message: TranscriptMessage, view: View) -> Iterator[bool]:
+        rows = title_rows(message, view) + steps_rows(message.steps, view)
+        rows += fold_rows(message.reasoning, message.reasoning_s, view)
+        rows += [row for attachment in message.attachments for row in attachment_rows(*attachment, view)]
+        if message.role == "system" and not message.content and rows and not rows[-1].runs:
+            rows.pop()  # after what is unfolded
+        self.lines += view.lines(rows)
+        start = len(self.lines)
+        for part in _content_rows(message, view):
+            self.lines += view.lines(part)
+            self.content = range(start, len(self.lines))
+            if len(message.content) > MOST:
+                yield True
+        self.lines += view.lines([*(note_rows(message.note, view) if message.note else []), Row()])
+
+
 def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
     """Render all lines of a complete, `cleaned` message, with the blank one after it."""
-    return message_parts(message, view)[0]
+    return _rendered(message, view).lines
 
 
-def message_parts(message: TranscriptMessage, view: View) -> tuple[list[Line], range]:
-    """Render as `message_lines`; returns the lines, and which of them are the content."""
-    rows = title_rows(message, view) + steps_rows(message.steps, view)
-    rows += fold_rows(message.reasoning, message.reasoning_s, view)
-    rows += [row for attachment in message.attachments for row in attachment_rows(*attachment, view)]
-    start = len(rows)
-    palette = view.palette
-    if message.spans and view.color_drafts:
-        rows += drafted_rows(message.content.strip("\n"), message.spans, view.text_width, palette)
-        rows += legend(message.spans, view.text_width, palette)
-    elif message.role == "assistant":
-        body = render(message.content.strip("\n"), view.text_width, palette)
-        if message.other is not None:
-            mark_differences(body, render(message.other.strip("\n"), view.text_width, palette), palette)
-        rows += body
-    elif message.content:
+def _rendered(message: TranscriptMessage, view: View) -> Rendering:
+    rendering = Rendering(message, view)
+    while not rendering.step():
+        pass
+    return rendering
+
+
+def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[Row]]:
+    """Render the text of a message: a long one in steps, as while it is written, differences unmarked."""
+    text, width, palette = message.content.strip("\n"), view.text_width, view.palette
+    spans = message.spans if view.color_drafts else ()
+    if len(text) > MOST or message.role != "assistant":
         # What people type is shown as they typed it.
-        style = {"user": Style(), "system": palette.dim, "notice": palette.notice}[message.role]
-        rows += plain_rows(message.content.strip("\n"), view.text_width, style)
-    content = range(start, len(rows))
-    if message.role == "system" and not message.content and rows and not rows[-1].runs:
-        rows.pop()  # after what is unfolded
-    if message.note:
-        rows += note_rows(message.note, view)
-    return view.lines([*rows, Row()]), content
+        stream = _new_stream(message.role, bool(spans), view)
+        rest = deque(pieces(text, spans))
+        while rest:
+            _feed(stream, rest)
+            rows, tail = stream.update()
+            yield rows if rest else rows + tail
+        if spans:
+            yield legend(spans, width, palette)
+    elif spans:
+        yield drafted_rows(text, spans, width, palette) + legend(spans, width, palette)
+    else:
+        body = render(text, width, palette)
+        if message.other is not None and len(message.other) <= MOST:
+            mark_differences(body, render(message.other.strip("\n"), width, palette), palette)
+        yield body
+
+
+def _new_stream(role: str, colored: bool, view: View) -> Stream | LineStream:
+    """Return what renders the text of such a message in parts."""
+    if role == "assistant":
+        return (DraftedStream if colored else Stream)(view.text_width, view.palette)
+    styles = {"user": Style(), "system": view.palette.dim, "notice": view.palette.notice}
+    return LineStream(view.text_width, lambda _: styles[role])
+
+
+def _feed(stream: Stream | LineStream, rest: deque[tuple[str, str]]) -> None:
+    """Move the first `STEP` characters of texts and their drafters to the stream."""
+    left = STEP
+    while rest and left > 0:
+        text, drafter = rest.popleft()
+        if len(text) > left:
+            rest.appendleft((text[left:], drafter))
+        stream.feed(text[:left], drafter)
+        left -= len(text)
 
 
 def plain_text(message: TranscriptMessage) -> str:
-    """Return the content of a message as it is shown, without Markdown's marks, unwrapped."""
+    """Return the content of a message as it is shown, without Markdown's marks, unwrapped; a long one as it is."""
+    if len(message.content) > MOST:
+        return message.content
     bare = replace(message, reasoning="", note="", spans=(), other=None, attachments=()).cleaned()
-    lines, content = message_parts(bare, View(LONGEST_LINE + GUTTER + 1, Palette()))
-    shown = lines[content.start : content.stop]
+    rendering = _rendered(bare, View(LONGEST_LINE + GUTTER + 1, Palette()))
+    shown = rendering.lines[rendering.content.start : rendering.content.stop]
     return copied_text(shown, (0, 0), (len(shown), 0))
 
 
@@ -230,8 +285,8 @@ class OpenMessage:
         self._reasoning_cleaner = Cleaner()
         self._reasoned_at: tuple[float, float] | None = None  # its first and its last text, or the first of the answer
         self._spans = SpanList()
-        self._fresh: list[tuple[str, str]] = []  # content that the stream has not seen yet, and who proposed it
-        self._stream = self._new_stream()
+        self._fresh = deque[tuple[str, str]]()  # content that the stream has not seen yet, and who proposed it
+        self._stream = _new_stream("assistant", drafted and view.color_drafts, view)
         self._head: list[Line] = []  # title, steps and reasoning
         self._head_of: tuple[int, bool, tuple[Step, ...]] | None = None  # parts of reasoning, whether there is content
         self._done: list[Line] = []
@@ -258,9 +313,10 @@ class OpenMessage:
     def show_steps(self, steps: tuple[Step, ...]) -> None:
         """Show what came before; the text up to here is part of it."""
         self.steps = steps
-        self.content, self.reasoning, self._fresh, self._done = [], [], [], []
+        self.content, self.reasoning, self._done = [], [], []
+        self._fresh.clear()
         self._cleaner, self._reasoning_cleaner, self._spans = Cleaner(), Cleaner(), SpanList()
-        self._stream = self._new_stream()
+        self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
         self._reasoned_at = None
 
     def _take(self, text: str, drafter: str) -> None:
@@ -270,15 +326,16 @@ class OpenMessage:
             if self.drafted:
                 self._spans.add(len(text), drafter)
 
-    def _new_stream(self) -> Stream | DraftedStream:
-        colored = self.drafted and self.view.color_drafts
-        return (DraftedStream if colored else Stream)(self.view.text_width, self.view.palette)
+    @property
+    def behind(self) -> bool:
+        """Return whether more text has come than one `update` renders."""
+        return bool(self._fresh)
 
     def restyle(self, view: View) -> None:
         """Render from the start for another width, palette or folding."""
         self.view = view
-        self._stream = self._new_stream()
-        self._fresh = pieces("".join(self.content), self._spans.spans())
+        self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
+        self._fresh = deque(pieces("".join(self.content), self._spans.spans()))
         self._head_of, self._done = None, []
         self.update()
 
@@ -290,14 +347,8 @@ class OpenMessage:
             title = title_rows(TranscriptMessage("assistant", self.title, ""), view)
             above = title + steps_rows(self.steps, view)
             self._head_of, self._head = begun, view.lines(above + self._live_reasoning())
-        key = []
-        if isinstance(self._stream, DraftedStream):
-            for text, drafter in self._fresh:
-                self._stream.feed(text, drafter)
-            key = legend((), view.text_width, view.palette)
-        else:
-            self._stream.feed("".join([text for text, _ in self._fresh]))
-        self._fresh.clear()
+        key = legend((), view.text_width, view.palette) if isinstance(self._stream, DraftedStream) else []
+        _feed(self._stream, self._fresh)
         final, tail = self._stream.update()
         self._done += view.lines(final)
         if not tail:
@@ -327,7 +378,9 @@ class OpenMessage:
         if not text.strip():
             return []
         if self.content or self.view.show_reasoning:
-            return fold_rows(text, self.reasoning_s, self.view)
+            # Unfolded, the last part: all of it would be wrapped again with each token.
+            shown = text[-UNFOLDED_CHARACTERS:] if self.view.show_reasoning and not self.content else text
+            return fold_rows(shown, self.reasoning_s, self.view)
         # The last rows only, at a fixed height: what comes below does not move.
         rows = _reasoning_rows(text[-4 * LIVE_REASONING * self.view.width :], self.view)[-LIVE_REASONING:]
         rows += [Row([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]

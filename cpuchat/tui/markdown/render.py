@@ -21,16 +21,16 @@ from cpuchat.text import expand_tabs
 from cpuchat.tui.markdown import tables
 from cpuchat.tui.markdown.highlight import highlight
 from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.parser import parse
+from cpuchat.tui.markdown.parser import parse, parse_blocks
 from cpuchat.tui.markdown.rows import CodeBlock, Row, Run, plain_rows, prefix, wrap
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
-MOST = 200_000
-"""Maximum characters to render: longer texts are shown as plain text, because rendering takes 1 to 12 µs per character,
-and the screen waits for it.
+MOST = 16_000
+"""Maximum characters to render at once, longer texts are shown as plain text: rendering takes 1 to 20 µs per character,
+and the screen waits for it. `message_view.Rendering` renders longer messages in steps.
 """
 _BULLETS = "•◦▪"
 _TASK = re.compile(r"\[[ xX]\](?:\s|$)")
@@ -96,7 +96,7 @@ def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
 
 def code_blocks(source: str) -> list[CodeBlock]:
     """Return the code blocks of `source`, those inside lists and quotes too."""
-    return [_code_block(token) for token in parse(source) if token.type in ("fence", "code_block")]
+    return [_code_block(token) for token in parse_blocks(source) if token.type in ("fence", "code_block")]
 
 
 def _code_block(token: Token) -> CodeBlock:

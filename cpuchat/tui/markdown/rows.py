@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ Run = tuple[str, Style]
 _WIDE = "\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff01-\uff60"
 _CLOSING = "\u3001\u3002\u3009\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1f\uff5d"
 _MOST_PER_CELL = 16  # characters in a row, on average: more are accents upon accents
+_MOST_OPEN_ROWS = 20  # of a line that grows; they are wrapped again with each part of it
 _WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
 
 _MOST_STRIPS = 256  # kept; more than the lines of most screens
@@ -190,6 +191,54 @@ def plain_rows(text: str, width: int, style: Style) -> list[Row]:
     for line in text.split("\n"):
         rows.extend(wrap(Row([(expand_tabs(line), style)]), width))
     return rows
+
+
+class LineStream:
+    """Wraps text that grows, as it is: each row once, but for the last ones of an open line.
+
+    `style_of` returns the style of who proposed a part.
+    """
+
+    def __init__(self, width: int, style_of: Callable[[str], Style]) -> None:
+        self._width = width
+        self._style_of = style_of
+        self._line: list[Run] = []
+        self._joint = "\n"
+        self._final: list[Row] = []
+
+    def feed(self, text: str, drafter: str = "") -> None:
+        style = self._style_of(drafter)
+        first, *rest = text.split("\n")
+        self._line.append((first, style))
+        for part in rest:
+            self._final += self._rows()
+            self._line, self._joint = [(part, style)], "\n"
+
+    def update(self) -> tuple[list[Row], list[Row]]:
+        """Return new final rows, and the rows of the open line (they replace those of the last call)."""
+        tail = self._rows() if any(text for text, _ in self._line) else []
+        if len(tail) > _MOST_OPEN_ROWS:
+            self._final += tail[:-1]
+            self._line, self._joint, tail = tail[-1].runs, tail[-1].joint, tail[-1:]
+        final, self._final = self._final, []
+        return final, tail
+
+    def _rows(self) -> list[Row]:
+        if any("\t" in text for text, _ in self._line):
+            self._line = _expanded(self._line)
+        return wrap(Row([run for run in self._line if run[0]], self._joint), self._width)
+
+
+def _expanded(runs: list[Run]) -> list[Run]:
+    """Expand tabs; where a stop is depends on all text before it."""
+    result: list[Run] = []
+    before = shown = ""
+    for text, style in runs:
+        before += text
+        now = expand_tabs(before)
+        result.append((now[len(shown) :], style))
+        shown = now
+    return result
 
 
 def to_line(row: Row, width: int, base: Style, gutter: str = "") -> Line:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rich.style import Style
@@ -15,16 +16,17 @@ from rich.style import Style
 from cpuchat.tui.markdown.highlight import highlight
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.parser import parse, parse_blocks, parse_inline
-from cpuchat.tui.markdown.render import Renderer, top_blocks
-from cpuchat.tui.markdown.rows import Row, plain_rows
+from cpuchat.tui.markdown.render import Renderer, missing, top_blocks
+from cpuchat.tui.markdown.rows import LineStream, Row, plain_rows
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
 # Longer lists, tables and code blocks are committed in parts (about 400 tokens).
 LONG_BLOCK = 1600
-# An open block that is longer is shown as it is until the answer is complete: it would be parsed again at each flush.
-MOST_OPEN = 40_000
+# Any other open block is cut after a line when it is longer, as it is parsed again at each flush; one without a line
+# break is shown as it is.
+MOST_OPEN = 4_000
 # A last line that may still become anything: shown when more of it has come, so that "--" isn't a heading for a moment.
 _UNDECIDED = re.compile(r"[-=*_+#>`~|: \t]+|[ \t]*\d{1,9}[.)]?[ \t]*")
 
@@ -38,28 +40,50 @@ class Stream:
         self._palette = palette
         self._open = ""
         self._gap = False
-        self._continued = False
-        self._plain_until = 0  # so long may the open block get before it is parsed again
+        self._head = 0  # characters that an open block was continued with: its part before has shown them
+        self._line: LineStream | None = None  # an endless line, until it ends
+        self._after_line = ""  # the head of its block
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, _drafter: str = "") -> None:
         self._open += text
 
     def update(self) -> tuple[list[Row], list[Row]]:
         """Return rows that are new and final, and the rows of the open block (they replace those of the last call)."""
         final: list[Row] = []
+        if self._line is not None:
+            rest, ended, self._open = self._open.partition("\n")
+            self._line.feed(rest + ended)
+            rows, tail = self._line.update()
+            if not ended:
+                return rows, tail
+            final += rows
+            self._line, self._open = None, self._after_line + self._open
         try:
-            if len(self._open) > self._plain_until:
-                while self._commit(final):
-                    pass
-            if len(self._open) > MOST_OPEN:
-                self._plain_until = max(self._plain_until, 2 * len(self._open))
-                return final, plain_rows(self._open, self._width, Style())
-            self._plain_until = 0
+            while self._commit(final):
+                pass
+            if self._line is not None:
+                return final, self._line.update()[1]
             before, _, last = self._open.rpartition("\n")
             shown = before if _UNDECIDED.fullmatch(last) else self._open
             return final, self._rows(shown, preview=True) if shown.strip() else []
         except RecursionError:  # nested thousands deep
-            return final, plain_rows(self._open, self._width, Style())
+            self._show_as_is(final)
+            return final, self._line.update()[1] if self._line is not None else []
+
+    def _show_as_is(self, final: list[Row], head: int = 0) -> None:
+        """Show the open block as it is, up to the end of its last line, after its head of `head` characters."""
+        text = self._open
+        before, _, last = text[head:].rpartition("\n")
+        if head > self._head:
+            final += self._complete(text[:head])
+        elif self._gap:
+            final.append(Row())
+        if before:
+            final += plain_rows(before, self._width, Style())
+        self._line = LineStream(self._width, lambda _: Style())
+        self._line.feed(last)
+        final += self._line.update()[0]
+        self._open, self._after_line, self._head, self._gap = "", text[:head], head, not head
 
     def _commit(self, final: list[Row]) -> bool:
         text = self._open
@@ -68,33 +92,52 @@ class Stream:
             if done := top_blocks(parse_blocks(text[:cut])):
                 last, following = done[-1], parse_blocks(self._open)[0].type
                 in_list = last[0].type == following and following.endswith("list_open")
-                final += self._rows(text[:cut])
+                final += self._complete(text[:cut])
                 self._gap = _is_loose(last) if in_list else last[0].type != "heading_open"
-                self._continued = False
+                self._head = 0
             return True
         head, cut = _inner_cut(text, self._palette)
-        if cut:
-            final += self._rows(text[:cut])
+        if cut > head:
+            final += self._complete(text[:cut])
             self._gap = False
             self._open = text[:head] + text[cut:]
-            self._continued = True
+            self._head = head
             return True
+        if len(text) > MOST_OPEN + head:
+            self._show_as_is(final, head)
         return False
+
+    def _complete(self, text: str) -> list[Row]:
+        """Return the rows of what is final; as it is if something would be missing."""
+        try:
+            rows = self._rows(text)
+            if not missing(text[self._head :], [*rows, Row([(self._renderer.shown_twice, Style())])]):
+                return rows
+        except RecursionError:
+            pass
+        return [*([Row()] if self._gap else []), *plain_rows(text[self._head :].strip("\n"), self._width, Style())]
 
     def _rows(self, text: str, preview: bool = False) -> list[Row]:
         tokens = parse(text)
         if preview:
             _close_markup(tokens)
         rows: list[Row] = []
-        gap = self._gap
+        gap, twice = self._gap, ""
         for index, block in enumerate(top_blocks(tokens)):
-            self._renderer.continued = self._continued and index == 0
+            self._renderer.continued = self._head > 0 and index == 0
             new = self._renderer.rows(block)
+            twice += self._renderer.shown_twice
             if new and gap:
                 rows.append(Row())
             rows += new
             gap = block[0].type != "heading_open"
+        self._renderer.shown_twice = twice
         return rows
+
+
+@lru_cache(maxsize=1)
+def _blocks(text: str) -> list[Sequence[Token]]:
+    return top_blocks(parse_blocks(text))
 
 
 def commit_point(tail: str) -> int:
@@ -103,7 +146,7 @@ def commit_point(tail: str) -> int:
 
     The last item of a long list counts as a block of its own.
     """
-    blocks = top_blocks(parse_blocks(tail))
+    blocks = _blocks(tail)
     if not blocks:
         return 0
     last = blocks[-1]
@@ -115,26 +158,24 @@ def commit_point(tail: str) -> int:
 
 
 def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
-    """Return for a long open code block or table: (length of its head, which the rest needs again, end of the finished
-    part).
-    """
+    """Return for a long open block: (length of its head, which the rest needs again, end of the finished part)."""
     if len(text) <= LONG_BLOCK:
         return 0, 0
-    blocks = top_blocks(parse_blocks(text))
+    blocks = _blocks(text)
     if len(blocks) != 1:
         return 0, 0
     first = blocks[0][0]
     lines = text.split("\n")
+    too_long = len(text) > MOST_OPEN
     if first.type == "fence" and first.map == [0, len(lines)]:
         language = first.info.split()[0] if first.info.split() else ""
         safe = highlight(first.content, language, palette)[1]
         # Not the last complete line: it may yet be joined by the closing fence.
-        good = [number for number in range(len(lines) - 3) if number < len(safe) and safe[number]]
-        if good:
-            return _offset(text, 1), _offset(text, good[-1] + 2)
-    elif first.type == "table_open" and len(lines) > 4:
-        return _offset(text, 2), _offset(text, len(lines) - 2)
-    return 0, 0
+        good = [number for number in range(len(lines) - 3) if number < len(safe) and (safe[number] or too_long)]
+        return (_offset(text, 1) if len(lines) > 1 else 0), _offset(text, good[-1] + 2) if good else 0
+    if first.type == "table_open" and len(lines) > 2:
+        return _offset(text, 2), _offset(text, len(lines) - 2) if len(lines) > 4 else 0
+    return 0, text.rfind("\n") + 1 if too_long else 0
 
 
 def _offset(text: str, line: int) -> int:

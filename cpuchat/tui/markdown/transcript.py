@@ -91,7 +91,7 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def up_to_date(self) -> bool:
         """Return False while a part of a long chat is not rendered yet."""
-        return self._view is not None and all(entry.view == self._view for entry in self._entries)
+        return self._view is not None and all(entry.is_current(self._view) for entry in self._entries)
 
     def set_messages(self, messages: Sequence[MessageSource], top: int | None = None) -> None:
         """Show only these, from the end or from the one at `top`, which is selected; long chats in chunks."""
@@ -196,10 +196,12 @@ class Transcript(ScrollView, can_focus=True):
         self._render_entry(entry)
         self._resized()
         self.refresh()
+        if self._view is not None and not entry.is_current(self._view):
+            self._chunk_timer.start(_CHUNK_PAUSE)
 
     def _render_entry(self, entry: Entry) -> int:
-        """Render the entry and return its first changed line; the caller calls `_resized`."""
-        return 0 if self._view is None else entry.render(self._view)
+        """Render the entry and return its first changed line; the caller calls `_resized`. Quitting does not wait."""
+        return 0 if self._view is None or getattr(self.app, "leaving", False) else entry.render(self._view)
 
     def _resized(self) -> None:
         """Recount the lines and keep the place in the text (or the end, when following)."""
@@ -240,25 +242,28 @@ class Transcript(ScrollView, can_focus=True):
         view = self._view
         if view is None or not self._entries:
             return
-        jump, self._jump = self._jump, None
+        jump = self._jump
         top = self._entries.at(self.scroll_offset.y) if jump is None else jump
         offset, height = self.scroll_offset.y - self._entries.starts[top], max(1, len(self._entries[top].lines))
         room, budget = self.size.height, CHUNK
         left = False
         for index in self._entries.outward(None if self.following else top):
             entry = self._entries[index]
-            if entry.view is not view and entry.view != view:
-                if room <= 0 and budget <= 0:
+            if not entry.is_current(view):
+                if left or (room <= 0 and budget <= 0):
                     left = True
                     break
                 self._render_entry(entry)
                 budget -= entry.size
+                left = not entry.is_current(view)
             room -= len(entry.lines)
         self._resized()
         if not self.following:
             line = offset * len(self._entries[top].lines) // height if jump is None else self._first_line(top)
             self._steer(self._entries.starts[top] + line)
         self.refresh()
+        if jump is not None and self._entries[jump].is_current(view):
+            self._jump = None
         if left:
             self._chunk_timer.start(_CHUNK_PAUSE)
 
@@ -289,6 +294,8 @@ class Transcript(ScrollView, can_focus=True):
             start = self._entries.starts[index]
             self._refresh_rows(start + first, start + max(len(entry.lines), old_count))
         self._not_before = started + max(self.min_interval, COST_FACTOR * (perf_counter() - started))
+        if entry.open is not None and entry.open.behind:
+            self._flush_timer.start(_CHUNK_PAUSE)
         self.on_flush()
 
     def _refresh_rows(self, first: int, end: int) -> None:
@@ -370,6 +377,7 @@ class Transcript(ScrollView, can_focus=True):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if not self._steering:
+            self._jump = None
             self.following = round(new_value) >= self.max_scroll_y
 
     def on_mount(self) -> None:

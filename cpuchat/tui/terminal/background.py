@@ -1,4 +1,6 @@
-"""The terminal's background color: asked for with OSC 11, never waited for, and taken out of what is typed."""
+"""The terminal's background color: asked for with OSC 11, never waited for, and taken out of what is typed; and pasted
+texts, taken out as a whole.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 
 from textual._xterm_parser import XTermParser
+from textual.events import Paste
 from textual.message import Message
 
 from cpuchat.app_state import read_state, update_state
@@ -17,7 +20,8 @@ from cpuchat.tui.threads import run_in_daemon_thread
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"
 _REPLY = re.compile(rf"\x1b\]11;rgba?:{_PART}/{_PART}/{_PART}(?:/{_PART})?(?:\x07|\x1b\\)")
-_BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?\Z")
+_BEGUN = re.compile(r"\x1b(?:\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?|\[(?:2(?:00?)?)?)\Z")
+_PASTE, _PASTED = "\x1b[200~", "\x1b[201~"  # around a pasted text
 _ESCAPE = re.compile(r"\x1b\Z")
 _HOLD_SECONDS = 0.1  # for the rest of a reply; as Textual waits for that of a key
 _MOST_KEPT = 16  # names of terminals
@@ -59,7 +63,9 @@ def _terminal() -> str:
 
 
 class BackgroundParser(XTermParser):
-    """Textual's parser of what a terminal sends, which would take the reply for keys."""
+    """Textual's parser of what a terminal sends, which would take the reply for keys, and looks at each character of
+    a pasted text: at megabytes for seconds.
+    """
 
     def __init__(self, debug: bool = False, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(debug)
@@ -67,12 +73,19 @@ class BackgroundParser(XTermParser):
         self._started = clock()
         self._held = ""
         self._held_at = 0.0
+        self._paste: list[str] | None = None  # its parts, while one comes in
 
     def feed(self, data: str) -> Iterable[Message]:
         if not data:  # the end
             yield from super().feed(data)
             return
+        if self._paste is not None:
+            yield from self._feed_paste(data)
+            return
         data, self._held = self._held + data, ""
+        before, begins, pasted = data.partition(_PASTE)
+        if begins:
+            data, self._paste = before, []
         if reply := _REPLY.search(data):
             yield BackgroundReported(_is_light(*reply.groups()[:3]))
             data = data[: reply.start()] + data[reply.end() :]
@@ -84,6 +97,19 @@ class BackgroundParser(XTermParser):
             data, self._held, self._held_at = data[: begun.start()], begun[0], self._clock()
         if data:
             yield from super().feed(data)
+        if begins:
+            yield from self._feed_paste(pasted)
+
+    def _feed_paste(self, data: str) -> Iterable[Message]:
+        assert self._paste is not None
+        end = "".join(self._paste[-len(_PASTED) :])[1 - len(_PASTED) :]  # the mark may come in two parts
+        self._paste.append(data)
+        if _PASTED in end + data:
+            text, _, after = "".join(self._paste).partition(_PASTED)
+            self._paste = None
+            yield Paste(text.replace("\0", ""))
+            if after:
+                yield from self.feed(after)
 
     def tick(self) -> Iterable[Message]:
         if self._held and self._clock() - self._held_at > _HOLD_SECONDS:

@@ -79,6 +79,9 @@ class Terminal(LinuxDriver):
 
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
+        # Not Rich's, which has a size of its own for dumb terminals and those of 0×0: Textual would lay out for either
+        # size in turn, for ever.
+        self._size = self._get_terminal_size()
         self._lost_once = False
         # stdout, which was checked to be a terminal: stderr may go into a file.
         self._file = _Output(sys.__stdout__ or self._file, self._lost)  # type: ignore[assignment]

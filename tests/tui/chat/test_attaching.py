@@ -251,6 +251,16 @@ async def test_a_long_pasted_text_becomes_an_attachment() -> None:
         assert app.chat.unsent == LONG
 
 
+async def test_a_long_line_that_is_pasted_becomes_an_attachment_too() -> None:
+    async with running() as app:
+        await app.ready()
+        await paste(app, "word " * 100_000)
+        assert app.prompt.text == "[Pasted text 1: 1 line]"
+        await app.press("enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert "word " * 100_000 in last_asked(app)
+
+
 async def test_a_short_pasted_text_is_inserted() -> None:
     async with running() as app:
         await app.ready()

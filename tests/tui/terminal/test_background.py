@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from textual import events
+from textual._xterm_parser import XTermParser
 from textual.message import Message
 
 from cpuchat import settings
@@ -46,6 +47,21 @@ def test_keys_stay_keys() -> None:
     late.now = 100.0
     assert late.read(WHITE[:5], WHITE[5:]) == ["light"]
     assert not late._held and Parser().read("x", "\x1b")[:1] == ["x"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 4096])
+def test_a_pasted_text_is_taken_out_whole_however_it_is_cut(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    feed = XTermParser.feed
+    monkeypatch.setattr(XTermParser, "feed", lambda self, data: (looked_at.append(data), feed(self, data))[1])
+    text = "a line\rwith \x1b[200 and \x1b[20 in it, ä\r" * 50
+    data = f"x\x1b[200~{text}\x1b[201~y\x1b[24~"
+    parser = Parser()
+    parts = [data[at : at + step] for at in range(0, len(data), step)]
+    found = [message for part in parts for message in (*parser.feed(part), *parser.tick())]
+    assert [one.text for one in found if isinstance(one, events.Paste)] == [text]
+    assert [one.key for one in found if isinstance(one, events.Key)] == ["x", "y", "f12"]
+    assert step < len("\x1b[200") or len("".join(looked_at)) < 20  # else it would take seconds for megabytes
 
 
 async def test_the_default_theme_follows_the_background_and_a_chosen_one_stays() -> None:

@@ -1,0 +1,169 @@
+"""Tests that long answers are rendered in steps, whatever their text: the work between two keys is bounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from cpuchat.tui.markdown import parser
+from cpuchat.tui.markdown.compared import mark_differences
+from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View
+from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.render import missing
+from cpuchat.tui.markdown.rows import Line, Row, plain_rows
+from cpuchat.tui.markdown.streaming import MOST_OPEN
+from tests.support.chat_app import SMALL, running
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+
+SIZE = 40_000
+VIEW = View(80, Palette())
+MOST_PARSED = 6 * (MOST_OPEN + STEP)
+"""Characters between two keys: an open block with what has come is parsed for its end, for a place to cut it, and to be
+shown."""
+MOST_WRAPPED = 4 * (MOST_OPEN + STEP)
+
+
+def fill(part: str) -> str:
+    return (part * (SIZE // len(part) + 1))[:SIZE]
+
+
+TEXTS = {
+    "one line": fill("a"),
+    "words in one line": fill("some words "),
+    "lines of one paragraph": fill("some words in a line\n"),
+    "backticks": fill("`\n"),
+    "backticks in one line": fill("` "),
+    "a table in one line": "| a | b |\n|---|---|\n" + fill("| x "),
+    "a table of many rows": "| a | b |\n|---|---|\n" + fill("| 12 | some words |\n"),
+    "a table of many columns": "|" + "a|" * 500 + "\n|" + "-|" * 500 + "\n" + fill("|" + "x|" * 500 + "\n"),
+    "lines of pipes": fill("|||||||\n"),
+    "code in one line": "```python\n" + fill("x=1;"),
+    "code in a string": '```python\ns = """\n' + fill("some text\n"),
+    "the language of code": "```" + fill("x"),
+    "quotes": fill("> a\n"),
+    "quotes in quotes": fill("> "),
+    "an item of a list": "- a\n" + fill("  b\n"),
+    "characters": fill("日本語"),
+}
+
+
+class Work:
+    """Counts the characters that were parsed and wrapped since `reset`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.parsed = self.wrapped = 0
+        for module in ("streaming", "render"):
+            for name in ("parse", "parse_blocks"):
+                counted = self._counting(getattr(parser, name))
+                monkeypatch.setattr(f"cpuchat.tui.markdown.{module}.{name}", counted, raising=False)
+        from cpuchat.tui.markdown import rows
+
+        wrap = rows.wrap
+
+        def counting(row: Row, width: int) -> list[Row]:
+            self.wrapped += len(row.text)
+            return wrap(row, width)
+
+        for module in ("rows", "render", "tables", "message_view"):
+            monkeypatch.setattr(f"cpuchat.tui.markdown.{module}.wrap", counting)
+
+    def _counting(self, parse):
+        def counting(text: str):
+            self.parsed += len(text)
+            return parse(text)
+
+        return counting
+
+    def reset(self) -> None:
+        self.parsed = self.wrapped = 0
+
+    def check(self) -> None:
+        """Assert that what was done since the last check is little."""
+        assert self.parsed <= MOST_PARSED and self.wrapped <= MOST_WRAPPED
+        self.reset()
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    yield Work(monkeypatch)
+
+
+def is_whole(lines: list[Line], source: str) -> bool:
+    return not missing(source, [Row([(line.text, VIEW.palette.base)]) for line in lines])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_answer_is_rendered_in_small_steps(name: str, work: Work) -> None:
+    source = TEXTS[name]
+    open_answer = OpenMessage("Model", VIEW)
+    for at in range(0, len(source), 900):
+        open_answer.feed(source[at : at + 900])
+        open_answer.update()
+        work.check()
+    assert is_whole(open_answer.lines, source[: source.rindex(source[-50:])])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_stored_answer_is_rendered_in_small_steps(name: str, work: Work) -> None:
+    source = TEXTS[name]
+    for role in ("assistant", "user"):
+        rendering = Rendering(TranscriptMessage(role, "", source), VIEW)
+        while not rendering.step():
+            work.check()
+        work.check()
+        assert is_whole(rendering.lines, source)
+
+
+def test_text_that_comes_at_once_is_rendered_in_steps(work: Work) -> None:
+    source = TEXTS["lines of one paragraph"]
+    open_answer = OpenMessage("Model", VIEW)
+    open_answer.feed(source)
+    open_answer.update()
+    work.check()
+    assert open_answer.behind
+    while open_answer.behind:
+        open_answer.update()
+        work.check()
+    assert is_whole(open_answer.lines, source)
+
+
+def test_answers_that_repeat_themselves_are_not_compared_word_by_word() -> None:
+    ours, theirs = (plain_rows(text, 80, VIEW.palette.base) for text in ("a b " * 900, "b a a " * 600))
+    mark_differences(ours, theirs, VIEW.palette)  # all combinations would take a minute
+    assert all(run[1] != VIEW.palette.base for row in ours for run in row.runs if run[0].strip())
+
+
+async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) -> None:
+    gate = Gate()
+    text = TEXTS["backticks"].replace("`", "`x")  # without spaces it comes in one go
+    backend = ScriptedBackend([answer(f"{text} end", gate=gate)])
+    async with running(backend, size=SMALL) as app:
+        await app.count_up_to(gate)
+        app.prompt.focus()
+        await app.press("h", "i")
+        assert app.prompt.text == "hi"
+        gate.open()
+        await app.until(lambda: not app.chat.busy and app.transcript.up_to_date)
+        assert "end" in app.transcript.lines[-3].text + app.transcript.lines[-2].text
+        assert len(re.findall("x", "".join(line.text for line in app.transcript.lines))) >= text.count("x")
+
+
+async def test_a_long_message_keeps_its_lines_until_the_new_ones_are_complete(work: Work) -> None:
+    async with running(ScriptedBackend(), size=SMALL) as app:
+        transcript, text = app.transcript, TEXTS["a table of many rows"]
+        await app.ready()
+        await app.send("Hello")  # an empty transcript is not shown
+        work.reset()
+        transcript.set_messages([TranscriptMessage("user", "", "first"), TranscriptMessage("assistant", "", text)], 1)
+        work.check()
+        assert 0 < len(transcript.lines) < text.count("\n")
+        await app.until(lambda: transcript.up_to_date)
+        before = len(transcript.lines)
+        assert before > text.count("\n") - 2
+        assert transcript.scroll_offset.y == 2  # the message that was jumped to
+        await app.pilot.resize_terminal(60, 24)
+        assert len(transcript.lines) == before
+        await app.until(lambda: transcript.up_to_date)
+        assert is_whole(transcript.lines, text)
