@@ -35,6 +35,12 @@ class UsageError(CpuchatError):
     exit_code = 2
 
 
+class AmbiguousGrammar(UsageError):
+    """A grammar is too large, or can read one text in more ways than llama.cpp can follow."""
+
+    code = "ambiguous_grammar"
+
+
 class SettingsError(UsageError):
     """The settings file holds a wrong key or value; the message names the key."""
 
