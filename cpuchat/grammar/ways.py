@@ -18,8 +18,9 @@ from cpuchat.grammar.characters import LAST, Ranges
 MOST_WAYS: Final = 4096
 """Ways to read a text that llama.cpp may have to follow at once."""
 _MOST_PATHS: Final = 1 << 24
-"""Ways to reach them within `_STEPS` characters: llama.cpp's check of a token does not merge those that meet."""
-_STEPS: Final = 16
+"""Ways to reach them within `STEPS` characters: llama.cpp's check of a token does not merge those that meet."""
+STEPS: Final = 16
+"""Characters of a text that are tried; longer tokens are not used under a grammar."""
 _MOST_EXPANDED: Final = 2_000_000  # elements of the expanded rules, some 30 bytes each
 _RULE_SIZE: Final = 8  # elements that a rule takes as much memory as
 _MOST_SEARCHED: Final = 20_000_000  # rules that the search for left recursion enters
@@ -208,7 +209,7 @@ class _Walk:
         paths: Counter[int] = Counter()
         for alternate in body.alternates:
             paths.update(self._tops(self._push(alternate, 0, 0, 0)))
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             paths = self._step(paths)
             if len(paths) > MOST_WAYS or paths.total() > _MOST_PATHS:
                 raise _too_many(body)
