@@ -103,6 +103,13 @@ class WorkerDied(CpuchatError):
     exit_code = 8
 
 
+class WorkerStuck(CpuchatError):
+    """The worker process was ended because it did not stop, or took too much memory."""
+
+    code = "worker_stuck"
+    exit_code = 8
+
+
 class EngineMismatch(CpuchatError):
     """The installed llama.cpp is not the one this version was written for."""
 

@@ -22,6 +22,7 @@ from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
+from cpuchat.backend.watch import watch_over
 from cpuchat.errors import CpuchatError, Interrupted, WorkerDied
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.model_info import EngineInfo, ModelInfo
@@ -46,6 +47,7 @@ from cpuchat.running_servers import running_servers
 from cpuchat.servers import Source
 from cpuchat.timings import Timings
 
+_ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
 _CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
@@ -266,14 +268,23 @@ class LocalBackend:
         worker.send(command)
         self._request_id = command.request_id
         exchange = _Exchange(worker, final)
+        watching = None
+        if isinstance(command, Generate) and self._model is not None:
+            growth = 2 * self._model.kv_size + self._memory_limit + _ANSWER_BYTES
+            watching = asyncio.create_task(watch_over(worker, lambda: self._cancelled or exchange.cancelled, growth))
         try:
             yield exchange
         finally:
-            if not exchange.finished:
-                worker.send(Cancel(request_id=command.request_id))
-                while not exchange.finished:
-                    await exchange.next_event()
-            self._request_id = 0
+            try:
+                if not exchange.finished:
+                    exchange.cancelled = True
+                    worker.send(Cancel(request_id=command.request_id))
+                    while not exchange.finished:
+                        await exchange.next_event()
+            finally:
+                self._request_id = 0
+                if watching is not None:
+                    watching.cancel()
 
     def _send(self, command: Command) -> None:
         if self._worker is not None:
@@ -337,7 +348,7 @@ class _Exchange:
     """Reads the events of one command, up to its final one."""
 
     def __init__(self, worker: WorkerProcess, final: tuple[type, ...]) -> None:
-        self.finished = False
+        self.finished = self.cancelled = False
         self._worker = worker
         self._final = final
 

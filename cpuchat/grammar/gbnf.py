@@ -132,7 +132,9 @@ class _Parser:
                 if not elements:
                     self._fail(f"nothing before {character} to repeat")
                 if elements[-1].text or (elements[-1].least, elements[-1].most) != (1, 1):
-                    elements[-1] = self._group([[elements[-1]]])
+                    one = elements[-1]
+                    elements[-1] = self._group([[one]])
+                    elements[-1].n_copied = len(one.text)
                 elements[-1].least, elements[-1].most = self._repetition()
             elif (element := self._element(character, depth)) is not None:
                 elements.append(element)

@@ -53,6 +53,7 @@ class Element:
     body: Body | None = None
     least: int = 1
     most: int | None = 1
+    n_copied: int = 0  # elements that llama.cpp copies with each round, 0: those of the text or the class
 
     @property
     def inner_is_empty(self) -> bool:
@@ -88,7 +89,9 @@ def check_ways(bodies: list[Body]) -> None:
     for body in bodies:
         for element in (element for alternate in body.alternates for element in alternate):
             n = element.least + 1 if element.most is None else element.most
-            n_expanded += n * (len(element.text) or 2 * len(element.ranges) or 1) + _RULE_SIZE * (n - element.least + 1)
+            n_expanded += n * (element.n_copied or len(element.text) or 2 * len(element.ranges) or 1) + _RULE_SIZE * (
+                n - element.least + 1
+            )
             n_searched += n * n * _inner(element) if element.inner_is_empty else 0
         widest = max((max(_ways(alternate), default=0) for alternate in body.alternates), default=0)
         if max(widest, body.n_ways) > 4 * MOST_WAYS:  # rules that are entered count too
@@ -96,7 +99,7 @@ def check_ways(bodies: list[Body]) -> None:
     if n_expanded > _MOST_EXPANDED or n_searched > _MOST_SEARCHED or max(body.depth for body in bodies) > _DEEPEST:
         raise AmbiguousGrammar("the rules are too large with all their repetitions", "Lower the repetitions.")
     work = 0
-    for body in bodies:
+    for body in (*bodies[1:], bodies[0]):
         work += _Walk(body).work
         if work > _WORK:
             break
