@@ -17,14 +17,13 @@ from cpuchat.grammar.characters import LAST, Ranges
 
 MOST_WAYS: Final = 4096
 """Ways to read a text that llama.cpp may have to follow at once."""
-_MOST_PATHS: Final = 1 << 24
+_MOST_PATHS: Final = 1 << 22
 """Ways to reach them within `STEPS` characters: llama.cpp's check of a token does not merge those that meet."""
 STEPS: Final = 16
 """Characters of a text that are tried; longer tokens are not used under a grammar."""
 _MOST_EXPANDED: Final = 2_000_000  # elements of the expanded rules, some 30 bytes each
 _RULE_SIZE: Final = 8  # elements that a rule takes as much memory as
 _MOST_SEARCHED: Final = 20_000_000  # rules that the search for left recursion enters
-_DEEPEST: Final = 10_000  # levels of that search, each a frame on llama.cpp's stack
 _RULE_WORK, _WORK = 100_000, 150_000  # stacks looked at, from one rule on and from all
 _PROBES: Final = (0x61, 0x20, 0x30, 0x41, 0x2D, 0xE9)  # characters that a negated class is tried with
 
@@ -37,7 +36,6 @@ class Body:
     alternates: list[list[Element]] = field(default_factory=list)
     is_empty: bool = False
     n_ways: int = 0
-    depth: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +82,6 @@ def check_ways(bodies: list[Body]) -> None:
     n_expanded = n_searched = 0
     for body in _in_cycle({body: _firsts(body) for body in bodies})[1]:
         body.n_ways = min(sum(next(iter(_ways(one)), 0) for one in map(_leftmost, body.alternates)), _MOST_SEARCHED)
-        body.depth = 1 + max((_depth(one) for one in map(_leftmost, body.alternates)), default=0)
         n_searched += body.n_ways
     for body in bodies:
         for element in (element for alternate in body.alternates for element in alternate):
@@ -94,9 +91,11 @@ def check_ways(bodies: list[Body]) -> None:
             )
             n_searched += n * n * _inner(element) if element.inner_is_empty else 0
         widest = max((max(_ways(alternate), default=0) for alternate in body.alternates), default=0)
-        if max(widest, body.n_ways) > 4 * MOST_WAYS:  # rules that are entered count too
+        if (
+            max(widest, body.n_ways) > 4 * MOST_WAYS
+        ):  # rules that are entered count too, as they do for llama.cpp's stack
             raise _too_many(body)
-    if n_expanded > _MOST_EXPANDED or n_searched > _MOST_SEARCHED or max(body.depth for body in bodies) > _DEEPEST:
+    if n_expanded > _MOST_EXPANDED or n_searched > _MOST_SEARCHED:
         raise AmbiguousGrammar("the rules are too large with all their repetitions", "Lower the repetitions.")
     work = 0
     for body in (*bodies[1:], bodies[0]):
@@ -160,14 +159,6 @@ def _ways(alternate: list[Element]) -> list[int]:
         rest = min(n * _inner(one) + (rest if one.may_be_empty else 0), _MOST_SEARCHED)
         ways.append(rest)
     return ways[::-1]
-
-
-def _depth(leftmost: list[Element]) -> int:
-    deepest = 0
-    for one in leftmost:
-        rounds = one.most or 1 if one.inner_is_empty else 1
-        deepest = max(deepest, 1 + rounds + (one.body.depth if one.body is not None else 0))
-    return deepest
 
 
 def _in_cycle(edges: dict[Body, list[Body]]) -> tuple[Body | None, list[Body]]:
@@ -236,7 +227,7 @@ class _Walk:
         n, most = n + 1, sequence[at].most
         if n == most:
             return self._push(sequence, at + 1, 0, below)
-        return self._push(sequence, at, min(n, sequence[at].least) if most is None else n, below)
+        return self._push(sequence, at, min(n, sequence[at].least + 1) if most is None else n, below)
 
     def _tops(self, stack: int) -> list[int]:
         """Return the stacks that begin with a character, or are empty, without one in between."""
