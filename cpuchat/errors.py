@@ -35,6 +35,12 @@ class UsageError(CpuchatError):
     exit_code = 2
 
 
+class AmbiguousGrammar(UsageError):
+    """A grammar is too large, or can read one text in more ways than llama.cpp can follow."""
+
+    code = "ambiguous_grammar"
+
+
 class SettingsError(UsageError):
     """The settings file holds a wrong key or value; the message names the key."""
 
@@ -94,6 +100,13 @@ class WorkerDied(CpuchatError):
     """The worker process crashed or was killed."""
 
     code = "worker_died"
+    exit_code = 8
+
+
+class WorkerStuck(CpuchatError):
+    """The worker process was ended because it did not stop, or took too much memory."""
+
+    code = "worker_stuck"
     exit_code = 8
 
 

@@ -22,6 +22,7 @@ from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.placing import place_here
 from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
+from cpuchat.backend.watch import watch_over
 from cpuchat.errors import CpuchatError, Interrupted, UsageError, WorkerDied
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.model_info import EngineInfo, ModelInfo
@@ -49,6 +50,7 @@ from cpuchat.servers import Source
 from cpuchat.timings import Timings
 
 _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, Failed)
+_ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
 _CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
@@ -283,14 +285,23 @@ class LocalBackend:
         assert worker is not None
         worker.send(command)
         self._running = exchange = _Exchange(worker, command.request_id)
+        watching = None
+        if isinstance(command, Generate) and self._model is not None:
+            growth = 2 * self._model.kv_size + self._memory_limit + _ANSWER_BYTES
+            watching = asyncio.create_task(watch_over(worker, lambda: self._cancelled or exchange.cancelled, growth))
         try:
             yield exchange
         finally:
-            if not exchange.finished:
-                worker.send(Cancel(request_id=command.request_id))
-                while not exchange.finished:
-                    await exchange.next_event()
-            self._running = None
+            try:
+                if not exchange.finished:
+                    exchange.cancelled = True
+                    worker.send(Cancel(request_id=command.request_id))
+                    while not exchange.finished:
+                        await exchange.next_event()
+            finally:
+                self._running = None
+                if watching is not None:
+                    watching.cancel()
 
     def _send(self, command: Command) -> None:
         if self._worker is not None:
@@ -355,7 +366,7 @@ class _Exchange:
 
     def __init__(self, worker: WorkerProcess, request_id: int) -> None:
         self.request_id = request_id
-        self.finished = False
+        self.finished = self.cancelled = False
         self.channel = ""
         self._worker = worker
 

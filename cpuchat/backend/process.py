@@ -102,6 +102,7 @@ class WorkerProcess:
         self._gone = asyncio.Event()
         self._shutting_down = asyncio.Event()  # or gone
         self._expected = False
+        self._failure: Failed | None = None
         self._counts: dict[int, asyncio.Future[int | None]] = {}
         self._count_ids = itertools.count(1)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{process.pid}")
@@ -163,6 +164,11 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and its helpers; unsaved data is lost."""
         self._expected = True
+        self._kill()
+
+    def end(self, failure: Failed) -> None:
+        """Kill the worker, which reports `failure`."""
+        self._failure = failure
         self._kill()
 
     def _kill(self) -> None:
@@ -235,7 +241,9 @@ class WorkerProcess:
         self._status = status
         self._writer.submit(self._close_stdin)
         self._writer.shutdown(wait=False)
-        if self._expected:
+        if self._failure is not None:
+            self.events.put_nowait(self._failure)
+        elif self._expected:
             self.events.put_nowait(Failed(code=Interrupted.code, message="The inference worker was closed."))
         else:
             self.events.put_nowait(self._exit_failure(status, broken))

@@ -38,7 +38,8 @@ Examples:
   cpuchat serve --web                              the app itself, on http://127.0.0.1:8080/
   cpuchat serve --rpc-worker --host 10.0.0.2       hold layers for `cpuchat --rpc 10.0.0.2` on another machine
 
-One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server.
+One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server,
+a second one ends it at once.
 
 A token is read from --token-file, which is created with a random one if it does not exist, or from CPUCHAT_SERVE_TOKEN.
 Programs send it as `Authorization: Bearer TOKEN` (the api_key of OpenAI clients). Any address but 127.0.0.1 needs one,
@@ -46,7 +47,7 @@ and sends it unencrypted: outside a network that you trust, put a TLS proxy or a
 
 Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
 unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 llama.cpp is missing or unsupported,
-12 draft model mismatch, 21 RPC worker not reached, 130 Ctrl+C while loading, 1 anything else."""
+12 draft model mismatch, 21 RPC worker not reached, 130 Ctrl+C while loading, or a second signal, 1 anything else."""
 MOST_LINES = 20
 """Lines of refused requests in a second: a flood of them must not fill the disk."""
 _FOR_RPC_WORKERS = frozenset(
@@ -259,7 +260,7 @@ class LineLimit:
 
 
 class _Serve:
-    """Loads the model, serves it, and ends in order on a signal; a second one kills the worker."""
+    """Loads the model, serves it, and ends in order on a signal; a second one ends it at once."""
 
     def __init__(
         self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, *, strict: bool
@@ -310,13 +311,20 @@ class _Serve:
         """Wait for a signal."""
         stop = asyncio.Event()
 
+        loop = asyncio.get_running_loop()
+
+        def end_at_once(*_: object) -> None:
+            self._backend.kill()
+            os._exit(130)
+
         def on_signal() -> None:
-            if stop.is_set():
-                self._backend.kill()
             stop.set()
+            for number in (signal.SIGINT, signal.SIGTERM):  # not by the loop, which may be what hangs
+                loop.remove_signal_handler(number)
+                signal.signal(number, end_at_once)
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal)
         await stop.wait()
 
     def _log(self, done: RequestRecord) -> None:

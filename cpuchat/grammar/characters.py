@@ -8,17 +8,37 @@ from typing import Final
 Ranges = list[tuple[int, int]]
 
 LAST: Final = 0x10FFFF
+MOST_RANGES: Final = 4096
+"""Ranges of a class: llama.cpp tries them one by one, for each token of the vocabulary."""
 _IN_TEXTS: Final = ((0x09, 0x0A), (0x20, 0x7E), (0x80, 0xD7FF), (0xE000, LAST))
 
 
-def without(ranges: Ranges, others: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the code points of `ranges` that are in none of `others`."""
-    for low, high in others:
-        left: Ranges = []
-        for first, last in ranges:
-            left += [(a, b) for a, b in ((first, min(last, low - 1)), (max(first, high + 1), last)) if a <= b]
-        ranges = left
-    return ranges
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the same code points as ascending ranges with gaps between them."""
+    found: Ranges = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        else:
+            found.append((low, high))
+    return found
+
+
+def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the code points of `ranges` that are in none of `others`, as `merged`."""
+    left: Ranges = []
+    gone = [*merged(others), (LAST + 1, LAST + 1)]
+    at = 0
+    for low, high in merged(ranges):
+        while gone[at][1] < low:
+            at += 1
+        n = at
+        while low <= high:
+            first, last = gone[n]
+            if low < first:
+                left.append((low, min(high, first - 1)))
+            low, n = max(low, last + 1), n + 1
+    return left
 
 
 def character_class(ranges: Ranges) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 Schema = dict[str, Any]
@@ -28,9 +29,9 @@ def merge(one: Schema, other: Schema) -> Schema:
         if key == "properties":
             merged[key] = a | {name: {"allOf": [a[name], value]} if name in a else value for name, value in b.items()}
         elif key == "required":
-            merged[key] = [*a, *(name for name in b if name not in a)]
+            merged[key] = list(dict.fromkeys([*a, *b]))
         elif key == "enum":
-            merged[key] = [value for value in a if any(same(value, kept) for kept in b)]
+            merged[key] = common(a, b)
         elif key == "type":
             merged[key] = _both_types(_listed(a), _listed(b))
         elif key in _LOWER:
@@ -42,11 +43,17 @@ def merge(one: Schema, other: Schema) -> Schema:
     return merged
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: true is not 1, but 1 is 1.0."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return one == other
+def common(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return the JSON values that are among `others`: true is not 1, but 1 is 1.0."""
+    kept = set(map(_key, others))
+    return [value for value in values if _key(value) in kept]
+
+
+def _key(value: Any) -> Hashable:
+    """Return what is equal for equal JSON values."""
+    if isinstance(value, dict):
+        return frozenset((name, _key(one)) for name, one in value.items())
+    return tuple(map(_key, value)) if isinstance(value, list) else (isinstance(value, bool), value)
 
 
 def _listed(types: Any) -> list[Any]:
@@ -54,8 +61,9 @@ def _listed(types: Any) -> list[Any]:
 
 
 def _both_types(one: list[Any], other: list[Any]) -> list[Any]:
+    one, other = list(dict.fromkeys(one)), list(dict.fromkeys(other))
     both = [kind for kind in one if kind in other or (kind == "integer" and "number" in other)]
     both += [kind for kind in other if kind == "integer" and "number" in one and kind not in both]
     if not both:
-        raise ValueError(f"no value has the types {', '.join(map(str, one))} and {', '.join(map(str, other))}")
+        raise ValueError(f"no value has the types {', '.join(map(str, one))} and {', '.join(map(str, other))}"[:200])
     return both

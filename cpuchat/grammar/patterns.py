@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cpuchat.grammar.characters import LAST, Ranges, character_class, without
+from cpuchat.grammar.characters import LAST, MOST_RANGES, Ranges, character_class, without
 from cpuchat.grammar.rules import NOT_IN_STRINGS, Rules
 
 _parser: Any = importlib.import_module("re._parser")
@@ -124,6 +124,8 @@ def _character(ranges: Ranges) -> str:
     """Return an expression for one character of a JSON string out of `ranges`."""
     parts: list[str] = []
     plain = without(ranges, NOT_IN_STRINGS)
+    if len(plain) > MOST_RANGES:
+        raise ValueError(f"has a class of more than {MOST_RANGES:,} ranges")
     if plain:
         parts.append(character_class(plain))
     escaped = "".join(text for code, text in _ESCAPES.items() if any(low <= code <= high for low, high in ranges))

@@ -6,6 +6,7 @@ White space is free to a point: a model that may write it endlessly sometimes do
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from cpuchat.grammar.gbnf import MAX_REPETITIONS, ROOT
@@ -46,6 +47,12 @@ def literal(text: str) -> str:
     """Return `text` as a GBNF literal."""
     escapes = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
     return '"' + "".join(escapes.get(c) or (c if c >= " " else f"\\x{ord(c):02X}") for c in text) + '"'
+
+
+def _n_shared(one: str, other: str) -> int:
+    """Return the length of the longest common prefix."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 class Rules:
@@ -108,6 +115,23 @@ class Rules:
             return f"{rule}{{0,{most}}}"
         more = self._up_to(rule, most - MAX_REPETITIONS)
         return self.add(f"{rule}-more", f"{rule}{{0,{MAX_REPETITIONS - 1}}} | {rule}{{{MAX_REPETITIONS}}} {more}")
+
+    def choice(self, texts: Iterable[str], name: str) -> str:
+        """Return an expression for one of some texts. A prefix that several share is written once: llama.cpp follows
+        each alternative until the text tells them apart.
+        """
+        ordered = sorted(set(texts))
+        forks: list[tuple[int, list[str]]] = [(0, [])]  # where texts part, and the expressions of what follows there
+        for text, following in zip(ordered, [*ordered[1:], ""], strict=True):
+            shared, end, rest = _n_shared(text, following), len(text), ""
+            while forks[-1][0] > shared:
+                start, parts = forks.pop()
+                rest = self.add(name, " | ".join([*parts, f"{literal(text[start:end])} {rest}".rstrip()]))
+                end = start
+            if forks[-1][0] < shared:
+                forks.append((shared, []))
+            forks[-1][1].append(f"{literal(text[shared:end])} {rest}".rstrip())
+        return " | ".join(forks[0][1])
 
     def text(self) -> str:
         """Return the grammar, the root first; a rule that was reserved but not defined is empty."""

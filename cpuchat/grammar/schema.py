@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote
 
-from cpuchat.errors import UsageError
+from cpuchat.errors import AmbiguousGrammar, UsageError
 from cpuchat.grammar.gbnf import ROOT, check_grammar
-from cpuchat.grammar.merging import Schema, merge, same
+from cpuchat.grammar.merging import Schema, common, merge
 from cpuchat.grammar.numbers import Bounds, numbers
 from cpuchat.grammar.patterns import pattern_expression
 from cpuchat.grammar.rules import SPACE, Rules, literal
@@ -41,6 +41,8 @@ _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
 _FORMATS: Final = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
 _MAX_DEPTH: Final = 60
 _MOST_VISITS: Final = 20_000
+_PER_VISIT: Final = 20  # values of an enum, or characters of a pattern, that take as long as a visit
+_LONGEST_NAME: Final = 80  # of a property in a path
 _LARGEST: Final = 10**15
 
 
@@ -55,6 +57,8 @@ def schema_grammar(schema: Any, source: str) -> str:
     grammar = rules.text()
     try:
         check_grammar(grammar, source)
+    except AmbiguousGrammar:
+        raise
     except UsageError as error:
         raise UsageError(f"{source}: the schema refers to itself without an end.", error.message) from None
     return grammar
@@ -101,7 +105,7 @@ class _Converter:
         pointer, target = self._resolve(reference, path)
         if pointer not in self._references:
             self._references[pointer] = name = self._rules.reserve(_name(pointer))
-            self._rules.define(name, self._body(target, f"#{pointer}"))
+            self._rules.define(name, self._body(target, f"#{pointer[:_LONGEST_NAME]}"))
         return self._references[pointer]
 
     def _resolve(self, reference: Any, path: str) -> tuple[str, Any]:
@@ -147,6 +151,8 @@ class _Converter:
             merged = merge(self._merged(self._resolve(schema["$ref"], path)[1], path), merged)
         for i, part in enumerate(schema.get("allOf", ())):
             merged = merge(merged, self._merged(part, f"{path}/allOf/{i}"))
+            self._n_visited += _size(merged)
+        self._n_visited += _size(merged)
         return merged
 
     def _checked(self, schema: Any, path: str) -> Schema:
@@ -189,12 +195,13 @@ class _Converter:
                 rest = {k: v for k, v in schema.items() if k != key}
                 return self._alternatives(schema[key], rest, f"{path}/{key}")
         if "const" in schema or "enum" in schema:
-            return self._values(schema)
+            return self._values(schema, path)
         kinds = schema.get("type") or next((k for k, keys in _HINTS.items() if any(key in schema for key in keys)), "")
         if not kinds:
             return self._rules.built_in("value")
         if isinstance(kinds, str):
             return self._typed(kinds, schema, path)
+        kinds = dict.fromkeys(kinds)
         return " | ".join(self._rules.add(_name(path), self._typed(kind, schema, path)) for kind in kinds)
 
     def _alternatives(self, schemas: list[Any], rest: Schema, path: str) -> str:
@@ -208,16 +215,17 @@ class _Converter:
             names.append(self._visit(schema, place))
         return " | ".join(dict.fromkeys(names))
 
-    def _values(self, schema: Schema) -> str:
+    def _values(self, schema: Schema, path: str) -> str:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         if "const" in schema and "enum" in schema:
-            values = [value for value in values if any(same(value, other) for other in schema["enum"])]
+            values = common(values, schema["enum"])
         if "type" in schema:
             kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             values = [value for value in values if any(_has_type(value, kind) for kind in kinds)]
         if not values:
             raise ValueError("no value of enum, const and type is left")
-        return " | ".join(dict.fromkeys(literal(json.dumps(value, ensure_ascii=False)) for value in values))
+        texts = [json.dumps(value, ensure_ascii=False) for value in values]
+        return self._rules.choice(texts, _name(path))
 
     def _typed(self, kind: Any, schema: Schema, path: str) -> str:
         match kind:
@@ -238,14 +246,15 @@ class _Converter:
         properties: dict[str, Any] = dict(schema.get("properties", {}))
         required = schema.get("required", [])
         properties |= {name: {} for name in required if name not in properties}
+        needed = set(required)
         if not properties:
             extra = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
             return self._map(extra, path)
         members: list[tuple[str, bool]] = []
         for name, value in properties.items():
-            rule = self._visit(value, f"{path}/properties/{name}")
+            rule = self._visit(value, f"{path}/properties/{name[:_LONGEST_NAME]}")
             key = literal(json.dumps(name, ensure_ascii=False))
-            members.append((self._rules.add(f"{_name(name)}-kv", f'{key} ":" {SPACE} {rule}'), name in required))
+            members.append((self._rules.add(f"{_name(name)}-kv", f'{key} ":" {SPACE} {rule}'), name in needed))
         if not any(is_required for _, is_required in members):
             return f'"{{" {SPACE} (({self._from(members, path)}) {SPACE})? "}}"'
         return f'"{{" {SPACE} ({self._from(members, path)}) {SPACE} "}}"'
@@ -315,7 +324,7 @@ class _Converter:
             try:
                 inside = pattern_expression(schema["pattern"], self._rules, _name(path))
             except ValueError as error:
-                raise ValueError(f"the pattern {schema['pattern']} {error}") from None
+                raise ValueError(f"the pattern {schema['pattern'][:_LONGEST_NAME]} {error}") from None
         elif least or most is not None:
             if most is not None and most < least:
                 raise ValueError("minLength is more than maxLength")
@@ -328,6 +337,11 @@ class _Converter:
         else:
             return self._rules.built_in("string")
         return f'"\\"" {inside} "\\""'
+
+
+def _size(schema: Schema) -> int:
+    """Return how many visits the values of a schema's keywords are worth."""
+    return sum(len(value) for value in schema.values() if isinstance(value, list | dict | str)) // _PER_VISIT
 
 
 def _restricts(schema: Schema) -> bool:

@@ -30,6 +30,7 @@ _STOP_REASONS = {
     "context": "context full",
     "cancelled": "stopped",
     "worker_died": "worker crashed",
+    "worker_stuck": "worker ended",
     "server_unreachable": "connection lost",
     "server_busy": "server busy",
     "server": "server failed",

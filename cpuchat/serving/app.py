@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from cpuchat import __version__
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.protocol import AnyEvent, GenerationFinished, PrefillProgress, TextDelta
 from cpuchat.serving.guard import Guard, local_user
 from cpuchat.serving.metrics import CONTENT_TYPE
@@ -42,6 +43,7 @@ STALLED_SECONDS = 60.0
 ENDPOINTS = ("chat", "completions")
 
 _MOST_CONTROL = 4096
+_MOST_PARSED = 4  # requests at a time
 _JSON = "application/json"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -68,6 +70,26 @@ class AnswerEndpoint:
         self._name = name
         self._parse = parse
         self._make_reply = make_reply
+        self._parsing = asyncio.Semaphore(_MOST_PARSED)
+
+    async def _parsed(self, body: bytes, receive: Receive) -> ParsedRequest | None:
+        """Return the request, None when its client has left. A long one, or its grammar, takes its time, in a thread
+        that nothing can end: it keeps only others that are parsed waiting, and not the server from ending.
+        """
+        leaving = asyncio.create_task(_disconnected(receive))
+        parsing = asyncio.create_task(self._parse_aside(body))
+        try:
+            await asyncio.wait((parsing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return parsing.result() if parsing.done() else None
+        finally:
+            leaving.cancel()
+            parsing.cancel()
+
+    async def _parse_aside(self, body: bytes) -> ParsedRequest:
+        await self._parsing.acquire()
+        thread = asyncio.create_task(run_in_daemon_thread(lambda: self._parse(body)))
+        thread.add_done_callback(lambda done: (self._parsing.release(), done.cancelled() or done.exception()))
+        return await asyncio.shield(thread)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -76,7 +98,9 @@ class AnswerEndpoint:
             try:
                 place = stack.enter_context(self._service.place(self._name, client))  # before the body is read
                 body = await _body(request, self._service.reader.most_body)
-                parsed = await asyncio.to_thread(self._parse, body)  # a long one, or its grammar, takes its time
+                parsed = await self._parsed(body, receive)
+                if parsed is None:
+                    return
                 parsed = parsed.of_client(f"{client} {await asyncio.to_thread(local_user, scope)}")
             except ClientDisconnect:
                 return

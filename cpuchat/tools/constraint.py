@@ -126,7 +126,7 @@ class _CallWriter:
         end, quote = style.closing.replace(KEY, key), style.quote
         closing = self.lenient(end)
         if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
-            return _joined(f"({' | '.join(literal(f'{quote}{one}{quote}') for one in values)})", closing)
+            return _joined(f"({self._rules.choice((f'{quote}{one}{quote}' for one in values), name)})", closing)
         is_json = quote in ("", *_PLAIN_QUOTES) and KEY not in style.closing
         if kind == "boolean" and quote in _PLAIN_QUOTES:  # as in Python
             return _joined('("True" | "False" | "true" | "false")', closing)

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -226,3 +227,34 @@ def test_a_signal_ends_the_server_its_worker_and_its_record(
         assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
         assert running_servers() == []
         assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
+
+
+def test_one_whose_grammar_is_still_read_may_leave_and_does_not_keep_the_server(
+    tiny_model: Path, tmp_path: Path, bandwidth_file: bytes
+) -> None:
+    """Schemas that take their time, more than may be read at once; their places are free when the clients leave."""
+    slow = {"type": "string", "pattern": "^[^" + "".join(map(chr, range(0x3400, 0xD000, 2))) * 12 + "]$"}
+    with server(tiny_model, tmp_path, "--queue", "4", bandwidth=bandwidth_file) as running:
+        for _ in range(2):
+            with contextlib.ExitStack() as stack:
+                for _ in range(5):
+                    stack.enter_context(contextlib.closing(sent(running, chat("Hello", json_schema=slow))))
+            running.wait_for(n_waiting=0)
+        refused = running.post(chat("Hello", json_schema=slow))
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "invalid_grammar"
+        assert running.post(chat("Hello", max_tokens=2)).status_code == 200
+
+
+def test_a_second_signal_ends_the_server_at_once(endless_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
+    """Its worker is stopped, and a stream is open: without the second signal, both would be waited for."""
+    with server(endless_model, tmp_path, bandwidth=bandwidth_file, ctx=8192) as running:
+        worker = running.worker
+        with running.http.stream("POST", CHAT, json=forever()) as response:
+            assert first_text(response.iter_lines())
+            worker.suspend()
+            running.process.send_signal(signal.SIGTERM)
+            while "stopping" not in (tmp_path / "stderr.txt").read_text():
+                time.sleep(0.01)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(60) == 130
+        assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE

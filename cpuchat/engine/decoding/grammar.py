@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from time import thread_time
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpuchat.engine.llama.bindings import llama, log
+from cpuchat.engine.llama.bindings import (
+    grammar_accept,
+    grammar_apply,
+    grammar_free,
+    grammar_new,
+    grammar_ways,
+    llama,
+    log,
+)
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.errors import GrammarUnmet, UsageError
 from cpuchat.grammar.gbnf import ROOT
+from cpuchat.grammar.ways import MOST_WAYS, STEPS
 
-_MOST_SECONDS: Final = 0.05  # of a core; as a rule it takes 10 µs
 _CANDIDATES: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
@@ -38,12 +45,13 @@ class Grammar:
                 "A grammar needs the text of tokens; this model has no tokenizer.", "Choose another model."
             )
         log.clear()
-        self._sampler = llama.llama_sampler_init_grammar(vocab.handle, text.encode(), ROOT.encode())
-        if not self._sampler:
+        self._grammar = grammar_new(vocab.handle, text.encode(), ROOT.encode(), False, None, 0, None, 0)
+        if not self._grammar:
             reason = " ".join(log.lines(errors_only=True)[-1:]) or "see the worker's log"
             raise UsageError(f"llama.cpp rejected the grammar: {reason}.", "Check the file.")
-        weakref.finalize(self, llama.llama_sampler_free, self._sampler)
-        self._silent = vocab.silent_tokens - markers
+        weakref.finalize(self, grammar_free, self._grammar)
+        # llama.cpp's check of a token can take twice as long with each character, and shorter tokens write the same.
+        self._silent = (vocab.silent_tokens | vocab.longer_than(STEPS)) - markers
         self._has_text = np.ones(vocab.n_tokens, np.bool_)
         self._has_text[list(self._silent)] = False
         self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens), -1)
@@ -55,19 +63,24 @@ class Grammar:
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may come next."""
+        if token in self._silent:
+            return False
         one = self._one
         one.id, one.logit = token, 0.0
-        llama.llama_sampler_apply(self._sampler, self._one_pointer)
-        return one.logit == 0.0 and token not in self._silent
+        grammar_apply(self._grammar, self._one_pointer)
+        return one.logit == 0.0
 
     def allowed(self, ids: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return which of `ids` may come next. Costs some 0.1 µs each."""
+        allowed = self._has_text[ids]
+        ids = ids[allowed]
         candidates = np.zeros(ids.size, _CANDIDATES)
         candidates["id"] = ids
         data = candidates.ctypes.data_as(llama.llama_token_data_p)
         array = llama.llama_token_data_array(data=data, size=ids.size, selected=-1, sorted=False)
-        llama.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        return (candidates["logit"] == 0) & self._has_text[ids]
+        grammar_apply(self._grammar, ctypes.byref(array))
+        allowed[allowed] = candidates["logit"] == 0
+        return allowed
 
     def accept(self, token: int) -> None:
         """Add `token`, which must be allowed: llama.cpp ends the process otherwise.
@@ -75,11 +88,10 @@ class Grammar:
         Raises:
             GrammarUnmet: the text can be read in so many ways that the next tokens would take seconds, then minutes.
         """
-        start = thread_time()
-        llama.llama_sampler_accept(self._sampler, token)
-        if thread_time() - start > _MOST_SECONDS:
+        grammar_accept(self._grammar, token)
+        if grammar_ways(self._grammar) > MOST_WAYS:
             raise GrammarUnmet(
-                "The answer can match the grammar in too many ways to follow them.",
+                f"The answer can match the grammar in more than {MOST_WAYS:,} ways.",
                 "Change the rules that can read one text in several ways.",
             )
 

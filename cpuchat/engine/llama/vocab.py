@@ -46,6 +46,7 @@ class Vocab:
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(self._vocab))
         self.has_tokenizer = llama.llama_vocab_type(self._vocab) != _VOCAB_TYPE_NONE
+        self._longer: dict[int, frozenset[int]] = {}
         self._visible: dict[int, bytes] = {}
         self._raw: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
@@ -73,6 +74,14 @@ class Vocab:
     def silent_tokens(self) -> frozenset[int]:
         """The tokens that have no text and do not end an answer."""
         return frozenset(t.id for t in self._special if not self.piece(t.id) and not self.is_eog(t.id))
+
+    def longer_than(self, n: int) -> frozenset[int]:
+        """Return the tokens whose text has more than `n` characters. Takes some 0.1 s the first time."""
+        if n not in self._longer:
+            text = llama.llama_vocab_get_text  # as stored, where each character takes as many bytes or more
+            stored = (token for token in range(self.n_tokens) if len(text(self._vocab, token) or b"") > n)
+            self._longer[n] = frozenset(t for t in stored if len(self.piece(t).decode("utf-8", "replace")) > n)
+        return self._longer[n]
 
     def _token_of(self, text: str) -> int | None:
         """Return the token that `text` is; None if it is several, or not tokenizable."""

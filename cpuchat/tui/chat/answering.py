@@ -33,6 +33,7 @@ from cpuchat.tui.markdown.transcript import TranscriptMessage
 
 _TITLES = {
     "worker_died": "Worker crashed",
+    "worker_stuck": "Worker ended",
     "does_not_fit": "Not enough memory",
     "server_unreachable": "Connection lost",
     "context_full": "Context full",

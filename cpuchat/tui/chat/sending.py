@@ -133,7 +133,7 @@ class SendingScreen(PanesScreen):
                 self._composer.put_back(message)
         if isinstance(last, Failed) and last.code == "context_full" and (last.alone or self.conversation.kept_all):
             self._full = last
-        elif isinstance(last, Failed) and last.code != "worker_died" and self.conversation.model is None:
+        elif isinstance(last, Failed) and not last.code.startswith("worker_") and self.conversation.model is None:
             self._stream.loaded = False
         if not self._held:
             self._stream.titles.answered()

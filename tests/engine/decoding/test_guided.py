@@ -86,6 +86,15 @@ def test_what_cannot_be_answered_under_a_grammar(chat: Chat, tiny_model: Path) -
         assert isinstance(failed, Failed) and failed.code == code
 
 
+def test_one_of_thousands_of_values_is_written(chat: Chat, tiny_model: Path) -> None:
+    values = [f"value {i}" for i in range(5000)]
+    chat.load(tiny_model)
+    for seed in range(3):
+        sampling = Sampling(seed=seed, temperature=1.5)
+        chat.ask(user("Which?"), grammar=schema_grammar({"enum": values}, "enum.json"), sampling=sampling, max_tokens=0)
+        assert json.loads(chat.text) in values and chat.of(GenerationFinished)[0].matches_grammar
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=6)], ids=["greedy", "sampled"])
 def test_drafts_do_not_change_the_answer(load: Load, sampling: Sampling) -> None:
     """The demo pair, and free drafters, with drafts of every length, most of which the grammar rejects."""

@@ -1,0 +1,84 @@
+"""Tests that a worker which llama.cpp keeps from stopping is ended, and others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuchat.backend import local, watch
+from cpuchat.backend.local import LocalBackend
+from cpuchat.errors import WorkerStuck
+from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, TextDelta
+from tests.support.chatting import chat, collect
+
+# Each rule is entered twice from the one before: llama.cpp searches 2 ** 40 of them for left recursion.
+HANGS = "root ::= r0\n" + "".join(f'r{i} ::= r{i + 1} "x" | r{i + 1} "y"\n' for i in range(40)) + 'r40 ::= "z"'
+GROWS = "root ::= a0\n" + "".join(f'a{i} ::= a{i + 1} a{i + 1} | "x"?\n' for i in range(24)) + 'a24 ::= "y"?'
+
+
+@pytest.fixture
+async def backend(tiny_model: Path, tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    one = LocalBackend(log_dir=tmp_path)
+    try:
+        await collect(one.load(tiny_model, LoadOptions(n_ctx=512)))
+        yield one
+    finally:
+        await one.close()
+
+
+async def answered(backend: LocalBackend) -> bool:
+    answer = await collect(backend.generate(chat("Hello", max_tokens=3)))
+    return isinstance(answer.events[-1], GenerationFinished)
+
+
+async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_on(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "STUCK_CPU_SECONDS", 0.5)
+    before = backend.pid
+    answer = asyncio.create_task(collect(backend.generate(chat("Hello", grammar=HANGS))))
+    worker = psutil.Process(before)
+    start = worker.cpu_times().user
+    while worker.cpu_times().user < start + 0.2:  # it is at it
+        await asyncio.sleep(0.01)
+    await backend.cancel()
+    failed = (await answer).failed
+    assert failed.code == WorkerStuck.code and "did not stop" in failed.message
+    assert backend.pid is None
+    assert await answered(backend)
+
+
+async def test_a_worker_whose_memory_grows_is_ended_and_the_chat_goes_on(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_ANSWER_BYTES", 100_000_000)
+    backend._memory_limit = 0
+    failed = (await collect(backend.generate(chat("Hello", grammar=GROWS)))).events[-1]
+    assert isinstance(failed, Failed) and failed.code == WorkerStuck.code and "GB for one answer" in failed.message
+    assert await answered(backend)
+
+
+async def test_a_stopped_worker_is_left_alone(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STUCK_CPU_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.01)
+    pid = backend.pid
+    assert pid is not None
+    events = backend.generate(chat("Hello", max_tokens=400, ignore_eos=True))
+    async for event in events:
+        if isinstance(event, TextDelta):
+            break
+    os.kill(pid, signal.SIGSTOP)
+    await backend.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert backend.pid == pid
+    monkeypatch.setattr(watch, "STUCK_CPU_SECONDS", 60.0)
+    os.kill(pid, signal.SIGCONT)
+    last = [event async for event in events][-1]
+    assert isinstance(last, GenerationFinished) and backend.pid == pid
