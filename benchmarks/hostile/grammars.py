@@ -142,9 +142,10 @@ def answer(http: httpx.Client, request: dict[str, Any]) -> tuple[str, float, flo
     return how, took, time.perf_counter() - left
 
 
-def own_bytes(process: psutil.Process) -> int:
-    info = process.memory_info()
-    return info.rss - getattr(info, "shared", 0)
+def peak_bytes(process: psutil.Process) -> int:
+    """Return the most resident memory that a process has had so far (VmHWM, proc(5)), with what it shares."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def main() -> int:
@@ -164,7 +165,7 @@ def main() -> int:
             result = answer(http, {"messages": messages, "stream": True, "temperature": 0, **field})
             kinds[kind].append(result)
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
-            used = max(map(own_bytes, family))
+            used = max(map(peak_bytes, family))
             peak = max(peak, used)
             reasons = [
                 f"{result[1]:.2f} s to {result[0]}" * (result[1] > MOST_SECONDS),

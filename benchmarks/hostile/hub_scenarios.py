@@ -245,6 +245,7 @@ def _downloads(content: bytes) -> Iterator[Scenario]:
     yield one("429 for ever", _resolve(status=429, retry_after="3"))
     yield one("429, asks to wait for a year", _resolve(status=429, retry_after="31536000"))
     yield one("a byte for each connection", _content(cut_after=1))
+    yield one("ends early each time", _content(cut_after=70_000))
     cuts = Fault(cut_after=size // 2), Fault(cut_after=0, times=-1)
     yield one("always cut at the same byte", lambda hub: hub.fault(REPO, NAME, *cuts))
     yield one("silence in the middle", _content(gate=Gate(at=size // 2)))
