@@ -39,7 +39,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
         hub_server.fault("friends/small-GGUF", "small-F32.gguf", Fault(gate=gate))
         terminal.press("enter")
         terminal.wait_for("/474 kB")
-        for shown in ("search hub", "search, or paste", "Message"):
+        for shown in ("search Hugging Face", "search, or paste", "Message"):
             terminal.press("esc")
             terminal.wait_for(shown)
         ask(terminal, "say something")

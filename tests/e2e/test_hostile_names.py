@@ -115,7 +115,7 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.wait_for("stopped")
         visit(terminal, "f2", "config.toml")
         visit(terminal, "f12", "read bandwidth")
-        visit(terminal, "f1", "─ Help ─")
+        visit(terminal, "f1", "─ Help · page")
         terminal.press("ctrl+o")
         terminal.wait_for("Odd␛]52")
         for model, shown in (("name", "author␛]52"), ("Odd", "general.architecture")):

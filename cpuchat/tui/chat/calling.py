@@ -47,6 +47,7 @@ class CallingScreen(PresetsScreen):
 
     def _chat_left(self) -> None:
         """Offer the folder of the command line again, or none: `/tools` holds for one chat."""
+        super()._chat_left()
         path, wanted = self._tools_folder and self._tools_folder.path, self.services.tools_folder
         if path != wanted:
             self.offer_folder(wanted)

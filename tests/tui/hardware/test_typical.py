@@ -24,7 +24,7 @@ def measured_machine() -> None:
     [
         (None, "m measures the read bandwidth", False),
         (0.3, "other programs disturbed the measurement · m repeats it", False),
-        (1.0, "speeds are rough · m measures", True),
+        (1.0, "speeds are rough · press m for exact speeds", True),
     ],
 )
 async def test_speeds_are_shown_or_the_reason_is(core_share: float | None, reason: str, speeds: bool) -> None:
