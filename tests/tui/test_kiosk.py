@@ -66,7 +66,9 @@ async def test_no_key_and_no_command_leaves_the_session(watch: Watch, monkeypatc
                     await app.press(key.keys.partition(",")[0])
                 while app.app.screen is not app.chat:  # help, palette, dialogs
                     screen = type(app.app.screen).__module__
-                    assert screen.startswith(("cpuchat.tui.help", "cpuchat.tui.widgets", "textual.")), (key.id, screen)
+                    assert screen.startswith(
+                        ("cpuchat.tui.help", "cpuchat.tui.commands", "cpuchat.tui.widgets", "textual.")
+                    ), (key.id, screen)
                     await app.press("escape")
             await app.app.run_action("command_palette")
             await app.until(lambda: "Share this session" in app.screen_text)

@@ -236,7 +236,8 @@ async def test_the_file_of_the_loaded_model_may_be_gone(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(LOADED, path=str(tmp_path / "gone.gguf"))
     async with running(backend(gone), model=tmp_path / "gone.gguf") as app:
         await opened(app)
-        assert states(app) == {} and "problem" in app.screen_text and "gone.gguf" in app.screen_text
+        await app.until(lambda: "problem" in app.screen_text and "gone.gguf" in app.screen_text)
+        assert states(app) == {}
 
 
 # A picture
