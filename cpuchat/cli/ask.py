@@ -25,9 +25,11 @@ from cpuchat.cli.options import (
     stacked,
     with_preset,
 )
+from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import attached, compose, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.protocol import Generate
 
 if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
     from collections.abc import AsyncGenerator
@@ -205,8 +207,6 @@ def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *
 
 
 def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: AnswerForm | None) -> Generate:
-    from cpuchat.protocol import Generate
-
     return Generate(
         prompt=prompt,
         **chosen.sampling.request_options(),
@@ -243,7 +243,6 @@ async def _finish_speech(
     aloud: Aloud, terminal: Terminal, *, as_json: bool
 ) -> tuple[dict[str, Any], CpuchatError | None]:
     """Wait until the answer was heard; returns its figures for JSON, and why it was not heard to its end, if so."""
-    from cpuchat.cli.output import error_json, error_text
     from cpuchat.present import speech as words
 
     aloud.speaker.finish()
@@ -317,7 +316,6 @@ async def _print_answer(
     as_json: bool,
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
-    from cpuchat.cli.output import error_json, error_text, json_line
     from cpuchat.cli.session import Answer
     from cpuchat.present.answers import full_summary
     from cpuchat.telemetry.roofline import after_answer

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat import paths
 from cpuchat.cli.options import laid_over
+from cpuchat.cli.output import json_line
 from cpuchat.errors import Interrupted, MeasureFailed, SpeechFailed, UsageError
+from cpuchat.files import write_atomically
+from cpuchat.paths import shown
 
 if TYPE_CHECKING:
     from cpuchat.bench.matrix import Cell
@@ -129,7 +134,6 @@ def bench(
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """
-    from cpuchat import paths
     from cpuchat.bench.matrix import check_placements, located
     from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
@@ -205,8 +209,6 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
 
 
 def _write_plots(file: Path, found: Report) -> None:
-    from cpuchat.files import write_atomically
-    from cpuchat.paths import shown
     from cpuchat.present.bench_plot import plots
 
     try:
@@ -217,7 +219,6 @@ def _write_plots(file: Path, found: Report) -> None:
 
 def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json: bool) -> None:
     from cpuchat.bench import results
-    from cpuchat.cli.output import json_line
     from cpuchat.present.bench import markdown
 
     if as_json:
@@ -230,10 +231,7 @@ def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
     """Print what changed; returns the exit code."""
-    import msgspec
-
     from cpuchat.bench.diff import REGRESSION, compare_reports
-    from cpuchat.cli.output import json_line
     from cpuchat.present.bench import diff_lines
 
     found = compare_reports(old, new)

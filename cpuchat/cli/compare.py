@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.cli.options import overridden, setting
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, paragraph
 from cpuchat.errors import CpuchatError, Interrupted, UsageError, from_code
+from cpuchat.files import write_atomically
+from cpuchat.present.table import table
+from cpuchat.protocol import LoadProgress, PrefillProgress, TextDelta
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.compare.comparison import Comparison
     from cpuchat.compare.side import Side
     from cpuchat.protocol import AnyEvent
@@ -69,7 +73,6 @@ def compare(
     PROMPT may also come from standard input. Without one, the app opens on the comparison.
     """
     from cpuchat.cli.question import compose, standard_input
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.compare.side import parse_side
     from cpuchat.models.library.library import Library
 
@@ -160,8 +163,6 @@ class _Run:
         self._stopping = asyncio.ensure_future(self._comparison.stop())
 
     def _show(self, side: int, event: AnyEvent) -> None:
-        from cpuchat.protocol import LoadProgress, PrefillProgress, TextDelta
-
         name = f"{'AB'[side]} {self._comparison.names[side]}"
         match event:
             case TextDelta() if self._stream:
@@ -188,11 +189,8 @@ class _Run:
         self._shown = None
 
     def _print(self, as_json: bool, *, streamed: bool) -> None:
-        from cpuchat.cli.output import json_line
-        from cpuchat.cli.terminal import paragraph
         from cpuchat.compare.figures import figures_of
         from cpuchat.present import compare as words
-        from cpuchat.present.table import table
 
         comparison, terminal = self._comparison, self._terminal
         if as_json:
@@ -221,7 +219,6 @@ class _Run:
 
 
 def _export(comparison: Comparison, file: Path) -> None:
-    from cpuchat.files import write_atomically
     from cpuchat.present.compare_export import markdown
 
     try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.planner.choices import MachineFor
@@ -217,10 +222,7 @@ def _service(planned: Plan) -> Service:
 
 
 def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.present import plan as words
-    from cpuchat.text import clean_line
 
     if as_json:
         click.echo(json_line({"plan": _plain(planned), "service": _plain(service) if service is not None else None}))
@@ -241,8 +243,6 @@ def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
 def _show_catalog(
     machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
 ) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import catalog_plans, reaches
     from cpuchat.present import plan as words
 
@@ -262,8 +262,6 @@ def _show_catalog(
 
 
 def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import cheapest
     from cpuchat.present import plan as words
 
@@ -287,10 +285,6 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | No
 
 
 def _show_machines(as_json: bool) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph
     from cpuchat.planner.machine_specs import all_machines
     from cpuchat.present import plan as words
 
@@ -309,9 +303,6 @@ def _show_machines(as_json: bool) -> int:
 
 def _plain(value: Any) -> Any:
     """Return plain data; infinite numbers become null."""
-    import math
-
-    import msgspec
 
     def finite(one: Any) -> Any:
         if isinstance(one, dict):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat import paths
 from cpuchat.cli.options import cores_option, memory_option, overridden, stacked, threads_option
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import Interrupted, MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.paths import read_text, shown
+from cpuchat.present.table import table
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.quality.flips import Answered, Flips
     from cpuchat.quality.measure import QualityMeasurement
     from cpuchat.quality.questions import Question
@@ -62,8 +68,6 @@ def quality(
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
-    from cpuchat import paths
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.library import Library
     from cpuchat.quality.measure import QualityMeasurement
     from cpuchat.quality.questions import load
@@ -101,7 +105,6 @@ def quality(
 
 
 def _own_text(file: Path) -> Any:
-    from cpuchat.paths import read_text, shown
     from cpuchat.quality.messages import Text
 
     try:
@@ -113,8 +116,6 @@ def _own_text(file: Path) -> Any:
 
 
 def _engine_version() -> str:
-    from importlib import metadata
-
     return metadata.version("llama-cpp-python")
 
 
@@ -171,9 +172,7 @@ def _print(
     *,
     as_json: bool,
 ) -> None:
-    from cpuchat.cli.output import json_line
     from cpuchat.present import quality as words
-    from cpuchat.present.table import table
     from cpuchat.quality.flips import count_flips
 
     flips = {path: count_flips(*pair) for path, pair in answers.items()}
@@ -203,8 +202,6 @@ def _print(
 
 
 def _flips_json(found: Flips, questions: list[Question], pair: tuple[list[Answered], list[Answered]]) -> dict[str, Any]:
-    import msgspec
-
     return {
         **msgspec.to_builtins(found),
         "p": found.p,

@@ -18,12 +18,14 @@ import click
 from click.core import ParameterSource
 
 from cpuchat.cli.options import engine_options, model_path, overridden, require_draft_in_use, setting, stacked
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
+from cpuchat.rpc_workers import PORT
+from cpuchat.servers import is_local
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:  # `--help` has no use for them
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.serving.service import RequestRecord
     from cpuchat.serving.web.sessions import Sessions
     from cpuchat.settings import Settings
@@ -173,7 +175,6 @@ def _require_web() -> None:
 
 def tab_address(listeners: list[socket.socket]) -> str:
     """Return an address on this machine, which the key of browser tabs does not leave; adds a listener if none is."""
-    from cpuchat.servers import is_local
     from cpuchat.serving.server import listen, url
 
     if not is_local(url(listeners[0])):
@@ -205,8 +206,6 @@ async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
 
 def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
     from cpuchat.cli.rpc_worker import serve_worker
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.rpc_workers import PORT
 
     context = click.get_current_context()
     for param in context.command.params:

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from cpuchat import paths
 from cpuchat.cli.options import laid_over, setting, stacked
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
 
 _MAX_BYTES = 32 << 20
@@ -43,8 +46,6 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
     import asyncio
 
     from cpuchat.cli.aloud import Aloud
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.present import speech as words
     from cpuchat.speech.speaker import read_aloud
 
@@ -70,8 +71,6 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
 
 def _file(text: tuple[str, ...]) -> Path | None:
     """Return the file that the arguments name: one that exists, or is called like a text file; None for a text."""
-    from cpuchat import paths
-
     if len(text) != 1 or not text[0].strip() or "\n" in text[0]:
         return None
     file = paths.expanded(text[0])
@@ -84,7 +83,6 @@ def _file(text: tuple[str, ...]) -> Path | None:
 
 def _content(text: tuple[str, ...], quiet: bool) -> str:
     """Return what is to be read. Raises UsageError: nothing, or a file that is not text."""
-    from cpuchat import paths
     from cpuchat.cli.question import standard_input
 
     if (file := _file(text)) is not None:

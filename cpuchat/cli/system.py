@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat.cli.options import cores_option, laid_over, memory_option, model_option, overridden, threads_option
-from cpuchat.cli.terminal import echo_paragraph, echo_table
+from cpuchat.cli.options import (
+    cores_option,
+    laid_over,
+    memory_option,
+    model_option,
+    model_path,
+    overridden,
+    threads_option,
+)
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
@@ -57,11 +68,6 @@ def system() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show_state(as_json: bool) -> int:
     """Show the current settings, and which of them a plan can change on this machine."""
-    import dataclasses
-
-    import msgspec
-
-    from cpuchat.cli.output import json_line
     from cpuchat.hardware.topology import read_topology
     from cpuchat.hardware.tuning.state import knob_states
 
@@ -90,9 +96,6 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
 
     NAME is a setting listed by `cpuchat system state`.
     """
-    import msgspec
-
-    from cpuchat.cli.output import json_line
     from cpuchat.hardware.topology import read_topology
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import make_plan
@@ -188,14 +191,8 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     """
     import asyncio
 
-    import msgspec
-
-    from cpuchat.cli.options import model_path
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
-    from cpuchat.telemetry import units
     from cpuchat.tune import records
 
     chosen = overridden(values)
@@ -251,8 +248,6 @@ def _label(saved: SavedPlan, wanted: Label | None) -> Label:
 
 def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list[str]:
     """Return what the measurement says about the plan; it is added to `result` as well."""
-    import msgspec
-
     from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
     from cpuchat.tune import records
 
@@ -285,10 +280,8 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_plans(as_json: bool) -> int:
     """List plans, which of their changes are in effect, and the measurements."""
-    from cpuchat.cli.output import json_line
     from cpuchat.hardware.tuning import store
     from cpuchat.hardware.tuning.plan import effect
-    from cpuchat.telemetry import units
     from cpuchat.tune import records
 
     rows: list[dict[str, Any]] = []

@@ -6,6 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_paragraph, echo_table
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.catalog import Catalog, CatalogModel
@@ -58,8 +65,6 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
 
 
 def _complain(text: str) -> None:
-    from cpuchat.text import clean_line
-
     click.echo(f"cpuchat: {clean_line(text)}", err=True)
 
 
@@ -70,7 +75,6 @@ def _print_all(
     machine: Machine,
     expected: Mapping[str, Prediction],
 ) -> None:
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.fit import gigabytes
     from cpuchat.models.machine import NOT_PROBED
     from cpuchat.models.shortlist import ranked
@@ -121,23 +125,17 @@ def _row(
 
 
 def _speed(expected: Prediction | None) -> str:
-    from cpuchat.telemetry import units
-
     return units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
 
 
 def _parameters(model: CatalogModel) -> str:
     """Return `7.6B`; `30.5B (3.3B)` for a mixture of experts: total (active)."""
-    from cpuchat.telemetry import units
-
     total = units.parameters(round(1e9 * model.params))
     return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
 
 
 def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expected: Prediction | None) -> None:
-    from cpuchat.cli.terminal import echo_paragraph
     from cpuchat.present.prediction import purpose
-    from cpuchat.text import clean_line
 
     drafts = [
         f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
@@ -164,15 +162,10 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expec
 
 
 def _gigabytes(model: CatalogModel, quantization: str) -> str:
-    from cpuchat.telemetry.units import size
-
     return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
 
 
 def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
     from cpuchat.present.prediction import verdict
 
     rows: list[dict[str, Any]] = []

@@ -7,12 +7,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import Interrupted, UsageError, from_code
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.downloads.state import Download
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
@@ -43,7 +47,6 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     chosen = laid_over(values)
 
     from cpuchat.cli.models.specs import hub_address
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.hub.choice import choose
     from cpuchat.models.hub.client import Hub
 
@@ -73,8 +76,6 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
 
 
 def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
-    import msgspec
-
     from cpuchat.models.machine import this_machine
     from cpuchat.models.repository_prediction import predict_repository
 
@@ -83,9 +84,6 @@ def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Setti
 
 
 def _introduce(terminal: Terminal, repository: Repository, model: RepoModel) -> None:
-    from cpuchat.telemetry import units
-    from cpuchat.text import clean_line
-
     files = f", {len(model.files)} files" if len(model.files) > 1 else ""
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{files})")
 
@@ -99,9 +97,6 @@ def _explain_head(terminal: Terminal, model: RepoModel) -> None:
 
 
 def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
-    from cpuchat.telemetry import units
-    from cpuchat.text import clean_line
-
     if predicted.problem:
         terminal.warn(f"  ! {clean_line(predicted.problem)}")
     if not predicted.damaged:
@@ -156,8 +151,6 @@ class _Shown:
 
 
 def _line(download: Download) -> str:
-    from cpuchat.telemetry import units
-
     far = f"{_share(download):>5}  {units.size(download.done)} of {units.size(download.total)}"
     match download.state:
         case "running" if download.seconds_left is not None:
@@ -177,9 +170,6 @@ def _share(download: Download) -> str:
 
 
 def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
-    from cpuchat.cli.output import json_line
-    from cpuchat.text import clean_line
-
     if as_json:
         files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.model.files]
         facts = {"repo": done.repo, "revision": done.revision, "quantization": done.model.quantization}

@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
@@ -45,7 +51,6 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
         raise UsageError("--no-header and --draft are mutually exclusive.", "Omit one of them.")
 
     from cpuchat.cli.models.specs import find_header, hub_address
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.hub.choice import choose
     from cpuchat.models.hub.client import Hub
 
@@ -77,10 +82,7 @@ def _predicted(
 
 
 def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
-    from cpuchat.cli.terminal import echo_table
     from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
-    from cpuchat.telemetry.units import size
-    from cpuchat.text import clean_line
 
     facts = (repository.id, repository.license, repository.updated, "gated" if repository.gated else "")
     click.echo(" · ".join(clean_line(fact) for fact in facts if fact))
@@ -108,8 +110,6 @@ def _row(
     repository: Repository, model: RepoModel, predicted: ModelPrediction | None, names: Mapping[str, int]
 ) -> tuple[str, ...]:
     from cpuchat.present.prediction import fit
-    from cpuchat.telemetry import units
-    from cpuchat.telemetry.units import size
 
     name = model.quantization if model.quantization and names[model.quantization] == 1 else model.name
     count = str(len(model.files)) if len(model.files) > 1 else ""
@@ -160,10 +160,6 @@ def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list
 
 
 def _print_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-
     rows: list[dict[str, Any]] = []
     for model in repository.models:
         row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}

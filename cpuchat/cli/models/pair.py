@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from cpuchat.cli.models.specs import specs_of
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.errors import DraftMismatch, UsageError
+from cpuchat.present.table import table
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.candidates import Candidate
@@ -66,11 +72,7 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
 
 
 def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
     from cpuchat.models.drafts.pairing import check_files
-    from cpuchat.text import clean_line
 
     verdict = check_files(target, draft, library=library)
     expected = _expectation(target, draft, chosen) if verdict.ok else None
@@ -93,16 +95,12 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     Raises:
         DraftMismatch, Interrupted, MeasureFailed: as their names say.
     """
-    import msgspec
-
     from cpuchat import paths, settings
     from cpuchat.bench.pair import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
-    from cpuchat.cli.output import json_line
     from cpuchat.models.drafts.chosen import ChosenDrafts
     from cpuchat.models.drafts.pairing import require_pair
     from cpuchat.present import bench as words
-    from cpuchat.present.table import table
 
     require_pair(target, draft, library)
     report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, paths.bench_dir(), tell))
@@ -129,8 +127,6 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
 
 def _asked(draft: Path) -> bool:
     """Ask on a terminal whether to keep the draft model; False elsewhere."""
-    from cpuchat.cli.terminal import is_terminal
-
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         return False
     return click.confirm(f"Make {draft.name} the draft model?", err=True)
@@ -168,11 +164,9 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 
 
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.drafts.candidates import check
     from cpuchat.models.drafts.pairing import PairCache
     from cpuchat.models.hub.client import Hub
-    from cpuchat.text import clean_line
 
     cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
     checked: list[Candidate] = []
@@ -189,10 +183,7 @@ def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> li
 def _print_tables(
     target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
 ) -> None:
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.drafts.pairing import suggestion
-    from cpuchat.telemetry.units import size
-    from cpuchat.text import clean_line
 
     headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
     if here:
@@ -218,8 +209,6 @@ def _print_tables(
 
 def _size(candidate: Candidate) -> str:
     """Return the size of one on the hub: from its repository, before that approximately from the catalog."""
-    from cpuchat.telemetry.units import size
-
     if not candidate.size:
         return ""
     return f"{'≈ ' if candidate.verdict is None else ''}{size(candidate.size)}"
@@ -250,8 +239,6 @@ def _note(spec: str, candidate: Candidate) -> str:
 
 
 def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None) -> None:
-    from cpuchat.cli.output import json_line
-
     def row(spec: str, one: Candidate) -> dict[str, Any]:
         return {
             "spec": spec,
@@ -271,6 +258,4 @@ def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Cand
 
 def _expected_json(expected: Expectation | None) -> dict[str, Any] | None:
     """Return it as JSON: `gains` is empty when nothing is known, and `why` says what is missing."""
-    import msgspec
-
     return None if expected is None else msgspec.to_builtins(expected)

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.errors import DiskFull, Interrupted, QuantizeFailed, UsageError
 from cpuchat.paths import made_models_dir, shown
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size, time_left
 
 if TYPE_CHECKING:
     from cpuchat.hardware.instructions import Instructions
@@ -91,11 +95,8 @@ def _library() -> Library:
 
 
 def _make(job: Job, library: Library, *, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.places import is_inside
     from cpuchat.models.quantize.make import quantize
-    from cpuchat.telemetry.units import size
 
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{job.source.name} → {job.out.name}")
@@ -118,8 +119,6 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
 
 def _status(progress: QuantizeProgress) -> str:
     """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
-    from cpuchat.telemetry.units import size, time_left
-
     parts = [
         f"tensor {progress.done_tensors + 1} of {progress.tensors}",
         f"{size(progress.bytes_in)} read",
@@ -140,8 +139,6 @@ def _repacking(kind: QuantType) -> str:
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.hardware.instructions import instructions
     from cpuchat.models.repack import advice
 
@@ -228,9 +225,6 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    from cpuchat.telemetry import units
-    from cpuchat.telemetry.units import size
-
     notes = [row.get("problem") or row["about"]]
     if row["needs_imatrix"]:
         notes.append("needs --imatrix")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cpuchat import paths
 from cpuchat.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ def find_model(library: Library, spec: str) -> LocalModel:
         ModelNotFound: there is none, or it is not in the library.
         UsageError: it is ambiguous.
     """
-    from cpuchat import paths
-
     found = library.local_models()
     specs = specs_of(found)
     path = paths.expanded(spec).absolute()
