@@ -13,6 +13,7 @@ from cpuchat.cli.options import (
     answering_backend,
     answering_model_option,
     engine_options,
+    file_option,
     key_ring,
     model_path,
     overridden,
@@ -108,12 +109,7 @@ or not reached, 22 API key refused, 23 speech failed, 24 the answer does not mat
         help="Do not replace control characters in the answer; the terminal will interpret them.",
     ),
     click.option("--speak", is_flag=True, help="Read the answer aloud while it is written; see cpuchat speak --help."),
-    click.option(
-        "--speak-output",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Write the speech to a WAV file instead of playing it.",
-    ),
+    file_option("--speak-output", help="Write the speech to a WAV file instead of playing it."),
     click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )

@@ -11,6 +11,8 @@ import click
 
 from cpuchat.cli.output import json_line
 from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.hardware.counters.ladder import Ladder, counter_openers, power_openers, theoretical_bandwidth, worth_trying
+from cpuchat.hardware.topology import read_topology
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -38,10 +40,6 @@ def counters(ctx: click.Context, as_json: bool) -> int:
             hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
             raise UsageError("--json before the command is not supported.", hint)
         return 0
-
-    from cpuchat.hardware.counters.ladder import counter_openers, power_openers, theoretical_bandwidth
-    from cpuchat.hardware.topology import read_topology
-
     topology = read_topology()
     theoretical = theoretical_bandwidth(topology)
     found = {
@@ -65,8 +63,6 @@ def counters(ctx: click.Context, as_json: bool) -> int:
 
 
 def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
-    from cpuchat.hardware.counters.ladder import Ladder, worth_trying
-
     ladder = Ladder([opener])
     source = ladder.next()
     if source is None:
@@ -122,7 +118,6 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
     """Print memory traffic and power once a second, until Ctrl+C."""
     from cpuchat.hardware.counters.collector_file import content_of
     from cpuchat.hardware.monitor import Monitor
-    from cpuchat.hardware.topology import read_topology
 
     monitor = Monitor(read_topology(), pid)
     try:

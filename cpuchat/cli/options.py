@@ -83,6 +83,11 @@ def setting(flag: str, key: str, help: str, *, metavar: str | None = None) -> De
     return click.option(flag, f"{table}__{name}", type=kind, default=None, help=help, metavar=metavar)
 
 
+def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
+    """Make an option for a file, which is handed to the command as a path."""
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar=metavar, help=help)
+
+
 MODEL_HELP = "A GGUF file, a Hugging Face repository in the local cache, or `demo`."
 
 

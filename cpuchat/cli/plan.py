@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from cpuchat import settings
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.models.catalog import load_catalog
+from cpuchat.present import plan as words
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
@@ -85,8 +88,6 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat import settings
-    from cpuchat.models.catalog import load_catalog
     from cpuchat.planner.choices import catalog_models, usual_draft
     from cpuchat.planner.model_specs import find_model, models_here
 
@@ -222,8 +223,6 @@ def _service(planned: Plan) -> Service:
 
 
 def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
-    from cpuchat.present import plan as words
-
     if as_json:
         click.echo(json_line({"plan": _plain(planned), "service": _plain(service) if service is not None else None}))
         return 0
@@ -244,7 +243,6 @@ def _show_catalog(
     machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
 ) -> int:
     from cpuchat.planner.choices import catalog_plans, reaches
-    from cpuchat.present import plan as words
 
     found = catalog_plans(machine_for, models, workload)
     if target is not None:
@@ -263,7 +261,6 @@ def _show_catalog(
 
 def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> int:
     from cpuchat.planner.choices import cheapest
-    from cpuchat.present import plan as words
 
     best = {
         "plain": cheapest(plans, target) if target is not None else None,
@@ -286,7 +283,6 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | No
 
 def _show_machines(as_json: bool) -> int:
     from cpuchat.planner.machine_specs import all_machines
-    from cpuchat.present import plan as words
 
     known, problems = all_machines()
     _report(problems)

@@ -11,11 +11,16 @@ import click
 import msgspec
 
 from cpuchat import paths
-from cpuchat.cli.options import cores_option, memory_option, overridden, stacked, threads_option
+from cpuchat.cli.options import cores_option, file_option, memory_option, overridden, stacked, threads_option
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import Interrupted, MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.library.library import Library
 from cpuchat.paths import read_text, shown
+from cpuchat.present import quality as words
+from cpuchat.present.quality import status
 from cpuchat.present.table import table
 
 if TYPE_CHECKING:
@@ -43,10 +48,7 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {Me
 @click.command("quality", epilog=_EPILOG)
 @click.argument("base")
 @click.argument("others", nargs=-1, required=True, metavar="OTHER...")
-@click.option(
-    "--text", "text", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.",
-)  # fmt: skip
+@file_option("--text", "text", help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.")
 @click.option(
     "--questions", metavar="FILE|built-in",
     help="Also ask questions with known answers (JSON lines), and count the answers that change.",
@@ -68,7 +70,6 @@ def quality(
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
-    from cpuchat.models.library.library import Library
     from cpuchat.quality.measure import QualityMeasurement
     from cpuchat.quality.questions import load
     from cpuchat.quality.texts import builtin_texts
@@ -121,10 +122,6 @@ def _engine_version() -> str:
 
 def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Terminal) -> bool:
     """Returns whether Ctrl+C stopped it."""
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-    from cpuchat.hardware.topology import read_topology
-    from cpuchat.present.quality import status
-
     placement = place(read_topology(), PlacementSpec.of(chosen))
     noted = False
 
@@ -172,7 +169,6 @@ def _print(
     *,
     as_json: bool,
 ) -> None:
-    from cpuchat.present import quality as words
     from cpuchat.quality.flips import count_flips
 
     flips = {path: count_flips(*pair) for path, pair in answers.items()}

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cpuchat.cli.options import engine_options, model_path, overridden, require_draft_in_use, setting, stacked
+from cpuchat.cli.options import (
+    engine_options,
+    file_option,
+    model_path,
+    overridden,
+    require_draft_in_use,
+    setting,
+    stacked,
+)
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
 from cpuchat.rpc_workers import PORT
@@ -69,12 +77,7 @@ _FOR_RPC_WORKERS = frozenset(
         is_flag=True,
         help="Hold layers of a model for another machine (its --rpc); default port: 50052.",
     ),
-    click.option(
-        "--token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="File with the bearer token that programs must send.",
-    ),
+    file_option("--token-file", help="File with the bearer token that programs must send."),
     click.option(
         "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cpuchat import paths
-from cpuchat.cli.options import laid_over, setting, stacked
+from cpuchat.cli.options import file_option, laid_over, setting, stacked
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
@@ -32,8 +32,7 @@ Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 13
 @click.command(epilog=_EPILOG)
 @click.argument("text", nargs=-1, metavar="[TEXT|FILE]...")
 @stacked(
-    click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-                 help="Write a WAV file instead of playing."),
+    file_option("-o", "--output", help="Write a WAV file instead of playing."),
     setting("--engine", "speech.engine", "Speech engine; auto: hibari if it is installed, else piper."),
     setting("--voice", "speech.voice", "A voice file of piper (.onnx).", metavar="FILE"),
     setting("--speed", "speech.speed", "1 = normal speed (0.5 to 2)."),

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import httpx
+import msgspec
 
 from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
@@ -54,30 +55,13 @@ class Ollama(Adapter):
         return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "known once the model is loaded"))
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
-        sampling = request.sampling
-        options: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repeat_penalty,
-            "repeat_last_n": sampling.repeat_last_n,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "seed": seed,
-            "num_predict": request.max_tokens or -1,
-        }
-        options = {name: value for name, value in options.items() if name not in request.unset}
+        wanted = {**msgspec.structs.asdict(request.sampling), "seed": seed, "num_predict": request.max_tokens or -1}
+        options: dict[str, Any] = {name: value for name, value in wanted.items() if name not in request.unset}
         if request.stop:
             options["stop"] = list(request.stop)
         # Otherwise it leaves out the oldest messages without a word.
-        content: dict[str, Any] = {
-            "model": model,
-            "stream": True,
-            "truncate": False,
-            "shift": False,
-            "options": options,
-        }
+        content: dict[str, Any] = {"model": model, "stream": True, "truncate": False, "shift": False}
+        content["options"] = options
         if request.json_schema:
             content["format"] = json.loads(request.json_schema)
         if request.reasoning is not None:

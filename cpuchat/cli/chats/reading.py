@@ -10,8 +10,11 @@ import click
 import msgspec
 
 from cpuchat.chats.records import Chat, Excerpt
+from cpuchat.cli.chats.stored import find_chats, opened_store
 from cpuchat.cli.output import cleaned, json_line
 from cpuchat.cli.terminal import echo_table, is_terminal
+from cpuchat.present import chats as words
+from cpuchat.present.chats import SHORT_ID, markdown
 from cpuchat.text import clean_line
 
 _LIST_EPILOG = """\b
@@ -36,9 +39,6 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_chats(as_json: bool) -> int:
     """List the chats, last changed first."""
-    from cpuchat.cli.chats.stored import opened_store
-    from cpuchat.present import chats as words
-
     with opened_store() as store:
         chats, counts = store.chats(), store.message_counts()
     if as_json:
@@ -55,9 +55,6 @@ def list_chats(as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array; `marks` are from and to characters.")
 def search(words: tuple[str, ...], as_json: bool) -> int:
     """Search titles and messages, on all branches. Prints at most 100 chats, last changed first."""
-    from cpuchat.cli.chats.stored import opened_store
-    from cpuchat.present.chats import SHORT_ID
-
     with opened_store() as store:
         hits = store.search(" ".join(words))
     if as_json:
@@ -80,8 +77,6 @@ def show(chat: str, as_json: bool) -> int:
     """Print the open branch of CHAT as Markdown."""
     from cpuchat.chats.transfer.importing import export_chat
     from cpuchat.chats.transfer.portable import Document
-    from cpuchat.cli.chats.stored import find_chats, opened_store
-    from cpuchat.present.chats import markdown
 
     with opened_store() as store:
         (found,) = find_chats(store, [chat])

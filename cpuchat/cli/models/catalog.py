@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from cpuchat import settings
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import echo_paragraph, echo_table
+from cpuchat.models.catalog import load_catalog, match_local
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import NOT_PROBED, this_machine
+from cpuchat.present.prediction import purpose, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
@@ -35,10 +40,6 @@ entries to catalog.toml in the config folder, in the format of the built-in one.
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> int:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
-    from cpuchat import settings
-    from cpuchat.models.catalog import load_catalog, match_local
-    from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.shortlist import estimates
 
     known = load_catalog()
@@ -76,7 +77,6 @@ def _print_all(
     expected: Mapping[str, Prediction],
 ) -> None:
     from cpuchat.models.fit import gigabytes
-    from cpuchat.models.machine import NOT_PROBED
     from cpuchat.models.shortlist import ranked
 
     recommended = [model.id for model in ranked(known.models, expected).suits]
@@ -106,8 +106,6 @@ def _print_all(
 def _row(
     model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Collection[str]
 ) -> tuple[str, ...]:
-    from cpuchat.present.prediction import verdict
-
     marks = [
         mark
         for mark, applies in (
@@ -135,8 +133,6 @@ def _parameters(model: CatalogModel) -> str:
 
 
 def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expected: Prediction | None) -> None:
-    from cpuchat.present.prediction import purpose
-
     drafts = [
         f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
     ]
@@ -166,8 +162,6 @@ def _gigabytes(model: CatalogModel, quantization: str) -> str:
 
 
 def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> int:
-    from cpuchat.present.prediction import verdict
-
     rows: list[dict[str, Any]] = []
     for model in found:
         expected = predictions.get(model.id)

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from cpuchat.cli.models.specs import hub_address
 from cpuchat.cli.options import ctx_option, laid_over
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import Interrupted, UsageError, from_code
+from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
+from cpuchat.models.hub.choice import choose
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.machine import this_machine
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.state import Download
-    from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.repository_prediction import ModelPrediction
     from cpuchat.settings import Settings
@@ -45,11 +49,6 @@ Exit code {Interrupted.exit_code} after Ctrl+C."""
 def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
-
-    from cpuchat.cli.models.specs import hub_address
-    from cpuchat.models.hub.choice import choose
-    from cpuchat.models.hub.client import Hub
-
     address = hub_address(repo)
     hub, terminal = Hub(), Terminal()
     repository = hub.repository(address.repo, revision or address.revision or "main")
@@ -76,7 +75,6 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
 
 
 def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.repository_prediction import predict_repository
 
     alone = msgspec.structs.replace(repository, models=(model,))
@@ -90,8 +88,6 @@ def _introduce(terminal: Terminal, repository: Repository, model: RepoModel) -> 
 
 def _explain_head(terminal: Terminal, model: RepoModel) -> None:
     """Memory and speed depend on the target, which is not named here."""
-    from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
-
     kind = kind_named(model.files[0].path)
     terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
 

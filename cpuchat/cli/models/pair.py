@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from cpuchat import paths, settings
 from cpuchat.cli.models.specs import specs_of
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.errors import DraftMismatch, UsageError
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.pairing import PairCache, check_files, require_pair, suggestion
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.library.library import Library
 from cpuchat.present.table import table
 from cpuchat.telemetry.units import size
 from cpuchat.text import clean_line
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
     from cpuchat.models.drafts.candidates import Candidate
     from cpuchat.models.drafts.gain import Expectation
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.library.library import Library
     from cpuchat.settings import Settings
 
 _PAIR_EPILOG = f"""\b
@@ -54,9 +59,6 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
 
     A draft model must have the target's vocabulary. Without --measure only headers are read.
     """
-    from cpuchat import settings
-    from cpuchat.models.library.library import Library
-
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target)
@@ -72,8 +74,6 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
 
 
 def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
-    from cpuchat.models.drafts.pairing import check_files
-
     verdict = check_files(target, draft, library=library)
     expected = _expectation(target, draft, chosen) if verdict.ok else None
     if as_json:
@@ -95,11 +95,9 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     Raises:
         DraftMismatch, Interrupted, MeasureFailed: as their names say.
     """
-    from cpuchat import paths, settings
     from cpuchat.bench.pair import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
     from cpuchat.models.drafts.chosen import ChosenDrafts
-    from cpuchat.models.drafts.pairing import require_pair
     from cpuchat.present import bench as words
 
     require_pair(target, draft, library)
@@ -135,7 +133,6 @@ def _asked(draft: Path) -> bool:
 def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import expected_pair
-    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.tuned_machine import machine_for
 
     machine = machine_for(target, chosen)
@@ -143,10 +140,8 @@ def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
-    from cpuchat.models.catalog import load_catalog
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import candidates, recommended
-    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.tuned_machine import machine_for
 
     header, costs, models = read_model(target), target_costs(target), library.local_models(beside=target)
@@ -165,8 +160,6 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
     from cpuchat.models.drafts.candidates import check
-    from cpuchat.models.drafts.pairing import PairCache
-    from cpuchat.models.hub.client import Hub
 
     cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
     checked: list[Candidate] = []
@@ -183,8 +176,6 @@ def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> li
 def _print_tables(
     target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
 ) -> None:
-    from cpuchat.models.drafts.pairing import suggestion
-
     headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
     if here:
         rows = [(spec, size(one.size), _gain(one), _mark(one, best)) for spec, one in here.items()]

@@ -8,16 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpuchat import settings
+from cpuchat.cli.options import file_option
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.errors import DiskFull, Interrupted, QuantizeFailed, UsageError
+from cpuchat.hardware.instructions import instructions
+from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import this_machine
+from cpuchat.models.quantize.types import TYPES, quant_type
+from cpuchat.models.repack import advice, format_of
 from cpuchat.paths import made_models_dir, shown
+from cpuchat.present.prediction import verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size, time_left
 
 if TYPE_CHECKING:
     from cpuchat.hardware.instructions import Instructions
-    from cpuchat.models.library.library import Library
     from cpuchat.models.quantize.make import Job, QuantizeProgress
     from cpuchat.models.quantize.types import QuantType
 
@@ -43,10 +51,7 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 4 damaged model, {DiskFu
     "--list", "as_list", is_flag=True,
     help="List the types; with SOURCE also size, fit, speed and repacking here.",
 )  # fmt: skip
-@click.option(
-    "--imatrix", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Importance matrix from llama-imatrix; required for the smallest types.",
-)  # fmt: skip
+@file_option("--imatrix", help="Importance matrix from llama-imatrix; required for the smallest types.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -70,10 +75,8 @@ def quantize(
         return _list_types(source, as_json=as_json)
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
-    from cpuchat.models.gguf.header import read_header
     from cpuchat.models.quantize.make import Job
     from cpuchat.models.quantize.place import is_folder, suggested_folder, suggested_path
-    from cpuchat.models.quantize.types import quant_type
 
     wanted, library = quant_type(kind), _library()
     path = library.resolve(source)
@@ -88,9 +91,6 @@ def quantize(
 
 
 def _library() -> Library:
-    from cpuchat import settings
-    from cpuchat.models.library.library import Library
-
     return Library(settings.load().model.folders)
 
 
@@ -131,17 +131,11 @@ def _status(progress: QuantizeProgress) -> str:
 
 def _repacking(kind: QuantType) -> str:
     """Return one sentence on how it is repacked at load on this CPU."""
-    from cpuchat.hardware.instructions import instructions
-    from cpuchat.models.repack import format_of
-
     layout = format_of(kind.tensor, instructions())
     return f"At load on this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'}."
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
-    from cpuchat.hardware.instructions import instructions
-    from cpuchat.models.repack import advice
-
     cpu = instructions()
     path = _library().resolve(spec) if spec is not None else None
     rows = asyncio.run(_forecasts(path, cpu)) if path is not None else _types(cpu)
@@ -165,15 +159,10 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
 
 
 def _file_size(path: Path) -> int:
-    from cpuchat.models.gguf.header import read_model
-
     return read_model(path).file_size
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
-    from cpuchat.models.quantize.types import TYPES
-    from cpuchat.models.repack import format_of
-
     return [
         {
             "type": kind.name,
@@ -188,12 +177,8 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
 
 async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """Return `_types` with the forecast for the model; bits per weight are those of the file."""
-    from cpuchat import settings
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.quantize.forecast import forecast_type, source_header
     from cpuchat.models.quantize.process import QuantizeProcess
-    from cpuchat.models.quantize.types import TYPES
-    from cpuchat.present.prediction import verdict
     from cpuchat.present.quantize import predict_type
 
     config = settings.load()
