@@ -30,9 +30,9 @@ from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import attached, compose, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
-from cpuchat.protocol import Generate
+from cpuchat.protocol import AnyEvent, Generate, GenerationFinished
 
-if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
+if TYPE_CHECKING:  # these pull in asyncio and more, which `--help` has no use for
     from collections.abc import AsyncGenerator
 
     from cpuchat.chats.records import Attachment
@@ -41,7 +41,6 @@ if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--h
     from cpuchat.cli.session import Answer, Session, Sink
     from cpuchat.cli.terminal import Terminal
     from cpuchat.model_info import ModelInfo
-    from cpuchat.protocol import AnyEvent, Generate, GenerationFinished
     from cpuchat.settings import Settings
     from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
@@ -228,13 +227,6 @@ def _events(
     )
 
 
-async def _begin_speech(aloud: Aloud, info: ModelInfo, sink: Sink) -> Sink:
-    """Return the sink that reads the answer, beside the model that writes it."""
-    await aloud.prepare(info)
-    aloud.speaker.begin(time.monotonic())
-    return _ReadAloud(sink, aloud.speaker)
-
-
 async def _finish_speech(
     aloud: Aloud, terminal: Terminal, *, as_json: bool
 ) -> tuple[dict[str, Any], CpuchatError | None]:
@@ -319,7 +311,9 @@ async def _print_answer(
     answer = Answer()
     sink: Sink = _Silent() if as_json else terminal
     if aloud is not None:
-        sink = await _begin_speech(aloud, info, sink)
+        await aloud.prepare(info)
+        aloud.speaker.begin(time.monotonic())
+        sink = _ReadAloud(sink, aloud.speaker)
     try:
         try:
             finished = await session.stream(events, answer, sink)

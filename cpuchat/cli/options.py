@@ -219,7 +219,11 @@ def engine_options() -> Decorator:
         setting("--flash-attn", "engine.flash_attn", "Flash attention."),
         setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
         setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
-        experts_option(),
+        setting(
+            "--experts",
+            "engine.experts",
+            "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
+        ),
         setting(
             "--rpc",
             "engine.rpc",
@@ -254,13 +258,6 @@ def speculation_options() -> Decorator:
             "Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
             metavar="LIST",
         ),
-    )  # fmt: skip
-
-
-def experts_option() -> Decorator:
-    return setting(
-        "--experts", "engine.experts",
-        "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
     )  # fmt: skip
 
 

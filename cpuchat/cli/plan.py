@@ -287,7 +287,8 @@ def _show_machines(as_json: bool) -> int:
     known, problems = all_machines()
     _report(problems)
     if as_json:
-        click.echo(json_line([_without_none(msgspec.to_builtins(one)) for one in known]))
+        tables = (msgspec.to_builtins(one) for one in known)
+        click.echo(json_line([{key: one[key] for key in one if one[key] is not None} for one in tables]))
         return 0
     for one in known:
         click.echo(f"{one.id}: {one.name}")
@@ -308,7 +309,3 @@ def _plain(value: Any) -> Any:
         return None if isinstance(one, float) and not math.isfinite(one) else one
 
     return finite(msgspec.to_builtins(value))
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}

@@ -81,7 +81,7 @@ def quality(
         library.resolve(base),
         [library.resolve(other) for other in others],
         builtin_texts() if text is None else _own_text(text),
-        engine=_engine_version(),
+        engine=metadata.version("llama-cpp-python"),
         n_ctx=n_ctx,
         folder=paths.quality_dir(),
     )
@@ -114,10 +114,6 @@ def _own_text(file: Path) -> Any:
         raise UsageError(f"Cannot read {shown(file)}: {error.strerror}.", "Give a text file.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{shown(file)} is not UTF-8 text.", "Convert it, for example with iconv.") from None
-
-
-def _engine_version() -> str:
-    return metadata.version("llama-cpp-python")
 
 
 def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Terminal) -> bool:

@@ -29,7 +29,7 @@ from cpuchat.cli.options import (
 from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
 from cpuchat.rpc_workers import PORT
-from cpuchat.servers import is_local
+from cpuchat.servers import is_local, is_loopback
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:  # `--help` has no use for them
@@ -130,8 +130,6 @@ def serve(
         _require_web()
     backend = _backend(chosen)
     try:
-        from cpuchat.cli.terminal import Terminal
-        from cpuchat.servers import is_loopback
         from cpuchat.serving.guard import TOKEN_VARIABLE, read_token
 
         is_new = token_file is not None and not token_file.exists()

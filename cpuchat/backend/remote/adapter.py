@@ -269,9 +269,9 @@ def extend_template(content: dict[str, Any], request: Generate) -> None:
         content["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
 
 
-def listed(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of `/v1/models`."""
-    found = data.get("data")
+def listed(data: dict[str, Any], key: str = "data") -> list[dict[str, Any]]:
+    """Return the entries of a list of models, as `/v1/models` has it."""
+    found = data.get(key)
     return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []
 
 

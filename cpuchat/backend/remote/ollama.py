@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, name_of
+from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import SILENCE, Connection, Status
 from cpuchat.backend.remote.stream import valid_text
@@ -22,7 +22,6 @@ from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import Generate, Message
 
 _NS = 1e-6  # in ms
-_MOST_MODELS = 2_000
 _TOO_LONG = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
 
 
@@ -115,10 +114,10 @@ async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
     """
     contexts: dict[str, int] = {}
     with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
-        for entry in _entries(await connection.get("/api/ps")):
+        for entry in listed(await connection.get("/api/ps"), "models"):
             contexts[name_of(entry, "name")] = Numbers(entry).count("context_length") or 0
     found = []
-    for entry in _entries(await connection.get("/api/tags")):
+    for entry in listed(await connection.get("/api/tags"), "models"):
         details = entry.get("details")
         details = details if isinstance(details, dict) else {}
         if name := name_of(entry, "name"):
@@ -133,8 +132,3 @@ async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
                 )
             )
     return tuple(found)
-
-
-def _entries(data: dict[str, Any]) -> list[dict[str, Any]]:
-    found = data.get("models")
-    return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []

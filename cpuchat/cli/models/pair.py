@@ -78,7 +78,7 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
     expected = _expectation(target, draft, chosen) if verdict.ok else None
     if as_json:
         facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
-        click.echo(json_line({**facts, "expected": _expected_json(expected)}))
+        click.echo(json_line({**facts, "expected": msgspec.to_builtins(expected)}))
     elif verdict.ok:
         click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
     else:
@@ -239,14 +239,9 @@ def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Cand
             "named_by_catalog": one.named,
             "fits": one.fits,
             "reason": one.verdict.reason if one.verdict is not None else one.failed,
-            "expected": _expected_json(one.expected),
+            "expected": msgspec.to_builtins(one.expected),
             "recommended": one is best,
         }
 
     rows = [[row(spec, one) for spec, one in group.items()] for group in (here, on_hub)]
     click.echo(json_line({"target": str(target), "drafts": rows[0], "hub": rows[1]}))
-
-
-def _expected_json(expected: Expectation | None) -> dict[str, Any] | None:
-    """Return it as JSON: `gains` is empty when nothing is known, and `why` says what is missing."""
-    return None if expected is None else msgspec.to_builtins(expected)

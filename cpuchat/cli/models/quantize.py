@@ -142,7 +142,7 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     if as_json:
         click.echo(json_line(rows))
         return 0
-    limit = _file_size(path) if path is not None else 0
+    limit = read_model(path).file_size if path is not None else 0
     listed = [row for row in rows if row.get("size", 0) < limit] if path is not None else rows
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
     echo_table(headings + [_cells(row) for row in listed], right=(1, 2, 4, 5))
@@ -156,10 +156,6 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     for note in notes:
         echo_paragraph(note)
     return 0
-
-
-def _file_size(path: Path) -> int:
-    return read_model(path).file_size
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
