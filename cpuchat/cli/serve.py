@@ -184,13 +184,6 @@ def tab_address(listeners: list[socket.socket]) -> str:
     return url(listeners[0])
 
 
-def _sessions(address: str, access: Access, terminal: Terminal) -> Sessions:
-    """Return the sessions of browsers; their apps get a token of their own where one is needed."""
-    from cpuchat.serving.web.sessions import Sessions
-
-    return Sessions(address, secrets.token_urlsafe(32) if access.token else "", access.sessions, terminal.warn)
-
-
 @contextlib.asynccontextmanager
 async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
     """End sessions that nobody uses inside the block, and all at its end."""
@@ -284,6 +277,7 @@ class _Serve:
         from cpuchat.serving.app import make_app
         from cpuchat.serving.server import serving, url
         from cpuchat.serving.service import Service
+        from cpuchat.serving.web.sessions import Sessions
 
         loop, terminal = asyncio.get_running_loop(), self._terminal
         async with Session(self._settings, terminal, self._backend) as session:
@@ -291,7 +285,8 @@ class _Serve:
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
             service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
             address, web = url(listeners[0]), access.sessions > 0
-            sessions = _sessions(tab_address(listeners), access, terminal) if web else None
+            key = secrets.token_urlsafe(32) if access.token else ""  # of the apps in browser tabs
+            sessions = Sessions(tab_address(listeners), key, access.sessions, terminal.warn) if web else None
             app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
             async with serving(app, listeners, sockets=web), _watched_over(sessions):
                 info = await session.load(self._path, strict=self._strict)
