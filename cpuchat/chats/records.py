@@ -186,6 +186,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 CHAT_COLUMNS = Chat.__struct_fields__
 MESSAGE_COLUMNS = StoredMessage.__struct_fields__
+_JSON_COLUMNS = ("timings", "settings", "attachments", "steps")
 
 
 def new_chat_id() -> str:
@@ -202,13 +203,10 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     version, leaf, budget = row["version"], row["leaf"], row["reasoning_budget"]
     return {
         "id": row["id"] if is_chat_id(row["id"]) else new_chat_id(),
-        "title": _text(row["title"]),
+        **{name: _text(row[name]) for name in ("title", "model", "system_prompt", "sides")},
         "created": created,
         "updated": valid_time(row["updated"], created),
-        "model": _text(row["model"]),
-        "system_prompt": _text(row["system_prompt"]),
         "version": version if isinstance(version, int) and 0 <= version < 1 << 53 else 0,
-        "sides": _text(row["sides"]),
         "leaf": leaf if isinstance(leaf, int) else None,
         "when_full": row["when_full"] if row["when_full"] in get_args(WhenFull) else "",
         "preset": row["preset"] if isinstance(row["preset"], Preset) or is_unicode(row["preset"]) else None,
@@ -229,16 +227,10 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     parent, stop_reason = row["parent"], row["stop_reason"]
     return {
         **row,
-        "chat_id": _text(row["chat_id"]),
+        **{name: _text(row[name]) for name in ("chat_id", "content", "reasoning", "model")},
         "parent": parent if isinstance(parent, int) and 0 <= parent < 1 << 53 else -1,
-        "content": _text(row["content"]),
-        "reasoning": _text(row["reasoning"]),
-        "model": _text(row["model"]),
         "stop_reason": stop_reason if stop_reason is None else _text(stop_reason)[:100],
-        "timings": row["timings"] if is_unicode(row["timings"]) else None,
-        "settings": row["settings"] if is_unicode(row["settings"]) else None,
-        "attachments": row["attachments"] if is_unicode(row["attachments"]) else None,
-        "steps": row["steps"] if is_unicode(row["steps"]) else None,
+        **{name: row[name] if is_unicode(row[name]) else None for name in _JSON_COLUMNS},
         "created": valid_time(row["created"], 0.0),
     }
 

@@ -13,6 +13,7 @@ from cpuchat.cli.options import (
     answering_backend,
     answering_model_option,
     engine_options,
+    file_option,
     key_ring,
     model_path,
     overridden,
@@ -25,11 +26,13 @@ from cpuchat.cli.options import (
     stacked,
     with_preset,
 )
+from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import attached, compose, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
 from cpuchat.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.protocol import AnyEvent, Generate, GenerationFinished
 
-if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--help` has no use for
+if TYPE_CHECKING:  # these pull in asyncio and more, which `--help` has no use for
     from collections.abc import AsyncGenerator
 
     from cpuchat.chats.records import Attachment
@@ -38,7 +41,6 @@ if TYPE_CHECKING:  # these pull in asyncio and the worker's protocol, which `--h
     from cpuchat.cli.session import Answer, Session, Sink
     from cpuchat.cli.terminal import Terminal
     from cpuchat.model_info import ModelInfo
-    from cpuchat.protocol import AnyEvent, Generate, GenerationFinished
     from cpuchat.settings import Settings
     from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
@@ -106,12 +108,7 @@ or not reached, 22 API key refused, 23 speech failed, 24 the answer does not mat
         help="Do not replace control characters in the answer; the terminal will interpret them.",
     ),
     click.option("--speak", is_flag=True, help="Read the answer aloud while it is written; see cpuchat speak --help."),
-    click.option(
-        "--speak-output",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Write the speech to a WAV file instead of playing it.",
-    ),
+    file_option("--speak-output", help="Write the speech to a WAV file instead of playing it."),
     click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )
@@ -205,8 +202,6 @@ def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *
 
 
 def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: AnswerForm | None) -> Generate:
-    from cpuchat.protocol import Generate
-
     return Generate(
         prompt=prompt,
         **chosen.sampling.request_options(),
@@ -232,18 +227,10 @@ def _events(
     )
 
 
-async def _begin_speech(aloud: Aloud, info: ModelInfo, sink: Sink) -> Sink:
-    """Return the sink that reads the answer, beside the model that writes it."""
-    await aloud.prepare(info)
-    aloud.speaker.begin(time.monotonic())
-    return _ReadAloud(sink, aloud.speaker)
-
-
 async def _finish_speech(
     aloud: Aloud, terminal: Terminal, *, as_json: bool
 ) -> tuple[dict[str, Any], CpuchatError | None]:
     """Wait until the answer was heard; returns its figures for JSON, and why it was not heard to its end, if so."""
-    from cpuchat.cli.output import error_json, error_text
     from cpuchat.present import speech as words
 
     aloud.speaker.finish()
@@ -317,7 +304,6 @@ async def _print_answer(
     as_json: bool,
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
-    from cpuchat.cli.output import error_json, error_text, json_line
     from cpuchat.cli.session import Answer
     from cpuchat.present.answers import full_summary
     from cpuchat.telemetry.roofline import after_answer
@@ -325,7 +311,9 @@ async def _print_answer(
     answer = Answer()
     sink: Sink = _Silent() if as_json else terminal
     if aloud is not None:
-        sink = await _begin_speech(aloud, info, sink)
+        await aloud.prepare(info)
+        aloud.speaker.begin(time.monotonic())
+        sink = _ReadAloud(sink, aloud.speaker)
     try:
         try:
             finished = await session.stream(events, answer, sink)

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat.cli.options import laid_over
+from cpuchat import paths
+from cpuchat.cli.options import file_option, laid_over
+from cpuchat.cli.output import json_line
 from cpuchat.errors import Interrupted, MeasureFailed, SpeechFailed, UsageError
+from cpuchat.files import write_atomically
+from cpuchat.models.library.library import Library
+from cpuchat.paths import shown
 
 if TYPE_CHECKING:
     from cpuchat.bench.matrix import Cell
@@ -57,13 +63,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
 
 @click.command("bench", epilog=_EPILOG)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option(
-    "--matrix",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Read the matrix from a TOML file; options replace its lists.",
-)
+@file_option("--matrix", "file", help="Read the matrix from a TOML file; options replace its lists.")
 @_list("--quantizations", "LIST", "Quantizations of each model, from this machine.")
 @_list(
     "--drafters",
@@ -96,23 +96,15 @@ def _list(flag: str, metavar: str, help: str) -> Any:
     metavar="X",
     help="Price of the machine per hour, to show the cost per million tokens.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "journal",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Save each measurement to this file, to resume from; default: in the cache.",
+@file_option(
+    "-o", "--output", "journal", help="Save each measurement to this file, to resume from; default: in the cache."
 )
 @click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write plots as SVG.")
+@file_option("--svg", help="Write plots as SVG.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with llama-bench's field names.")
-@click.option(
-    "--diff",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="OLD [NEW]",
-    help="Compare with an earlier --json file; exit code 1 if a figure is slower.",
+@file_option(
+    "--diff", metavar="OLD [NEW]", help="Compare with an earlier --json file; exit code 1 if a figure is slower."
 )
 def bench(
     models: tuple[str, ...],
@@ -129,11 +121,9 @@ def bench(
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """
-    from cpuchat import paths
     from cpuchat.bench.matrix import check_placements, located
     from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
-    from cpuchat.models.library.library import Library
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are mutually exclusive.", "Omit one of them.")
@@ -167,7 +157,6 @@ def _cells(
     models: tuple[str, ...], file: Path | None, chosen: Settings, values: dict[str, Any]
 ) -> tuple[list[Cell], int]:
     from cpuchat.bench.matrix import cells_of, check_placements, read_matrix
-    from cpuchat.models.library.library import Library
 
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value}
     matrix = read_matrix({"models": list(models), **given} if models else given, file)
@@ -205,8 +194,6 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
 
 
 def _write_plots(file: Path, found: Report) -> None:
-    from cpuchat.files import write_atomically
-    from cpuchat.paths import shown
     from cpuchat.present.bench_plot import plots
 
     try:
@@ -217,7 +204,6 @@ def _write_plots(file: Path, found: Report) -> None:
 
 def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json: bool) -> None:
     from cpuchat.bench import results
-    from cpuchat.cli.output import json_line
     from cpuchat.present.bench import markdown
 
     if as_json:
@@ -230,10 +216,7 @@ def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
     """Print what changed; returns the exit code."""
-    import msgspec
-
     from cpuchat.bench.diff import REGRESSION, compare_reports
-    from cpuchat.cli.output import json_line
     from cpuchat.present.bench import diff_lines
 
     found = compare_reports(old, new)

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.cli.options import overridden, setting
+from cpuchat.cli.options import file_option, overridden, setting
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, paragraph
 from cpuchat.errors import CpuchatError, Interrupted, UsageError, from_code
+from cpuchat.files import write_atomically
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.library.library import Library
+from cpuchat.present.table import table
+from cpuchat.protocol import LoadProgress, PrefillProgress, TextDelta
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.compare.comparison import Comparison
     from cpuchat.compare.side import Side
     from cpuchat.protocol import AnyEvent
@@ -50,9 +56,7 @@ if one side failed, its exit code as in `cpuchat ask --help`, and the other side
 @setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 = no limit.")
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when all rounds are complete.")
-@click.option(
-    "--export", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a Markdown report."
-)
+@file_option("--export", help="Write a Markdown report.")
 def compare(
     a: str,
     b: str,
@@ -69,9 +73,7 @@ def compare(
     PROMPT may also come from standard input. Without one, the app opens on the comparison.
     """
     from cpuchat.cli.question import compose, standard_input
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.compare.side import parse_side
-    from cpuchat.models.library.library import Library
 
     chosen = overridden(values)
     if system is not None:
@@ -99,7 +101,6 @@ class _Run:
 
     def __init__(self, sides: tuple[Side, Side], settings: Settings, terminal: Terminal, *, stream: bool) -> None:
         from cpuchat.compare.comparison import Comparison
-        from cpuchat.models.library.library import Library
 
         self._comparison: Comparison = Comparison(sides, settings, library=Library(settings.model.folders))
         self._comparison.tell = self._show
@@ -136,7 +137,6 @@ class _Run:
     async def _watch(self) -> None:
         """Read the counters of energy and memory traffic while one side answers."""
         from cpuchat.hardware.monitor import Monitor
-        from cpuchat.hardware.topology import read_topology
 
         comparison = self._comparison
         if not comparison.runners[0].settings.hardware.counters:
@@ -160,8 +160,6 @@ class _Run:
         self._stopping = asyncio.ensure_future(self._comparison.stop())
 
     def _show(self, side: int, event: AnyEvent) -> None:
-        from cpuchat.protocol import LoadProgress, PrefillProgress, TextDelta
-
         name = f"{'AB'[side]} {self._comparison.names[side]}"
         match event:
             case TextDelta() if self._stream:
@@ -188,11 +186,8 @@ class _Run:
         self._shown = None
 
     def _print(self, as_json: bool, *, streamed: bool) -> None:
-        from cpuchat.cli.output import json_line
-        from cpuchat.cli.terminal import paragraph
         from cpuchat.compare.figures import figures_of
         from cpuchat.present import compare as words
-        from cpuchat.present.table import table
 
         comparison, terminal = self._comparison, self._terminal
         if as_json:
@@ -221,7 +216,6 @@ class _Run:
 
 
 def _export(comparison: Comparison, file: Path) -> None:
-    from cpuchat.files import write_atomically
     from cpuchat.present.compare_export import markdown
 
     try:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpuchat.cli.output import json_line
 from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.hardware.counters.ladder import Ladder, counter_openers, power_openers, theoretical_bandwidth, worth_trying
+from cpuchat.hardware.topology import read_topology
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.hardware.counters.base import CounterRefusal, CounterSource
@@ -34,12 +40,6 @@ def counters(ctx: click.Context, as_json: bool) -> int:
             hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
             raise UsageError("--json before the command is not supported.", hint)
         return 0
-    import os
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.hardware.counters.ladder import counter_openers, power_openers, theoretical_bandwidth
-    from cpuchat.hardware.topology import read_topology
-
     topology = read_topology()
     theoretical = theoretical_bandwidth(topology)
     found = {
@@ -63,8 +63,6 @@ def counters(ctx: click.Context, as_json: bool) -> int:
 
 
 def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
-    from cpuchat.hardware.counters.ladder import Ladder, worth_trying
-
     ladder = Ladder([opener])
     source = ladder.next()
     if source is None:
@@ -76,8 +74,6 @@ def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any], used: str | None) -> str:
-    from cpuchat.text import clean_line
-
     if row["opens"]:
         return f"  {row['name']:<25} available{', in use' if row['name'] == used else ''}"
     how = f"\n  {'':<25} → {row['how']}" if row["how"] else ""
@@ -102,9 +98,6 @@ def print_program() -> int:
 
     `cpuchat counters unit` says how to install it as a copy that only root can change.
     """
-    import os
-    import sys
-
     from cpuchat.hardware.collector_unit import program_file
 
     if sys.stdout.isatty():
@@ -123,10 +116,8 @@ def print_program() -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
     """Print memory traffic and power once a second, until Ctrl+C."""
-    from cpuchat.cli.output import json_line
     from cpuchat.hardware.counters.collector_file import content_of
     from cpuchat.hardware.monitor import Monitor
-    from cpuchat.hardware.topology import read_topology
 
     monitor = Monitor(read_topology(), pid)
     try:

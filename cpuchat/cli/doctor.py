@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.cli.options import laid_over
+from cpuchat.cli.options import laid_over, model_path
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import columns
+from cpuchat.errors import CpuchatError
 
 if TYPE_CHECKING:
     from cpuchat.hardware.diagnostics.facts import WantedSetup
@@ -35,12 +40,8 @@ Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 wrong u
 def doctor(probe: bool, as_json: bool) -> int:
     """Check what limits inference speed on this machine: each finding with its evidence and the fix."""
     import asyncio
-    import dataclasses
 
     from cpuchat.cli.engine_info import engine_info
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import columns
-    from cpuchat.errors import CpuchatError
     from cpuchat.hardware.diagnostics.checks import examine
     from cpuchat.hardware.diagnostics.facts import gather_facts
     from cpuchat.hardware.topology import read_topology
@@ -71,10 +72,6 @@ def doctor(probe: bool, as_json: bool) -> int:
 
 def _wanted(chosen: Settings) -> WantedSetup:
     """Return what the settings say about the machine, and the model used last."""
-    import contextlib
-
-    from cpuchat.cli.options import model_path
-    from cpuchat.errors import CpuchatError
     from cpuchat.hardware.diagnostics.facts import WantedSetup
     from cpuchat.models.gguf.header import split_parts
 
@@ -91,7 +88,6 @@ def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
     here, which is then a finding. (Returned in case they cannot be cached.)
     """
-    from cpuchat.errors import CpuchatError
     from cpuchat.hardware.bandwidth.peaks import remember
     from cpuchat.hardware.bandwidth.survey import survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cpuchat.cli.output import cleaned
 from cpuchat.cli.terminal import Terminal
 from cpuchat.present.table import table
+from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
     from cpuchat.bench.run import Bench
@@ -41,8 +42,6 @@ class LiveTable:
             self._next = time.monotonic() + _SECONDS
 
     def _tell(self, running: Bench) -> None:
-        from cpuchat.telemetry import units
-
         known = running.journal.measurements
         if self._said is None:
             self._said = set(known)  # of an earlier run

@@ -9,10 +9,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
 from cpuchat.cli.lazy import LazyGroup
@@ -80,83 +81,48 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
 )
 @click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
-@click.option("--preset", metavar="NAME", help="Preset of new chats by its name; its model is loaded.")
-@click.option("--threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
-@click.option("--cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3.")
+@click.option("--preset", "chat__preset", metavar="NAME", help="Preset of new chats by its name; its model is loaded.")
+@click.option("--threads", "engine__threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option(
-    "--memory-policy", metavar="POLICY",
+    "--cores", "engine__cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3."
+)
+@click.option(
+    "--memory-policy", "engine__memory", metavar="POLICY",
     help="NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
 )  # fmt: skip
-@click.option("--ctx", "ctx_size", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
+@click.option("--ctx", "engine__ctx", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(
-    "--draft-model", metavar="FILE|REPO|mtp|none",
+    "--draft-model", "speculation__draft_model", metavar="FILE|REPO|mtp|none",
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
-@click.option("--drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free.")
-@click.option("--rpc", metavar="HOST:PORT,…", help="RPC workers for layers that do not fit here (docs/rpc.md).")
-@click.option("--rpc-layers", type=int, metavar="N", help="Layers on the RPC workers; 0 = those that do not fit here.")
+@click.option(
+    "--drafters", "speculation__drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free."
+)
+@click.option(
+    "--rpc", "engine__rpc", metavar="HOST:PORT,…", help="RPC workers for layers that do not fit here (docs/rpc.md)."
+)
+@click.option(
+    "--rpc-layers", "engine__rpc_layers", type=int, metavar="N",
+    help="Layers on the RPC workers; 0 = those that do not fit here.",
+)  # fmt: skip
 @click.option("--tools-folder", metavar="DIR", help="Let the model read files in this folder, call by call.")
 @click.option(
-    "--tools",
-    "tool_servers",
-    multiple=True,
-    metavar="NAME",
+    "--tools", "tool_servers", multiple=True, metavar="NAME",
     help="Let the model call tools of this MCP server, or `all`.",
-)
+)  # fmt: skip
 @click.option("--plain", is_flag=True, help="Chat in lines of text, for screen readers: nothing is redrawn.")
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
     help="Show versions and the engine's CPU features.",
 )  # fmt: skip
 @click.pass_context
-def cli(
-    ctx: click.Context,
-    model: str | None,
-    server: str | None,
-    preset: str | None,
-    threads: int | None,
-    cores: str | None,
-    memory_policy: str | None, ctx_size: int | None,
-    draft_model: str | None,
-    drafters: str | None,
-    rpc: str | None, rpc_layers: int | None,
-    plain: bool,
-    **tools: Any,
-) -> int:  # fmt: skip
+def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, **values: Any) -> int:
     """Chat with local language models on the CPU, and see how fast they run.
 
     Without a command, cpuchat opens the terminal app.
     """
     if ctx.invoked_subcommand is not None:
-        given = {
-            "--model": model,
-            "--server": server,
-            "--preset": preset,
-            "--threads": threads,
-            "--cores": cores,
-            "--memory-policy": memory_policy,
-            "--ctx": ctx_size,
-            "--draft-model": draft_model,
-            "--drafters": drafters,
-            "--rpc": rpc,
-            "--rpc-layers": rpc_layers,
-            "--tools-folder": tools["tools_folder"],
-            "--tools": " ".join(tools["tool_servers"]) or None,
-            "--plain": "" if plain else None,
-        }
-        return _refuse_all(given, ctx.invoked_subcommand)
-    values = {
-        "chat__preset": preset,
-        "engine__threads": threads,
-        "engine__cores": cores,
-        "engine__memory": memory_policy,
-        "engine__ctx": ctx_size,
-        "speculation__draft_model": draft_model,
-        "speculation__drafters": drafters,
-        "engine__rpc": rpc,
-        "engine__rpc_layers": rpc_layers,
-        **tools,
-    }
+        return _refuse_options(ctx, ctx.invoked_subcommand)
     if plain:
         from cpuchat.cli.plain import open_plain
 
@@ -166,12 +132,15 @@ def cli(
     return open_app(model, values, server=server)
 
 
-def _refuse_all(given: Mapping[str, object], command: str) -> int:
-    for flag, value in given.items():
-        if value is not None:
+def _refuse_options(ctx: click.Context, command: str) -> int:
+    for param in ctx.command.params:
+        name = param.name or ""
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            value = ctx.params[name]
+            flag, shown = param.opts[0], " ".join(value) if isinstance(value, tuple) else value
             raise UsageError(
                 f"{flag} before a command applies to the chat app only.",
-                f"Put it after the command: cpuchat {command} {flag} {value}".rstrip(),
+                f"Put it after the command: cpuchat {command} {flag} {'' if value is True else shown}".rstrip(),
             )
     return 0
 

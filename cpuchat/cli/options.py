@@ -13,13 +13,13 @@ import msgspec
 
 from cpuchat import settings
 from cpuchat.errors import UsageError
+from cpuchat.servers import ServerModel, is_url, last_here, last_on_server, normalized
 from cpuchat.settings import Settings
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.servers import ServerModel
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -83,6 +83,11 @@ def setting(flag: str, key: str, help: str, *, metavar: str | None = None) -> De
     return click.option(flag, f"{table}__{name}", type=kind, default=None, help=help, metavar=metavar)
 
 
+def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
+    """Make an option for a file, which is handed to the command as a path."""
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar=metavar, help=help)
+
+
 MODEL_HELP = "A GGUF file, a Hugging Face repository in the local cache, or `demo`."
 
 
@@ -128,8 +133,6 @@ def server_model(server: str | None, model: str | None, values: Mapping[str, Any
     Raises:
         UsageError: not an address, or with options that only a model on this machine has.
     """
-    from cpuchat.servers import ServerModel, is_url
-
     if server is not None:
         chosen = ServerModel(ServerModel.of(server).server, model or ServerModel.of(server).name)
     elif model is not None and is_url(model):
@@ -144,8 +147,6 @@ def server_model_or_last(
     server: str | None, model: str | None, values: Mapping[str, Any], chosen: Settings
 ) -> ServerModel | None:
     """Return the same, or without `--model` the model used last if it is on a server. Raises UsageError as above."""
-    from cpuchat.servers import last_on_server
-
     found = server_model(server, model, values)
     if found is None and model is None and (found := last_on_server(chosen.model.last)) is not None:
         require_no_worker_options(values)
@@ -174,7 +175,6 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     """Return the API keys. `CPUCHAT_API_KEY` is for the server that was `named`, or for the only one of the settings;
     never for the one used last, which may have been tried once."""
     from cpuchat.backend.remote.keys import KeyRing
-    from cpuchat.servers import normalized
 
     if named is not None:
         return KeyRing(named.server)
@@ -219,7 +219,11 @@ def engine_options() -> Decorator:
         setting("--flash-attn", "engine.flash_attn", "Flash attention."),
         setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
         setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
-        experts_option(),
+        setting(
+            "--experts",
+            "engine.experts",
+            "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
+        ),
         setting(
             "--rpc",
             "engine.rpc",
@@ -254,13 +258,6 @@ def speculation_options() -> Decorator:
             "Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
             metavar="LIST",
         ),
-    )  # fmt: skip
-
-
-def experts_option() -> Decorator:
-    return setting(
-        "--experts", "engine.experts",
-        "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
     )  # fmt: skip
 
 
@@ -341,7 +338,6 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
         UsageError: none is given, and the one used last is on a server.
     """
     from cpuchat.models.library.library import Library
-    from cpuchat.servers import last_here
 
     return Library(chosen.model.folders).resolve(spec or last_here(chosen.model.last) or DEMO)
 

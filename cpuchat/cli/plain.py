@@ -8,17 +8,21 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cpuchat import paths
+from cpuchat.cli.output import error_text
 from cpuchat.cli.phrases import Phrases
 from cpuchat.cli.plain_chats import Commands, PlainChats
+from cpuchat.cli.terminal import Terminal, is_terminal
 from cpuchat.cli.typed_ahead import TypedAhead
 from cpuchat.errors import ContextFull, CpuchatError, UsageError
+from cpuchat.present.answers import WHEN_FULL, full_summary, reasoning, summarized, summary
+from cpuchat.protocol import ContextTrimmed
 from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import WhenFull
     from cpuchat.chats.request import Attach
     from cpuchat.cli.session import Session
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.library import Library
     from cpuchat.protocol import AnyEvent, GenerationFinished
     from cpuchat.servers import Source
@@ -28,14 +32,12 @@ _MANY_LINES = '"""'
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
     """Run the chat until it is left; arguments and errors as `app.open_app`, but it needs no terminal."""
-    from cpuchat import paths
     from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.chats.store import ChatStore
     from cpuchat.cli.app import initial_model, require_draft
     from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
     from cpuchat.cli.session import Session
-    from cpuchat.cli.terminal import Terminal, is_terminal
     from cpuchat.cli.tools import start_tools, tool_loop
     from cpuchat.models.library.library import Library
 
@@ -115,8 +117,6 @@ class PlainChat:
             self._do(self._ask(text.strip()))
 
     def _warn(self, error: CpuchatError) -> None:
-        from cpuchat.cli.output import error_text
-
         self._terminal.warn(error_text(error))
 
     # Input
@@ -159,8 +159,6 @@ class PlainChat:
 
     def _input(self, prompt: str) -> str:
         """Return one line that is typed now. Raises EOFError, KeyboardInterrupt, UsageError."""
-        from cpuchat.cli.terminal import is_terminal
-
         if is_terminal(sys.stdin):
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - history, and longer lines than a terminal passes on
@@ -199,8 +197,6 @@ class PlainChat:
 
     async def _answer(self, events: AsyncGenerator[AnyEvent, None]) -> GenerationFinished:
         from cpuchat.cli.session import Answer
-        from cpuchat.cli.terminal import is_terminal
-        from cpuchat.present.answers import summary
 
         model, shows = self._conversation.model, self._conversation.settings.ui.show_reasoning
         can_end = is_terminal(sys.stdin) and model is not None and not model.server
@@ -233,8 +229,6 @@ class PlainChat:
     async def _summarized(self) -> bool:
         """Summarize the chat; False when that was stopped."""
         from cpuchat.compacting import compact
-        from cpuchat.present.answers import summarized
-        from cpuchat.protocol import ContextTrimmed
 
         trimmed: ContextTrimmed | None = None
 
@@ -270,7 +264,6 @@ class PlainChat:
 
     async def _reasoning(self, choice: str) -> None:
         from cpuchat.chat_preset import reasoning_of
-        from cpuchat.present.answers import reasoning
 
         if choice:
             await self._conversation.preset.set_reasoning(*reasoning_of(choice))
@@ -278,8 +271,6 @@ class PlainChat:
         self._terminal.note(f"From the next answer on: {reasoning(used.reasoning, used.reasoning_budget or None)}.")
 
     async def _figures(self, _: str) -> None:
-        from cpuchat.present.answers import full_summary
-
         answers = [one for one in self._conversation.messages if one.timings is not None and not one.is_summary]
         if not answers or answers[-1].timings is None:
             self._terminal.note("No answer yet.")
@@ -294,8 +285,6 @@ class PlainChat:
         Raises:
             ContextFull: `error`, if nothing is done about it.
         """
-        from cpuchat.present.answers import WHEN_FULL
-
         chat = self._conversation.chat
         choice = chat.when_full if chat is not None else "stop"
         if error.alone or not self._conversation.kept_all or choice == "stop":

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat import settings
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.models.catalog import load_catalog
+from cpuchat.present import plan as words
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.planner.choices import MachineFor
@@ -80,8 +88,6 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat import settings
-    from cpuchat.models.catalog import load_catalog
     from cpuchat.planner.choices import catalog_models, usual_draft
     from cpuchat.planner.model_specs import find_model, models_here
 
@@ -217,11 +223,6 @@ def _service(planned: Plan) -> Service:
 
 
 def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
-    from cpuchat.present import plan as words
-    from cpuchat.text import clean_line
-
     if as_json:
         click.echo(json_line({"plan": _plain(planned), "service": _plain(service) if service is not None else None}))
         return 0
@@ -241,10 +242,7 @@ def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
 def _show_catalog(
     machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
 ) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import catalog_plans, reaches
-    from cpuchat.present import plan as words
 
     found = catalog_plans(machine_for, models, workload)
     if target is not None:
@@ -262,10 +260,7 @@ def _show_catalog(
 
 
 def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.planner.choices import cheapest
-    from cpuchat.present import plan as words
 
     best = {
         "plain": cheapest(plans, target) if target is not None else None,
@@ -287,17 +282,13 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | No
 
 
 def _show_machines(as_json: bool) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph
     from cpuchat.planner.machine_specs import all_machines
-    from cpuchat.present import plan as words
 
     known, problems = all_machines()
     _report(problems)
     if as_json:
-        click.echo(json_line([_without_none(msgspec.to_builtins(one)) for one in known]))
+        tables = (msgspec.to_builtins(one) for one in known)
+        click.echo(json_line([{key: one[key] for key in one if one[key] is not None} for one in tables]))
         return 0
     for one in known:
         click.echo(f"{one.id}: {one.name}")
@@ -309,9 +300,6 @@ def _show_machines(as_json: bool) -> int:
 
 def _plain(value: Any) -> Any:
     """Return plain data; infinite numbers become null."""
-    import math
-
-    import msgspec
 
     def finite(one: Any) -> Any:
         if isinstance(one, dict):
@@ -321,7 +309,3 @@ def _plain(value: Any) -> Any:
         return None if isinstance(one, float) and not math.isfinite(one) else one
 
     return finite(msgspec.to_builtins(value))
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}

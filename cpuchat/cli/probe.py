@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpuchat.cli.options import laid_over, memory_option, setting, stacked
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
+from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.present.machine import costs_measured, knee, measured_sets, share_of_peak, theoretical_peak
 from cpuchat.present.table import table
 from cpuchat.telemetry.units import gigabytes
@@ -52,9 +56,6 @@ def probe(as_json: bool, **values: Any) -> int:
     import asyncio
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.errors import CpuchatError, Interrupted
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.survey import survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -139,8 +140,6 @@ def _spread(one: ReadBandwidth) -> str:
 
 
 def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
-    import dataclasses
-
     def plain(one: ReadBandwidth | None) -> dict[str, Any] | None:
         return {**dataclasses.asdict(one), "median": statistics.median(one.rounds)} if one is not None else None
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat.cli.options import cores_option, memory_option, overridden, stacked, threads_option
+from cpuchat import paths
+from cpuchat.cli.options import cores_option, file_option, memory_option, overridden, stacked, threads_option
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import Interrupted, MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.library.library import Library
+from cpuchat.paths import read_text, shown
+from cpuchat.present import quality as words
+from cpuchat.present.quality import status
+from cpuchat.present.table import table
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.quality.flips import Answered, Flips
     from cpuchat.quality.measure import QualityMeasurement
     from cpuchat.quality.questions import Question
@@ -37,10 +48,7 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {Me
 @click.command("quality", epilog=_EPILOG)
 @click.argument("base")
 @click.argument("others", nargs=-1, required=True, metavar="OTHER...")
-@click.option(
-    "--text", "text", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.",
-)  # fmt: skip
+@file_option("--text", "text", help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.")
 @click.option(
     "--questions", metavar="FILE|built-in",
     help="Also ask questions with known answers (JSON lines), and count the answers that change.",
@@ -62,9 +70,6 @@ def quality(
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
-    from cpuchat import paths
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.library.library import Library
     from cpuchat.quality.measure import QualityMeasurement
     from cpuchat.quality.questions import load
     from cpuchat.quality.texts import builtin_texts
@@ -76,7 +81,7 @@ def quality(
         library.resolve(base),
         [library.resolve(other) for other in others],
         builtin_texts() if text is None else _own_text(text),
-        engine=_engine_version(),
+        engine=metadata.version("llama-cpp-python"),
         n_ctx=n_ctx,
         folder=paths.quality_dir(),
     )
@@ -101,7 +106,6 @@ def quality(
 
 
 def _own_text(file: Path) -> Any:
-    from cpuchat.paths import read_text, shown
     from cpuchat.quality.messages import Text
 
     try:
@@ -112,18 +116,8 @@ def _own_text(file: Path) -> Any:
         raise UsageError(f"{shown(file)} is not UTF-8 text.", "Convert it, for example with iconv.") from None
 
 
-def _engine_version() -> str:
-    from importlib import metadata
-
-    return metadata.version("llama-cpp-python")
-
-
 def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Terminal) -> bool:
     """Returns whether Ctrl+C stopped it."""
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-    from cpuchat.hardware.topology import read_topology
-    from cpuchat.present.quality import status
-
     placement = place(read_topology(), PlacementSpec.of(chosen))
     noted = False
 
@@ -171,9 +165,6 @@ def _print(
     *,
     as_json: bool,
 ) -> None:
-    from cpuchat.cli.output import json_line
-    from cpuchat.present import quality as words
-    from cpuchat.present.table import table
     from cpuchat.quality.flips import count_flips
 
     flips = {path: count_flips(*pair) for path, pair in answers.items()}
@@ -203,8 +194,6 @@ def _print(
 
 
 def _flips_json(found: Flips, questions: list[Question], pair: tuple[list[Answered], list[Answered]]) -> dict[str, Any]:
-    import msgspec
-
     return {
         **msgspec.to_builtins(found),
         "p": found.p,

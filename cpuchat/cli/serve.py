@@ -17,13 +17,23 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cpuchat.cli.options import engine_options, model_path, overridden, require_draft_in_use, setting, stacked
+from cpuchat.cli.options import (
+    engine_options,
+    file_option,
+    model_path,
+    overridden,
+    require_draft_in_use,
+    setting,
+    stacked,
+)
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
+from cpuchat.rpc_workers import PORT
+from cpuchat.servers import is_local, is_loopback
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:  # `--help` has no use for them
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.serving.service import RequestRecord
     from cpuchat.serving.web.sessions import Sessions
     from cpuchat.settings import Settings
@@ -67,12 +77,7 @@ _FOR_RPC_WORKERS = frozenset(
         is_flag=True,
         help="Hold layers of a model for another machine (its --rpc); default port: 50052.",
     ),
-    click.option(
-        "--token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="File with the bearer token that programs must send.",
-    ),
+    file_option("--token-file", help="File with the bearer token that programs must send."),
     click.option(
         "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
     ),
@@ -125,8 +130,6 @@ def serve(
         _require_web()
     backend = _backend(chosen)
     try:
-        from cpuchat.cli.terminal import Terminal
-        from cpuchat.servers import is_loopback
         from cpuchat.serving.guard import TOKEN_VARIABLE, read_token
 
         is_new = token_file is not None and not token_file.exists()
@@ -173,20 +176,12 @@ def _require_web() -> None:
 
 def tab_address(listeners: list[socket.socket]) -> str:
     """Return an address on this machine, which the key of browser tabs does not leave; adds a listener if none is."""
-    from cpuchat.servers import is_local
     from cpuchat.serving.server import listen, url
 
     if not is_local(url(listeners[0])):
         listeners += listen("127.0.0.1", 0)
         return url(listeners[-1])
     return url(listeners[0])
-
-
-def _sessions(address: str, access: Access, terminal: Terminal) -> Sessions:
-    """Return the sessions of browsers; their apps get a token of their own where one is needed."""
-    from cpuchat.serving.web.sessions import Sessions
-
-    return Sessions(address, secrets.token_urlsafe(32) if access.token else "", access.sessions, terminal.warn)
 
 
 @contextlib.asynccontextmanager
@@ -205,8 +200,6 @@ async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
 
 def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
     from cpuchat.cli.rpc_worker import serve_worker
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.rpc_workers import PORT
 
     context = click.get_current_context()
     for param in context.command.params:
@@ -284,6 +277,7 @@ class _Serve:
         from cpuchat.serving.app import make_app
         from cpuchat.serving.server import serving, url
         from cpuchat.serving.service import Service
+        from cpuchat.serving.web.sessions import Sessions
 
         loop, terminal = asyncio.get_running_loop(), self._terminal
         async with Session(self._settings, terminal, self._backend) as session:
@@ -291,7 +285,8 @@ class _Serve:
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
             service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
             address, web = url(listeners[0]), access.sessions > 0
-            sessions = _sessions(tab_address(listeners), access, terminal) if web else None
+            key = secrets.token_urlsafe(32) if access.token else ""  # of the apps in browser tabs
+            sessions = Sessions(tab_address(listeners), key, access.sessions, terminal.warn) if web else None
             app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
             async with serving(app, listeners, sockets=web), _watched_over(sessions):
                 info = await session.load(self._path, strict=self._strict)

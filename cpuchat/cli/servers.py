@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cpuchat import paths, settings
 from cpuchat.cli.options import key_ring
+from cpuchat.cli.output import error_json, json_line
 from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.servers import ServerModel, normalized
+from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.adapter import ListedModel
@@ -41,11 +45,8 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
     """List servers with their models: those of the settings and running `cpuchat serve` processes, or URL."""
     import asyncio
 
-    from cpuchat import settings
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.cli.output import error_json, json_line
     from cpuchat.running_servers import running_servers
-    from cpuchat.servers import ServerModel, normalized
 
     chosen = settings.load()
     named = [normalized(url) for url in urls or chosen.servers.urls]
@@ -91,8 +92,6 @@ def _fields(model: ListedModel) -> dict[str, object]:
 
 
 def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -> None:
-    from cpuchat.telemetry import units
-
     if isinstance(found, CpuchatError):
         print(f"{url}: {found}")
         return
@@ -115,9 +114,7 @@ def key(url: str, delete: bool) -> int:
     """Store the API key of the server URL: in the system's keyring with the extra cpuchat[keyring], else in a file that
     only you may read.
     """
-    from cpuchat import paths
     from cpuchat.backend.remote.keys import KeyRing
-    from cpuchat.servers import ServerModel
 
     server = ServerModel.of(url).server
     entered = ""

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-from cpuchat.cli.options import laid_over, setting, stacked
+from cpuchat import paths
+from cpuchat.cli.options import file_option, laid_over, setting, stacked
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import UsageError
 
 _MAX_BYTES = 32 << 20
@@ -29,8 +32,7 @@ Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 13
 @click.command(epilog=_EPILOG)
 @click.argument("text", nargs=-1, metavar="[TEXT|FILE]...")
 @stacked(
-    click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-                 help="Write a WAV file instead of playing."),
+    file_option("-o", "--output", help="Write a WAV file instead of playing."),
     setting("--engine", "speech.engine", "Speech engine; auto: hibari if it is installed, else piper."),
     setting("--voice", "speech.voice", "A voice file of piper (.onnx).", metavar="FILE"),
     setting("--speed", "speech.speed", "1 = normal speed (0.5 to 2)."),
@@ -43,8 +45,6 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
     import asyncio
 
     from cpuchat.cli.aloud import Aloud
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.present import speech as words
     from cpuchat.speech.speaker import read_aloud
 
@@ -70,8 +70,6 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
 
 def _file(text: tuple[str, ...]) -> Path | None:
     """Return the file that the arguments name: one that exists, or is called like a text file; None for a text."""
-    from cpuchat import paths
-
     if len(text) != 1 or not text[0].strip() or "\n" in text[0]:
         return None
     file = paths.expanded(text[0])
@@ -84,7 +82,6 @@ def _file(text: tuple[str, ...]) -> Path | None:
 
 def _content(text: tuple[str, ...], quiet: bool) -> str:
     """Return what is to be read. Raises UsageError: nothing, or a file that is not text."""
-    from cpuchat import paths
     from cpuchat.cli.question import standard_input
 
     if (file := _file(text)) is not None:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat.cli.options import cores_option, laid_over, memory_option, model_option, overridden, threads_option
-from cpuchat.cli.terminal import echo_paragraph, echo_table
+from cpuchat.cli.options import (
+    cores_option,
+    laid_over,
+    memory_option,
+    model_option,
+    model_path,
+    overridden,
+    threads_option,
+)
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.tuning import store
+from cpuchat.hardware.tuning.plan import effect, make_plan
+from cpuchat.telemetry import units
 from cpuchat.text import clean_line
+from cpuchat.tune import records
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
@@ -57,12 +73,6 @@ def system() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show_state(as_json: bool) -> int:
     """Show the current settings, and which of them a plan can change on this machine."""
-    import dataclasses
-
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.hardware.topology import read_topology
     from cpuchat.hardware.tuning.state import knob_states
 
     states = knob_states(read_topology(ROOT), ROOT)
@@ -90,13 +100,6 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
 
     NAME is a setting listed by `cpuchat system state`.
     """
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.hardware.topology import read_topology
-    from cpuchat.hardware.tuning import store
-    from cpuchat.hardware.tuning.plan import make_plan
-
     topology = read_topology(ROOT)
     made = make_plan(topology, ROOT, knobs, _target_cpus(topology, laid_over({})) if "l3" in knobs else ())
     saved = None if made.empty else store.save(made, ROOT)
@@ -130,8 +133,6 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
 
 def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
     """Return the target's CPUs if the settings give the draft model its own cores; () otherwise."""
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-
     spec = PlacementSpec.of(chosen)
     return place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
 
@@ -188,16 +189,6 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     """
     import asyncio
 
-    import msgspec
-
-    from cpuchat.cli.options import model_path
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.hardware.tuning import store
-    from cpuchat.hardware.tuning.plan import effect
-    from cpuchat.telemetry import units
-    from cpuchat.tune import records
-
     chosen = overridden(values)
     path = model_path(model, chosen)
     saved = store.find(name) if name or label or store.saved_plans() else None
@@ -231,9 +222,6 @@ async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tupl
 
 def _label(saved: SavedPlan, wanted: Label | None) -> Label:
     """Return the label of the coming measurement. Raises UsageError where the plan's state contradicts it."""
-    from cpuchat.hardware.tuning.plan import effect
-    from cpuchat.tune import records
-
     label: Label = wanted or ("before" if records.load(saved.folder, "before") is None else "after")
     some = any(now for now, _ in effect(saved.plan, ROOT).values())
     if label == "before" and some:
@@ -251,10 +239,7 @@ def _label(saved: SavedPlan, wanted: Label | None) -> Label:
 
 def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list[str]:
     """Return what the measurement says about the plan; it is added to `result` as well."""
-    import msgspec
-
     from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
-    from cpuchat.tune import records
 
     lines: list[str] = []
     if record.label == "before":
@@ -285,12 +270,6 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_plans(as_json: bool) -> int:
     """List plans, which of their changes are in effect, and the measurements."""
-    from cpuchat.cli.output import json_line
-    from cpuchat.hardware.tuning import store
-    from cpuchat.hardware.tuning.plan import effect
-    from cpuchat.telemetry import units
-    from cpuchat.tune import records
-
     rows: list[dict[str, Any]] = []
     for saved in store.saved_plans():
         before, after = records.load(saved.folder, "before"), records.load(saved.folder, "after")
@@ -320,9 +299,6 @@ def list_plans(as_json: bool) -> int:
 @click.argument("name", default="")
 def revert(name: str) -> int:
     """Print the command that reverts the plan NAME (default: the newest)."""
-    from cpuchat.hardware.tuning import store
-    from cpuchat.hardware.tuning.plan import effect
-
     saved = store.find(name)
     counts = effect(saved.plan, ROOT)
     if not any(now for now, _ in counts.values()):

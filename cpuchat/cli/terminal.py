@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -172,8 +173,6 @@ class Terminal:
 
 def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
     """Wrap `text` to the terminal, at most 100 characters; `first` and `rest` are prefixes."""
-    import textwrap
-
     return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 

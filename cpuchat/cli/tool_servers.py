@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.terminal import columns
+from cpuchat.errors import SettingsError
+from cpuchat.present.table import table
+from cpuchat.text import clean_line
+
 if TYPE_CHECKING:
-    from cpuchat.errors import SettingsError
     from cpuchat.tools.servers import ToolServer
 
 _EPILOG = """\b
@@ -31,11 +36,8 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
     """Start the MCP servers of mcp.json, or those called NAME, list their tools, and end them."""
     import asyncio
 
-    from cpuchat.cli.output import json_line
     from cpuchat.cli.tools import servers_named
-    from cpuchat.errors import SettingsError
     from cpuchat.present.tools import server_state
-    from cpuchat.text import clean_line
     from cpuchat.tools.servers import ToolServer
     from cpuchat.tools.toolbox import Toolbox
 
@@ -71,9 +73,6 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
 
 
 def _tool_lines(server: ToolServer) -> list[str]:
-    from cpuchat.cli.terminal import columns
-    from cpuchat.present.table import table
-
     rows = [
         (
             f"  {tool.name}",
@@ -86,9 +85,6 @@ def _tool_lines(server: ToolServer) -> list[str]:
 
 
 def _fields(name: str, server: ToolServer | SettingsError) -> dict[str, Any]:
-    from cpuchat.cli.output import error_json
-    from cpuchat.errors import SettingsError
-
     if isinstance(server, SettingsError):
         return {"name": name, "state": "invalid", "tools": [], **error_json(server)}
     shown = [

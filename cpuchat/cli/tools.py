@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cpuchat import paths
 from cpuchat.cli.options import Decorator, stacked
+from cpuchat.cli.terminal import is_terminal
 from cpuchat.errors import Interrupted, SettingsError, UsageError
 from cpuchat.text import clean_line
 
@@ -81,7 +83,6 @@ def tool_loop(
     """
     if folder is None and not names:
         return None
-    from cpuchat import paths
     from cpuchat.tools.approval import Approvals
     from cpuchat.tools.folder import Folder
     from cpuchat.tools.loop import ToolLoop
@@ -125,7 +126,6 @@ def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
     Raises:
         SettingsError, UsageError: mcp.json cannot be read, or has no such server.
     """
-    from cpuchat import paths
     from cpuchat.tools.config import load_servers
 
     servers = load_servers()
@@ -176,7 +176,6 @@ async def _asked(
     """Ask on the terminal, dropping what was typed before; without one, refuse."""
     import termios
 
-    from cpuchat.cli.terminal import is_terminal
     from cpuchat.present import tools as words
 
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):

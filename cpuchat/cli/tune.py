@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat.cli.options import overridden
+from cpuchat import paths
+from cpuchat.cli.options import model_path, overridden
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -78,7 +82,6 @@ def tune(
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
-    from cpuchat.cli.options import model_path
     from cpuchat.tune.tuner import Tuner
 
     chosen = overridden({})
@@ -98,7 +101,6 @@ def tune(
 
 
 def _share_of_chats() -> float:
-    from cpuchat import paths
     from cpuchat.chats.token_counts import token_counts
     from cpuchat.tune.result import DEFAULT_PROMPT_SHARE, prompt_share_of
 
@@ -111,7 +113,6 @@ def _run(tuner: Tuner) -> TuneResult:
     import asyncio
 
     from cpuchat.cli.interrupts import run_stoppable
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.tune import report
 
     terminal, said = Terminal(), 0
@@ -134,10 +135,6 @@ def _run(tuner: Tuner) -> TuneResult:
 
 
 def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -> None:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.tune import report
 
     if as_json:
@@ -151,7 +148,6 @@ def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -
 
 
 def _undo(path: Path, *, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
     from cpuchat.models.tuned import TunedSettings
 
     known = TunedSettings().forget(path)

@@ -13,6 +13,8 @@ from cpuchat.costmodel.profile import CostProfile, on_other_cores, scaled
 from cpuchat.costmodel.usual import cpu_of, usual, usual_profile
 from cpuchat.costmodel.work import ALIKE
 from cpuchat.errors import CpuchatError, ModelUnsupported, UsageError
+from cpuchat.hardware.instructions import instructions
+from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import read_model
@@ -112,8 +114,6 @@ def memory_here(settings: Settings, loaded: ModelInfo | None = None) -> int:
 
 def _memory(policy: Policy | None, settings: Settings, loaded: ModelInfo | None, root: Path) -> tuple[int, int]:
     """Return the available and the total memory."""
-    from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
-
     total, available = total_bytes(root), available_bytes(root)
     if policy is not None and policy.mode == "bind":
         # The kernel kills a process that wants more than the nodes it is bound to have.
@@ -168,7 +168,6 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
     """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
-    from cpuchat.hardware.instructions import instructions
     from cpuchat.hardware.topology import read_topology
 
     topology = read_topology(root)

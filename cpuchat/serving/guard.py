@@ -97,7 +97,7 @@ class Guard:
 
 def local_user(scope: Scope) -> str:
     """Return the number of the user of this machine who has the other end of the connection; "" for other machines."""
-    ports = [f":{end[1]:04X}" for end in (scope["client"], scope["server"]) if end]
+    ports = [f":{end[1]:04X}" for end in map(scope.get, ("client", "server")) if end]
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # proc(5): local address, remote address, ..., uid
         with contextlib.suppress(OSError), Path(table).open() as lines:
             for fields in map(str.split, lines):

@@ -67,12 +67,9 @@ class _Server(uvicorn.Server):
                 continue
             try:
                 connection, _ = await loop.sock_accept(listener)
-                await loop.connect_accepted_socket(self._protocol, connection)
+                await loop.connect_accepted_socket(lambda: _Protocol(self.config, self.server_state, {}), connection)
             except OSError:  # no descriptor was left after all, or the client has gone
                 await asyncio.sleep(_FULL_SECONDS)
-
-    def _protocol(self) -> asyncio.Protocol:
-        return _Protocol(self.config, self.server_state, {})
 
     def _make_room(self) -> bool:
         """Return whether one more connection may be accepted; closes one for it if there are too many."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch, translate
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -134,11 +134,7 @@ class Folder:
     # Tools
 
     def _read_file(self, wanted: _ReadFile) -> str:
-        handle = self._open(wanted.path)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise UsageError("It is not a file. list_folder lists folders.")
-        with os.fdopen(handle, "rb") as stream:
+        with _stream(self._open(wanted.path)) as stream:
             data = stream.read(_MOST_BYTES + 1)
         if b"\0" in data:
             raise UsageError("It is a binary file.")
@@ -254,16 +250,17 @@ class Folder:
 
     def _beginning(self, name: str, folder: int) -> bytes | None:
         """Return the first bytes of a file in an open folder; None: it cannot be read, or is no file."""
-        try:
-            handle = self._opened(name, folder)
-        except (OSError, UsageError):
-            return None
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            return None
-        with os.fdopen(handle, "rb") as stream, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UsageError), _stream(self._opened(name, folder)) as stream:
             return stream.read(_MOST_BYTES)
         return None
+
+
+def _stream(handle: int) -> BinaryIO:
+    """Return an open file as a stream. Raises UsageError, and closes it, if it is no file."""
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UsageError("It is not a file. list_folder lists folders.")
+    return os.fdopen(handle, "rb")
 
 
 def _private() -> set[tuple[int, int]]:

@@ -168,8 +168,8 @@ class Connection:
         with incoming, contextlib.suppress(*_GONE):
             async for line in self._process.lines():
                 try:
-                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValueError:
+                    message = _parsed(line)
+                except (ValueError, RecursionError):
                     self._process.log(line + b"\n")
                     if _is_message(line):  # others are prints to the standard output by mistake
                         self._process.fail("it sent a message that is no valid JSON-RPC")
@@ -180,6 +180,19 @@ class Connection:
     async def _send(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async for item in outgoing:
             self._process.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+
+
+def _parsed(line: bytes) -> types.JSONRPCMessage:
+    """Parse a message. Half of a surrogate pair, with which a text ends that its server has cut, becomes "?".
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        whole = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        return types.jsonrpc_message_adapter.validate_json(whole, by_name=False)
 
 
 def _is_message(line: bytes) -> bool:

@@ -7,6 +7,7 @@ shout      a call is answered in a line of 5 MB
 flood      a call is followed by messages without end
 die        a call ends it
 garbled    a call is answered in JSON that is cut off
+cut        a call is answered in a text that ends with half of an emoji, as programs in JavaScript cut it
 long       the name of its tool has a million characters
 noise      what is no message stands between the messages
 lie        results are not of the schema of the tool, which takes forever to check; restarted, it has another tool
@@ -81,7 +82,7 @@ def answer(request: dict[str, object]) -> None:
         changed = changed or way == "change"
         if way == "change":
             send(method="notifications/tools/list_changed")
-        text = {"type": "text", "text": "seen"}
+        text = {"type": "text", "text": "seen \ud83d" if way == "cut" else "seen"}
         send(id=number, result={"content": [text], "structuredContent": {"seen": "a" * 40 + "!"}})
 
 

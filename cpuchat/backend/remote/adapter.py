@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from cpuchat.backend.remote.calls import with_calls
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import Connection, Status
@@ -26,6 +28,7 @@ _LONGEST_NAME = 300
 _MOST_MODELS = 2_000
 OPTIONS = (*Sampling.__struct_fields__, "reasoning", "reasoning_budget")
 """Options of a request that some servers do not take."""
+_PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
 _DEFAULT = Generate()
 
 
@@ -137,19 +140,10 @@ class Adapter:
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""
-        sampling = request.sampling
-        content: dict[str, Any] = {
-            "model": model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": seed,
-        }
-        if sampling.presence_penalty:
-            content["presence_penalty"] = sampling.presence_penalty
-        if sampling.frequency_penalty:
-            content["frequency_penalty"] = sampling.frequency_penalty
+        content: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        for name, value in {**msgspec.structs.asdict(request.sampling), "seed": seed}.items():
+            if name in self.takes and (value or name not in _PENALTIES):
+                content[self.names.get(name, name)] = value
         if request.max_tokens:
             content["max_tokens"] = request.max_tokens
         if request.stop:
@@ -275,9 +269,9 @@ def extend_template(content: dict[str, Any], request: Generate) -> None:
         content["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
 
 
-def listed(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of `/v1/models`."""
-    found = data.get("data")
+def listed(data: dict[str, Any], key: str = "data") -> list[dict[str, Any]]:
+    """Return the entries of a list of models, as `/v1/models` has it."""
+    found = data.get(key)
     return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,10 +79,7 @@ class Numbers:
         value = self._values.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-            self.lies += 1
-            return None
-        if not 0 <= value * scale <= _MOST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST / scale:
             self.lies += 1
             return None
         return float(value * scale)
@@ -96,10 +92,3 @@ class Numbers:
     def part(self, name: str) -> Numbers:
         """Return the object of that name; its lies are its own."""
         return Numbers(self._values.get(name))
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return False

@@ -141,8 +141,9 @@ class Exchange:
             least = needed - (found[1] if found is not None else 0)
             alone = found is None or least >= n_ctx
             what, tokens = ("last message", least) if alone else ("chat", needed)
+            told = f"{tokens:,}" if tokens > n_ctx + 1 else f"more than {n_ctx:,}"
             raise ContextFull(
-                f"The {what} needs {_at_least(tokens, n_ctx)} tokens, but the server's context has {n_ctx:,}.",
+                f"The {what} needs {told} tokens, but the server's context has {n_ctx:,}.",
                 "Shorten it, or start the server with a larger context.",
                 alone=alone,
             )
@@ -221,7 +222,3 @@ async def _whole(response: httpx.Response) -> bytes:
         if len(body) > MOST_TEXT:
             raise ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
     return bytes(body)
-
-
-def _at_least(needed: int, n_ctx: int) -> str:
-    return f"{needed:,}" if needed > n_ctx + 1 else f"more than {n_ctx:,}"

@@ -66,10 +66,6 @@ class LlamaServer(Adapter):
         sampling = request.sampling
         content |= {
             "seed": content["seed"] % _SEED_LIMIT,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repeat_penalty,
-            "repeat_last_n": sampling.repeat_last_n,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "cache_prompt": True,

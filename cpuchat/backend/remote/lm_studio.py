@@ -10,7 +10,6 @@ from typing import Any
 from cpuchat.backend.remote.adapter import Adapter, ListedModel, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers
 from cpuchat.backend.remote.stream import valid_text
-from cpuchat.protocol import Generate
 
 
 class LMStudio(Adapter):
@@ -26,12 +25,6 @@ class LMStudio(Adapter):
         ("running", "not reported"),
         ("acceptance", "only for draft models of LM Studio"),
     )
-
-    def extend(self, content: dict[str, Any], request: Generate) -> None:
-        sampling = request.sampling
-        content["top_k"] = sampling.top_k
-        content["min_p"] = sampling.min_p
-        content["repeat_penalty"] = sampling.repeat_penalty
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         chunk = super().chunk(data)

@@ -11,8 +11,9 @@ import re
 from typing import Any
 
 import httpx
+import msgspec
 
-from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, name_of
+from cpuchat.backend.remote.adapter import OPTIONS, Adapter, ListedModel, listed, name_of
 from cpuchat.backend.remote.chunk import Chunk, Numbers, Reported
 from cpuchat.backend.remote.connection import SILENCE, Connection, Status
 from cpuchat.backend.remote.stream import valid_text
@@ -21,7 +22,6 @@ from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import Generate, Message
 
 _NS = 1e-6  # in ms
-_MOST_MODELS = 2_000
 _TOO_LONG = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
 
 
@@ -54,30 +54,13 @@ class Ollama(Adapter):
         return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "known once the model is loaded"))
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
-        sampling = request.sampling
-        options: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repeat_penalty,
-            "repeat_last_n": sampling.repeat_last_n,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "seed": seed,
-            "num_predict": request.max_tokens or -1,
-        }
-        options = {name: value for name, value in options.items() if name not in request.unset}
+        wanted = {**msgspec.structs.asdict(request.sampling), "seed": seed, "num_predict": request.max_tokens or -1}
+        options: dict[str, Any] = {name: value for name, value in wanted.items() if name not in request.unset}
         if request.stop:
             options["stop"] = list(request.stop)
         # Otherwise it leaves out the oldest messages without a word.
-        content: dict[str, Any] = {
-            "model": model,
-            "stream": True,
-            "truncate": False,
-            "shift": False,
-            "options": options,
-        }
+        content: dict[str, Any] = {"model": model, "stream": True, "truncate": False, "shift": False}
+        content["options"] = options
         if request.json_schema:
             content["format"] = json.loads(request.json_schema)
         if request.reasoning is not None:
@@ -131,10 +114,10 @@ async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
     """
     contexts: dict[str, int] = {}
     with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
-        for entry in _entries(await connection.get("/api/ps")):
+        for entry in listed(await connection.get("/api/ps"), "models"):
             contexts[name_of(entry, "name")] = Numbers(entry).count("context_length") or 0
     found = []
-    for entry in _entries(await connection.get("/api/tags")):
+    for entry in listed(await connection.get("/api/tags"), "models"):
         details = entry.get("details")
         details = details if isinstance(details, dict) else {}
         if name := name_of(entry, "name"):
@@ -149,8 +132,3 @@ async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
                 )
             )
     return tuple(found)
-
-
-def _entries(data: dict[str, Any]) -> list[dict[str, Any]]:
-    found = data.get("models")
-    return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []

@@ -60,11 +60,8 @@ class VLLM(Adapter):
         return tuple(found)
 
     def extend(self, content: dict[str, Any], request: Generate) -> None:
-        sampling = request.sampling
         content["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-        content["top_k"] = sampling.top_k or -1
-        content["min_p"] = sampling.min_p
-        content["repetition_penalty"] = sampling.repeat_penalty
+        content["top_k"] = request.sampling.top_k or -1
         if request.ignore_eos:
             content["ignore_eos"] = True
         if request.continues:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
+from cpuchat.cli.chats.stored import find_chats, opened_store
+from cpuchat.cli.options import file_option
+from cpuchat.cli.output import json_line
 from cpuchat.errors import CpuchatError
+from cpuchat.files import write_atomically
+from cpuchat.present.chats import document
+from cpuchat.telemetry.units import plural
 
 _EPILOG = """\b
 Examples:
@@ -20,21 +27,11 @@ the epoch."""
 
 @click.command("export", epilog=_EPILOG)
 @click.argument("chats", nargs=-1, metavar="[CHAT]...")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write to this file instead of standard output.",
-)  # fmt: skip
+@file_option("-o", "--output", help="Write to this file instead of standard output.")
 def export(chats: tuple[str, ...], output: Path | None) -> int:
     """Export chats, all of them unless CHAT is given, as JSON; as Markdown to a FILE that ends in .md."""
-    import msgspec
-
     from cpuchat.chats.transfer.importing import export_chat
     from cpuchat.chats.transfer.portable import Document
-    from cpuchat.cli.chats.stored import find_chats, opened_store
-    from cpuchat.cli.output import json_line
-    from cpuchat.files import write_atomically
-    from cpuchat.present.chats import document
-    from cpuchat.telemetry.units import plural
 
     with opened_store() as store:
         found = find_chats(store, chats) if chats else store.chats()

@@ -7,8 +7,15 @@ import sys
 from typing import Any
 
 import click
+import msgspec
 
 from cpuchat.chats.records import Chat, Excerpt
+from cpuchat.cli.chats.stored import find_chats, opened_store
+from cpuchat.cli.output import cleaned, json_line
+from cpuchat.cli.terminal import echo_table, is_terminal
+from cpuchat.present import chats as words
+from cpuchat.present.chats import SHORT_ID, markdown
+from cpuchat.text import clean_line
 
 _LIST_EPILOG = """\b
 Examples:
@@ -32,11 +39,6 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_chats(as_json: bool) -> int:
     """List the chats, last changed first."""
-    from cpuchat.cli.chats.stored import opened_store
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_table
-    from cpuchat.present import chats as words
-
     with opened_store() as store:
         chats, counts = store.chats(), store.message_counts()
     if as_json:
@@ -53,11 +55,6 @@ def list_chats(as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array; `marks` are from and to characters.")
 def search(words: tuple[str, ...], as_json: bool) -> int:
     """Search titles and messages, on all branches. Prints at most 100 chats, last changed first."""
-    from cpuchat.cli.chats.stored import opened_store
-    from cpuchat.cli.output import json_line
-    from cpuchat.present.chats import SHORT_ID
-    from cpuchat.text import clean_line
-
     with opened_store() as store:
         hits = store.search(" ".join(words))
     if as_json:
@@ -78,13 +75,8 @@ def search(words: tuple[str, ...], as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print the export of the chat: one JSON object.")
 def show(chat: str, as_json: bool) -> int:
     """Print the open branch of CHAT as Markdown."""
-    import msgspec
-
     from cpuchat.chats.transfer.importing import export_chat
     from cpuchat.chats.transfer.portable import Document
-    from cpuchat.cli.chats.stored import find_chats, opened_store
-    from cpuchat.cli.output import json_line
-    from cpuchat.present.chats import markdown
 
     with opened_store() as store:
         (found,) = find_chats(store, [chat])
@@ -110,9 +102,6 @@ def _json(chat: Chat) -> dict[str, Any]:
 
 def _echo_excerpt(found: Excerpt) -> None:
     """Print an excerpt; on a terminal with what was found in bold."""
-    from cpuchat.cli.output import cleaned
-    from cpuchat.cli.terminal import is_terminal
-
     out = cleaned(sys.stdout)
     if out is None:
         return

@@ -6,6 +6,18 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+
+from cpuchat import settings
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_paragraph, echo_table
+from cpuchat.models.catalog import load_catalog, match_local
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import NOT_PROBED, this_machine
+from cpuchat.present.prediction import purpose, verdict
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.catalog import Catalog, CatalogModel
@@ -28,10 +40,6 @@ entries to catalog.toml in the config folder, in the format of the built-in one.
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> int:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
-    from cpuchat import settings
-    from cpuchat.models.catalog import load_catalog, match_local
-    from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.shortlist import estimates
 
     known = load_catalog()
@@ -58,8 +66,6 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
 
 
 def _complain(text: str) -> None:
-    from cpuchat.text import clean_line
-
     click.echo(f"cpuchat: {clean_line(text)}", err=True)
 
 
@@ -70,9 +76,7 @@ def _print_all(
     machine: Machine,
     expected: Mapping[str, Prediction],
 ) -> None:
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
     from cpuchat.models.fit import gigabytes
-    from cpuchat.models.machine import NOT_PROBED
     from cpuchat.models.shortlist import ranked
 
     recommended = [model.id for model in ranked(known.models, expected).suits]
@@ -102,8 +106,6 @@ def _print_all(
 def _row(
     model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Collection[str]
 ) -> tuple[str, ...]:
-    from cpuchat.present.prediction import verdict
-
     marks = [
         mark
         for mark, applies in (
@@ -121,24 +123,16 @@ def _row(
 
 
 def _speed(expected: Prediction | None) -> str:
-    from cpuchat.telemetry import units
-
     return units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
 
 
 def _parameters(model: CatalogModel) -> str:
     """Return `7.6B`; `30.5B (3.3B)` for a mixture of experts: total (active)."""
-    from cpuchat.telemetry import units
-
     total = units.parameters(round(1e9 * model.params))
     return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
 
 
 def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expected: Prediction | None) -> None:
-    from cpuchat.cli.terminal import echo_paragraph
-    from cpuchat.present.prediction import purpose
-    from cpuchat.text import clean_line
-
     drafts = [
         f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
     ]
@@ -164,17 +158,10 @@ def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expec
 
 
 def _gigabytes(model: CatalogModel, quantization: str) -> str:
-    from cpuchat.telemetry.units import size
-
     return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
 
 
 def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.present.prediction import verdict
-
     rows: list[dict[str, Any]] = []
     for model in found:
         expected = predictions.get(model.id)

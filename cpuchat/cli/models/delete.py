@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cpuchat.cli.models.specs import find_model
+from cpuchat.cli.output import json_line
 from cpuchat.errors import Interrupted, UsageError
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.library.deleting import Deletion
@@ -29,11 +32,8 @@ is deleted."""
 def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
     from cpuchat import settings
-    from cpuchat.cli.output import json_line
     from cpuchat.models.library.deleting import delete
     from cpuchat.models.library.library import Library
-    from cpuchat.telemetry.units import size
-    from cpuchat.text import clean_line
 
     library = Library(settings.load().model.folders)
     deletion = library.deletion(find_model(library, spec))
@@ -58,9 +58,6 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
 
 
 def _explain(deletion: Deletion) -> None:
-    from cpuchat.telemetry.units import size
-    from cpuchat.text import clean_line
-
     click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
     for file in deletion.files:
         click.echo(f"  delete {clean_line(str(file))}", err=True)

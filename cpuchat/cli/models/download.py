@@ -7,14 +7,22 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat.cli.models.specs import hub_address
 from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import Interrupted, UsageError, from_code
+from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
+from cpuchat.models.hub.choice import choose
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.machine import this_machine
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.downloads.state import Download
-    from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.repository_prediction import ModelPrediction
     from cpuchat.settings import Settings
@@ -41,12 +49,6 @@ Exit code {Interrupted.exit_code} after Ctrl+C."""
 def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
-
-    from cpuchat.cli.models.specs import hub_address
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.hub.choice import choose
-    from cpuchat.models.hub.client import Hub
-
     address = hub_address(repo)
     hub, terminal = Hub(), Terminal()
     repository = hub.repository(address.repo, revision or address.revision or "main")
@@ -73,9 +75,6 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
 
 
 def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
-    import msgspec
-
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.repository_prediction import predict_repository
 
     alone = msgspec.structs.replace(repository, models=(model,))
@@ -83,25 +82,17 @@ def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Setti
 
 
 def _introduce(terminal: Terminal, repository: Repository, model: RepoModel) -> None:
-    from cpuchat.telemetry import units
-    from cpuchat.text import clean_line
-
     files = f", {len(model.files)} files" if len(model.files) > 1 else ""
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{files})")
 
 
 def _explain_head(terminal: Terminal, model: RepoModel) -> None:
     """Memory and speed depend on the target, which is not named here."""
-    from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
-
     kind = kind_named(model.files[0].path)
     terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
 
 
 def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
-    from cpuchat.telemetry import units
-    from cpuchat.text import clean_line
-
     if predicted.problem:
         terminal.warn(f"  ! {clean_line(predicted.problem)}")
     if not predicted.damaged:
@@ -156,8 +147,6 @@ class _Shown:
 
 
 def _line(download: Download) -> str:
-    from cpuchat.telemetry import units
-
     far = f"{_share(download):>5}  {units.size(download.done)} of {units.size(download.total)}"
     match download.state:
         case "running" if download.seconds_left is not None:
@@ -177,9 +166,6 @@ def _share(download: Download) -> str:
 
 
 def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
-    from cpuchat.cli.output import json_line
-    from cpuchat.text import clean_line
-
     if as_json:
         files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.model.files]
         facts = {"repo": done.repo, "revision": done.revision, "quantization": done.model.quantization}

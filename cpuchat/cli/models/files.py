@@ -7,13 +7,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat.cli.models.specs import find_header, hub_address
 from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.errors import UsageError
+from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
+from cpuchat.models.hub.choice import choose
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.machine import this_machine
+from cpuchat.present.prediction import fit, verdict
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.repository_prediction import ModelPrediction
     from cpuchat.settings import Settings
@@ -43,12 +54,6 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
     chosen = laid_over(values)
     if no_header and draft:
         raise UsageError("--no-header and --draft are mutually exclusive.", "Omit one of them.")
-
-    from cpuchat.cli.models.specs import find_header, hub_address
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.hub.choice import choose
-    from cpuchat.models.hub.client import Hub
-
     address = hub_address(repo)
     hub, terminal = Hub(), Terminal()
     terminal.status("contacting Hugging Face")
@@ -69,7 +74,6 @@ def _predicted(
     hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
 ) -> dict[str, ModelPrediction]:
     """Return the predictions by the path of the model's first file."""
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.repository_prediction import predict_repository
 
     told = predict_repository(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
@@ -77,11 +81,6 @@ def _predicted(
 
 
 def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
-    from cpuchat.cli.terminal import echo_table
-    from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
-    from cpuchat.telemetry.units import size
-    from cpuchat.text import clean_line
-
     facts = (repository.id, repository.license, repository.updated, "gated" if repository.gated else "")
     click.echo(" · ".join(clean_line(fact) for fact in facts if fact))
     models = [model for model in repository.models if model.kind == "model"]
@@ -107,10 +106,6 @@ def _print(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
 def _row(
     repository: Repository, model: RepoModel, predicted: ModelPrediction | None, names: Mapping[str, int]
 ) -> tuple[str, ...]:
-    from cpuchat.present.prediction import fit
-    from cpuchat.telemetry import units
-    from cpuchat.telemetry.units import size
-
     name = model.quantization if model.quantization and names[model.quantization] == 1 else model.name
     count = str(len(model.files)) if len(model.files) > 1 else ""
     here = _share(_bytes_here(repository, model), model.size)
@@ -160,10 +155,6 @@ def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list
 
 
 def _print_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-
     rows: list[dict[str, Any]] = []
     for model in repository.models:
         row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}
@@ -182,8 +173,6 @@ _FIGURES = (
 
 
 def _prediction_json(predicted: ModelPrediction) -> dict[str, Any]:
-    from cpuchat.present.prediction import verdict
-
     figures = {name: getattr(predicted.prediction, name) for name in _FIGURES}
     figures["verdict"] = verdict(predicted.prediction)
     return figures | {"problem": predicted.problem, "damaged": predicted.damaged}

@@ -6,8 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from cpuchat.cli.models.specs import specs_of
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_table
+from cpuchat.telemetry.units import about, parameters, rate, size
 
 if TYPE_CHECKING:
     from cpuchat.models.library.model import LocalModel
@@ -26,11 +30,7 @@ _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USE
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
 def list_models(as_json: bool) -> int:
     """List the bundled models and those in the Hugging Face cache and your folders, last used first."""
-    import msgspec
-
     from cpuchat import settings
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_table
     from cpuchat.models.library.library import Library
     from cpuchat.models.machine import NOT_PROBED, this_machine
     from cpuchat.models.tuned_machine import TunedMachine
@@ -61,8 +61,6 @@ def list_models(as_json: bool) -> int:
 
 
 def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
-    from cpuchat.telemetry.units import size
-
     if model.damaged is not None:
         state = "unfinished" if model.unfinished is not None else "head" if model.kind == "head" else "damaged"
         return (
@@ -84,8 +82,6 @@ def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
 
 def _parameters(model: LocalModel) -> str:
     """Return `1.5B`; for a mixture of experts `30.5B/3.3B`: total and active."""
-    from cpuchat.telemetry.units import parameters
-
     if not model.n_params:
         return ""
     active = f"/{parameters(model.n_params_active)}" if model.n_params_active < model.n_params else ""
@@ -96,7 +92,6 @@ def _speed(model: LocalModel, tuned: TunedMachine) -> str:
     """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `with RPC` or `too large`."""
     from cpuchat.models.prediction import estimate_local
     from cpuchat.present.prediction import verdict
-    from cpuchat.telemetry.units import about, rate
 
     if model.measured_tok_s:
         return rate(model.measured_tok_s)

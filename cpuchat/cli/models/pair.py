@@ -7,15 +7,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from cpuchat import paths, settings
 from cpuchat.cli.models.specs import specs_of
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.errors import DraftMismatch, UsageError
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.pairing import PairCache, check_files, require_pair, suggestion
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.library.library import Library
+from cpuchat.present.table import table
+from cpuchat.telemetry.units import size
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.candidates import Candidate
     from cpuchat.models.drafts.gain import Expectation
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.library.library import Library
     from cpuchat.settings import Settings
 
 _PAIR_EPILOG = f"""\b
@@ -48,9 +59,6 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
 
     A draft model must have the target's vocabulary. Without --measure only headers are read.
     """
-    from cpuchat import settings
-    from cpuchat.models.library.library import Library
-
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target)
@@ -66,17 +74,11 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
 
 
 def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.models.drafts.pairing import check_files
-    from cpuchat.text import clean_line
-
     verdict = check_files(target, draft, library=library)
     expected = _expectation(target, draft, chosen) if verdict.ok else None
     if as_json:
         facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
-        click.echo(json_line({**facts, "expected": _expected_json(expected)}))
+        click.echo(json_line({**facts, "expected": msgspec.to_builtins(expected)}))
     elif verdict.ok:
         click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
     else:
@@ -93,16 +95,10 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     Raises:
         DraftMismatch, Interrupted, MeasureFailed: as their names say.
     """
-    import msgspec
-
-    from cpuchat import paths, settings
     from cpuchat.bench.pair import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
-    from cpuchat.cli.output import json_line
     from cpuchat.models.drafts.chosen import ChosenDrafts
-    from cpuchat.models.drafts.pairing import require_pair
     from cpuchat.present import bench as words
-    from cpuchat.present.table import table
 
     require_pair(target, draft, library)
     report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, paths.bench_dir(), tell))
@@ -129,8 +125,6 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
 
 def _asked(draft: Path) -> bool:
     """Ask on a terminal whether to keep the draft model; False elsewhere."""
-    from cpuchat.cli.terminal import is_terminal
-
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         return False
     return click.confirm(f"Make {draft.name} the draft model?", err=True)
@@ -139,7 +133,6 @@ def _asked(draft: Path) -> bool:
 def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import expected_pair
-    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.tuned_machine import machine_for
 
     machine = machine_for(target, chosen)
@@ -147,10 +140,8 @@ def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
-    from cpuchat.models.catalog import load_catalog
     from cpuchat.models.drafts.calibrations import target_costs
     from cpuchat.models.drafts.candidates import candidates, recommended
-    from cpuchat.models.gguf.header import read_model
     from cpuchat.models.tuned_machine import machine_for
 
     header, costs, models = read_model(target), target_costs(target), library.local_models(beside=target)
@@ -168,11 +159,7 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 
 
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.drafts.candidates import check
-    from cpuchat.models.drafts.pairing import PairCache
-    from cpuchat.models.hub.client import Hub
-    from cpuchat.text import clean_line
 
     cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
     checked: list[Candidate] = []
@@ -189,11 +176,6 @@ def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> li
 def _print_tables(
     target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
 ) -> None:
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
-    from cpuchat.models.drafts.pairing import suggestion
-    from cpuchat.telemetry.units import size
-    from cpuchat.text import clean_line
-
     headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
     if here:
         rows = [(spec, size(one.size), _gain(one), _mark(one, best)) for spec, one in here.items()]
@@ -218,8 +200,6 @@ def _print_tables(
 
 def _size(candidate: Candidate) -> str:
     """Return the size of one on the hub: from its repository, before that approximately from the catalog."""
-    from cpuchat.telemetry.units import size
-
     if not candidate.size:
         return ""
     return f"{'≈ ' if candidate.verdict is None else ''}{size(candidate.size)}"
@@ -250,8 +230,6 @@ def _note(spec: str, candidate: Candidate) -> str:
 
 
 def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None) -> None:
-    from cpuchat.cli.output import json_line
-
     def row(spec: str, one: Candidate) -> dict[str, Any]:
         return {
             "spec": spec,
@@ -261,16 +239,9 @@ def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Cand
             "named_by_catalog": one.named,
             "fits": one.fits,
             "reason": one.verdict.reason if one.verdict is not None else one.failed,
-            "expected": _expected_json(one.expected),
+            "expected": msgspec.to_builtins(one.expected),
             "recommended": one is best,
         }
 
     rows = [[row(spec, one) for spec, one in group.items()] for group in (here, on_hub)]
     click.echo(json_line({"target": str(target), "drafts": rows[0], "hub": rows[1]}))
-
-
-def _expected_json(expected: Expectation | None) -> dict[str, Any] | None:
-    """Return it as JSON: `gains` is empty when nothing is known, and `why` says what is missing."""
-    import msgspec
-
-    return None if expected is None else msgspec.to_builtins(expected)

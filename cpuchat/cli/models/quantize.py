@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpuchat import settings
+from cpuchat.cli.options import file_option
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.errors import DiskFull, Interrupted, QuantizeFailed, UsageError
+from cpuchat.hardware.instructions import instructions
+from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import this_machine
+from cpuchat.models.quantize.types import TYPES, quant_type
+from cpuchat.models.repack import advice, format_of
 from cpuchat.paths import made_models_dir, shown
+from cpuchat.present.prediction import verdict
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import size, time_left
 
 if TYPE_CHECKING:
     from cpuchat.hardware.instructions import Instructions
-    from cpuchat.models.library.library import Library
     from cpuchat.models.quantize.make import Job, QuantizeProgress
     from cpuchat.models.quantize.types import QuantType
 
@@ -39,10 +51,7 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 4 damaged model, {DiskFu
     "--list", "as_list", is_flag=True,
     help="List the types; with SOURCE also size, fit, speed and repacking here.",
 )  # fmt: skip
-@click.option(
-    "--imatrix", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Importance matrix from llama-imatrix; required for the smallest types.",
-)  # fmt: skip
+@file_option("--imatrix", help="Importance matrix from llama-imatrix; required for the smallest types.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -66,10 +75,8 @@ def quantize(
         return _list_types(source, as_json=as_json)
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
-    from cpuchat.models.gguf.header import read_header
     from cpuchat.models.quantize.make import Job
     from cpuchat.models.quantize.place import is_folder, suggested_folder, suggested_path
-    from cpuchat.models.quantize.types import quant_type
 
     wanted, library = quant_type(kind), _library()
     path = library.resolve(source)
@@ -84,18 +91,12 @@ def quantize(
 
 
 def _library() -> Library:
-    from cpuchat import settings
-    from cpuchat.models.library.library import Library
-
     return Library(settings.load().model.folders)
 
 
 def _make(job: Job, library: Library, *, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.models.library.places import is_inside
     from cpuchat.models.quantize.make import quantize
-    from cpuchat.telemetry.units import size
 
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{job.source.name} → {job.out.name}")
@@ -118,8 +119,6 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
 
 def _status(progress: QuantizeProgress) -> str:
     """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
-    from cpuchat.telemetry.units import size, time_left
-
     parts = [
         f"tensor {progress.done_tensors + 1} of {progress.tensors}",
         f"{size(progress.bytes_in)} read",
@@ -132,26 +131,18 @@ def _status(progress: QuantizeProgress) -> str:
 
 def _repacking(kind: QuantType) -> str:
     """Return one sentence on how it is repacked at load on this CPU."""
-    from cpuchat.hardware.instructions import instructions
-    from cpuchat.models.repack import format_of
-
     layout = format_of(kind.tensor, instructions())
     return f"At load on this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'}."
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_paragraph, echo_table
-    from cpuchat.hardware.instructions import instructions
-    from cpuchat.models.repack import advice
-
     cpu = instructions()
     path = _library().resolve(spec) if spec is not None else None
     rows = asyncio.run(_forecasts(path, cpu)) if path is not None else _types(cpu)
     if as_json:
         click.echo(json_line(rows))
         return 0
-    limit = _file_size(path) if path is not None else 0
+    limit = read_model(path).file_size if path is not None else 0
     listed = [row for row in rows if row.get("size", 0) < limit] if path is not None else rows
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
     echo_table(headings + [_cells(row) for row in listed], right=(1, 2, 4, 5))
@@ -167,16 +158,7 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _file_size(path: Path) -> int:
-    from cpuchat.models.gguf.header import read_model
-
-    return read_model(path).file_size
-
-
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
-    from cpuchat.models.quantize.types import TYPES
-    from cpuchat.models.repack import format_of
-
     return [
         {
             "type": kind.name,
@@ -191,12 +173,8 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
 
 async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """Return `_types` with the forecast for the model; bits per weight are those of the file."""
-    from cpuchat import settings
-    from cpuchat.models.machine import this_machine
     from cpuchat.models.quantize.forecast import forecast_type, source_header
     from cpuchat.models.quantize.process import QuantizeProcess
-    from cpuchat.models.quantize.types import TYPES
-    from cpuchat.present.prediction import verdict
     from cpuchat.present.quantize import predict_type
 
     config = settings.load()
@@ -228,9 +206,6 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    from cpuchat.telemetry import units
-    from cpuchat.telemetry.units import size
-
     notes = [row.get("problem") or row["about"]]
     if row["needs_imatrix"]:
         notes.append("needs --imatrix")

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
+
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_table
+from cpuchat.models.hub.client import Hub
+from cpuchat.telemetry import units
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.repository import FoundRepository
@@ -30,12 +37,6 @@ Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Search Hugging Face for repositories with GGUF files, most downloads first."""
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import echo_table
-    from cpuchat.models.hub.client import Hub
-    from cpuchat.text import clean_line
 
     query = " ".join(words)
     found = Hub().search(query, limit=limit)
@@ -52,8 +53,6 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
 
 
 def _row(found: FoundRepository) -> tuple[str, ...]:
-    from cpuchat.telemetry import units
-
     params = units.parameters(found.n_params) if found.n_params else ""
     access = "private" if found.private else "gated" if found.gated else ""
     return found.id, params, found.architecture, f"{found.downloads:,}", found.updated, access

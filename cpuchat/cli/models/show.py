@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_table
 from cpuchat.errors import ModelNotFound, UsageError
+from cpuchat.telemetry.units import size
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
@@ -68,10 +72,6 @@ def _print_template(found: Inspection) -> int:
 
 
 def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
-    import msgspec
-
-    from cpuchat.cli.output import json_line
-
     plain = msgspec.to_builtins(found) | {"settings": dict(found.settings), "path": str(header.path)}
     if tensors:
         plain["tensor_list"] = msgspec.to_builtins(header.tensors)
@@ -94,9 +94,6 @@ def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bo
 
 
 def _print_tensors(header: GGUFHeader) -> None:
-    from cpuchat.cli.terminal import echo_table
-    from cpuchat.telemetry.units import size
-
     rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
     click.echo("")
     echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))

@@ -8,13 +8,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cpuchat import paths
 from cpuchat.errors import ModelNotFound, UsageError
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.hub.choice import choose
+from cpuchat.models.library.library import Library
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.address import Address
     from cpuchat.models.hub.client import Hub
-    from cpuchat.models.library.library import Library
     from cpuchat.models.library.model import LocalModel
 
 
@@ -48,8 +52,6 @@ def find_model(library: Library, spec: str) -> LocalModel:
         ModelNotFound: there is none, or it is not in the library.
         UsageError: it is ambiguous.
     """
-    from cpuchat import paths
-
     found = library.local_models()
     specs = specs_of(found)
     path = paths.expanded(spec).absolute()
@@ -88,8 +90,6 @@ def hub_address(text: str) -> Address:
     if "/" in text:
         return parse_address(text)
 
-    from cpuchat.models.catalog import load_catalog
-
     catalog = load_catalog()
     id, _, quantization = text.strip().lower().partition(":")
     model = catalog.find(id)
@@ -115,10 +115,6 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub, *, listed: bool = F
         ModelNotFound: it is neither local nor the name of a repository.
         HubError and its kinds; ModelDamaged.
     """
-    from cpuchat.models.gguf.header import read_model
-    from cpuchat.models.hub.choice import choose
-    from cpuchat.models.library.library import Library
-
     try:
         return read_model(Library(folders).resolve(spec))
     except ModelNotFound as error:

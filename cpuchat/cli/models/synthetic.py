@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cpuchat.cli.options import file_option
 from cpuchat.errors import CpuchatError, UsageError
 
 _SYNTHETIC_EPILOG = """\b
@@ -32,10 +33,7 @@ Examples:
     "--pair-alpha", type=float, metavar="X",
     help="Write a target and a draft model with acceptance rate X, 0 to 1.",
 )  # fmt: skip
-@click.option(
-    "--draft-out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Path of the pair's draft; default: OUT with `-draft` in its name.",
-)  # fmt: skip
+@file_option("--draft-out", help="Path of the pair's draft; default: OUT with `-draft` in its name.")
 @click.option("--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the pair's draft.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def synthetic(

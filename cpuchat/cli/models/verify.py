@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cpuchat import settings
 from cpuchat.cli.models.specs import find_model, specs_of
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.errors import ModelDamaged, UsageError
+from cpuchat.models.library.library import Library
+from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.library.library import Library
     from cpuchat.models.library.model import LocalModel
     from cpuchat.models.library.verifying import Verification
 
@@ -25,12 +28,6 @@ of other files only the header is checked. Exit codes: 0 all intact, {ModelDamag
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Read each MODEL and compare its checksum; `cpuchat models list` then marks damaged models."""
-    from cpuchat import settings
-    from cpuchat.cli.output import json_line
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.models.library.library import Library
-    from cpuchat.text import clean_line
-
     if bool(specs) == everything:
         raise UsageError("No models named.", "Name the models to verify, or give --all.")
     library = Library(settings.load().model.folders)

@@ -6,6 +6,7 @@ An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA node
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
@@ -29,8 +30,6 @@ def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) ->
 
 
 def _machine(root: Path) -> tuple[str, ...]:
-    import platform
-
     model = microcode = ""
     with contextlib.suppress(OSError), (root / "proc/cpuinfo").open("rb") as file:
         # The first CPU's entry is enough, and hundreds of them take the kernel a while to write.
