@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ Nothing survives a reboot."""
 _PLAN_EPILOG = """\b
 Examples:
   cpuchat system plan
-  cpuchat system plan --knob thp --knob cstates
+  cpuchat system plan --knob thp --knob governor
 
 The apply script checks every file first and changes nothing if one has changed since the plan was made. The revert
 script restores exactly the values from when the plan was made. Exit code 0, also when there is nothing to change."""
@@ -63,7 +64,7 @@ def show_state(as_json: bool) -> int:
 
     from cpuchat.cli.output import json_line
     from cpuchat.hardware.topology import read_topology
-    from cpuchat.hardware.tuning.state import knob_states
+    from cpuchat.hardware.tuning.plan import knob_states
 
     states = knob_states(read_topology(ROOT), ROOT)
     if as_json:
@@ -139,18 +140,16 @@ def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
 def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
     """Return a row per knob with its change and description; identical changes share a row."""
     from cpuchat.hardware.tuning.knobs import KNOBS
+    from cpuchat.hardware.tuning.plan import EXPERIMENTAL
 
-    about = {knob.name: f"{knob.about} ({knob.verdict})" for knob in KNOBS}
-    counts: dict[tuple[str, str, str], int] = {}
-    for change in made.changes:
-        key = (change.knob, change.old, change.new)
-        counts[key] = counts.get(key, 0) + 1
+    about = {knob.name: knob.about for knob in KNOBS}
+    counts = Counter((change.knob, change.old, change.new) for change in made.changes)
     rows = [
         (f"  {knob}", f"{old} → {new}", f"{n} files" if n > 1 else "1 file", about[knob])
         for (knob, old, new), n in counts.items()
     ]
     if made.group is not None:
-        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", "experimental, gain about 0"))
+        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", EXPERIMENTAL))
     return rows
 
 
@@ -275,7 +274,7 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
 
 
 def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
-    """`governor, thp; in part: cstates (0 of 8)`."""
+    """`epp, thp; in part: governor (0 of 8)`."""
     done = [name for name, (now, of) in counts.items() if now == of]
     missing = [f"{name} ({now} of {of})" for name, (now, of) in counts.items() if now < of]
     return (", ".join(done) or "nothing") + (f"; in part: {', '.join(missing)}" if missing else "")

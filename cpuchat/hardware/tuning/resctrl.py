@@ -21,6 +21,7 @@ from cpuchat.hardware.tuning.changes import CacheGroup, KnobRefusal
 from cpuchat.hardware.tuning.knobs import refusal_of
 
 NAME = "l3"
+ABOUT = "confine the target to a part of each L3, leaving the rest to a draft model on its own cores"
 MOUNT = "/sys/fs/resctrl"
 GROUP = f"{MOUNT}/cpuchat"
 OWN_FOLDERS = ("info", "mon_groups", "mon_data", "cpuchat")
