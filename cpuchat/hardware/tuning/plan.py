@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from cpuchat.errors import UsageError
 from cpuchat.hardware.cgroups import read_text
@@ -22,8 +23,7 @@ READ_ONLY: dict[str, str] = {
 """Settings that no plan changes, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnobState:
+class KnobState(msgspec.Struct, frozen=True):
     """One setting now. `value` "" means that it does not exist or cannot be read; `refusal` None that a plan can
     change it; `verdict` is "read-only" for what no plan changes."""
 
