@@ -109,12 +109,10 @@ class Bench:
         failure = await self._backend.start()
         if self._stopped:
             raise Interrupted("Stopped.")
-        if failure is not None or self._backend.engine is None:
-            raise (
-                from_code(failure.code, failure.message, failure.hint)
-                if failure
-                else WorkerDied("The inference worker did not start.", "Run the command again.")
-            )
+        if failure is not None:
+            raise from_code(failure.code, failure.message, failure.hint)
+        if self._backend.engine is None:
+            raise WorkerDied("The inference worker did not start.", "Run the command again.")
         models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
         environment = read_environment(self._backend.engine, models, self._chosen)
         key = benchmark_key(self.cells, self.rounds, self._prompts, environment)

@@ -58,8 +58,6 @@ def system() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show_state(as_json: bool) -> int:
     """Show the current settings, and which of them a plan can change on this machine."""
-    import dataclasses
-
     import msgspec
 
     from cpuchat.cli.output import json_line
@@ -68,7 +66,7 @@ def show_state(as_json: bool) -> int:
 
     states = knob_states(read_topology(ROOT), ROOT)
     if as_json:
-        click.echo(json_line([msgspec.to_builtins(dataclasses.asdict(state)) for state in states]))
+        click.echo(json_line(msgspec.to_builtins(states)))
         return 0
     rows = [("SETTING", "NOW", "EXPECTED EFFECT")]
     rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
@@ -255,12 +253,9 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
     from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
     from cpuchat.tune import records
 
-    lines: list[str] = []
     if record.label == "before":
-        lines.append(f"Now apply the plan: {saved.command(saved.apply)}")
-        lines.append("Then measure again:  cpuchat system measure")
-        return lines
-    lines.append(f"in effect: {_effect_words(record.effect)}")
+        return [f"Now apply the plan: {saved.command(saved.apply)}", "Then measure again:  cpuchat system measure"]
+    lines = [f"in effect: {_effect_words(record.effect)}"]
     verdict, why = records.judged(records.load(saved.folder, "before"), record)
     result["verdict"] = msgspec.to_builtins(verdict) if verdict is not None else None
     if verdict is None:
@@ -324,9 +319,8 @@ def revert(name: str) -> int:
 
     saved = store.find(name)
     counts = effect(saved.plan, ROOT)
-    if not any(now for now, _ in counts.values()):
-        click.echo(f"Plan {saved.name} is not in effect; reverting is harmless:", err=True)
-    else:
-        click.echo(f"Plan {saved.name} is in effect: {_effect_words(counts)}. To revert:", err=True)
+    some = any(now for now, _ in counts.values())
+    state = f"is in effect: {_effect_words(counts)}. To revert" if some else "is not in effect; reverting is harmless"
+    click.echo(f"Plan {saved.name} {state}:", err=True)
     click.echo(saved.command(saved.revert))
     return 0
