@@ -29,6 +29,7 @@ import msgspec
 
 from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.bench.loading import load_to_measure
 from cpuchat.costmodel.observations import Fitted, Observation
 from cpuchat.costmodel.work import ModelWork
 from cpuchat.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
@@ -37,7 +38,7 @@ from cpuchat.models.costs import CostLog, with_points
 from cpuchat.models.fingerprint import engine_replaced
 from cpuchat.models.machine import usual_here
 from cpuchat.models.work import model_work
-from cpuchat.protocol import Failed, LoadCancelled, LoadOptions, Measure, ModelLoaded
+from cpuchat.protocol import Failed, LoadOptions, Measure
 from cpuchat.synthetic.model import header_of, write_model
 from cpuchat.synthetic.shapes import Shape
 
@@ -187,27 +188,14 @@ class CostProbe:
         file = folder / f"{case.shape.name}-{case.shape.n_layer}-{case.quantization}.gguf"
         try:
             await asyncio.to_thread(write_model, file, case.shape, case.quantization, cancelled=lambda: self._stopped)
-            await self._load(file, case)
+            n_ctx = max(one.depth + max(one.n, _STEPS) for one in case.passes)
+            options = LoadOptions(n_ctx=-(-n_ctx // 256) * 256)
+            await load_to_measure(self._backend, file, options, self._spec, lambda: self._stopped)
             found = await self._rounds(case.passes, until, seconds)
         finally:
             file.unlink(missing_ok=True)
         work = model_work(header_of(case.shape, case.quantization))
         return [_observation(work, one, took) for one, took in found.items()]
-
-    async def _load(self, file: Path, case: Case) -> None:
-        n_ctx = max(one.depth + max(one.n, _STEPS) for one in case.passes)
-        options = LoadOptions(n_ctx=-(-n_ctx // 256) * 256)
-        async with contextlib.aclosing(self._backend.load(file, options, self._spec)) as events:
-            async for event in events:
-                match event:
-                    case ModelLoaded():
-                        return
-                    case Failed():
-                        self._require_running()
-                        raise from_code(event.code, event.message, event.hint)
-                    case LoadCancelled():
-                        raise Interrupted("Measurement cancelled.")
-        raise MeasureFailed("The probe's model was not loaded.")
 
     async def _rounds(self, passes: Sequence[Pass], until: float, warm_up: float) -> dict[Pass, Took]:
         """Return the usual time of each pass, after a warm-up; what takes long is measured once when time is short, or
@@ -230,24 +218,19 @@ class CostProbe:
         found = await self._backend.measure(
             Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
         )
-        self._require_running()
+        if self._stopped:
+            raise Interrupted("Stopped.")
         if isinstance(found, Failed):
             raise from_code(found.code, found.message, found.hint)
         return Took(found.seconds / (_STEPS if alone else 1), found.cpu_wait or 0.0)
 
-    def _require_running(self) -> None:
-        if self._stopped:
-            raise Interrupted("Measurement cancelled.")
-
 
 def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
     weight = 1 / (1 + (took.cpu_wait / _MUCH_WAIT) ** 2)
-    if one.n == 1:
-        n_past = one.depth + _STEPS / 2
-        return Observation(work=work, n_tokens=1, n_past=n_past, seconds=took.seconds, weight=weight)
+    n_past, n_outputs = (one.depth + _STEPS / 2, None) if one.n == 1 else (one.depth, 1)
     return Observation(
-        work=work, n_tokens=one.n, n_past=one.depth, n_outputs=1, seconds=took.seconds, weight=weight
-    )  # fmt: skip
+        work=work, n_tokens=one.n, n_past=n_past, n_outputs=n_outputs, seconds=took.seconds, weight=weight
+    )
 
 
 def _forget_old(folder: Path) -> None:

@@ -16,7 +16,7 @@ from cpuchat.bench.environment import Environment
 from cpuchat.bench.matrix import Cell
 from cpuchat.bench.sample import Sample
 from cpuchat.errors import UsageError
-from cpuchat.files import read_small
+from cpuchat.files import append_line, delete_oldest, read_small
 from cpuchat.model_info import ModelInfo
 from cpuchat.paths import shown
 
@@ -110,17 +110,12 @@ class Journal:
     def append(self, line: Line) -> None:
         """Write a line. On a full disk the benchmark continues, but cannot be resumed."""
         self._add(line)
-        with contextlib.suppress(OSError), self.file.open("r+b") as file:
-            if file.seek(0, 2):
-                file.seek(-1, 2)
-                torn = file.read(1) != b"\n"
-                file.write((b"\n" if torn else b"") + msgspec.json.encode(line) + b"\n")
+        with contextlib.suppress(OSError):
+            append_line(self.file, msgspec.json.encode(line))
 
 
 def cached_journal(folder: Path, key: str) -> Path:
     """Return the file of a benchmark that was given no name; old ones are removed."""
     with contextlib.suppress(OSError):
-        old = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-        for file in old[: max(0, len(old) - _KEPT_FILES + 1)]:
-            file.unlink(missing_ok=True)
+        delete_oldest(folder, "*.jsonl", _KEPT_FILES - 1)
     return folder / f"{key}.jsonl"

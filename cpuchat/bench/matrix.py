@@ -239,19 +239,20 @@ def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
         for spec in models
         for quantization in (matrix.quantizations or [""])
     )  # fmt: skip
-    found = [setup for file in files for setup in _setups_of(file, matrix, chosen)]
+    found = [setup for file in files for setup in setups_of(file, matrix, chosen)]
     possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in _UNQUANTIZED]
     if not possible:
         raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
     return list(dict.fromkeys(possible))
 
 
-def _setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
+def setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
     """Return the setups of one model; what tuning found for it is used where the matrix names nothing else."""
     tuned = tuned_settings(file, chosen)
     placed = (chosen if matrix.threads or matrix.cores or matrix.memory_policies else tuned).engine
     attending = (chosen if matrix.kv_types or matrix.flash_attn else tuned).engine
-    batch, ubatch = batches(tuned, chosen)
+    now, before = ((one.engine.batch, one.engine.ubatch) for one in (tuned, chosen))
+    batch, ubatch = now if now != before else (0, 0)
     flash: list[FlashAttention] = matrix.flash_attn or [attending.flash_attn]
     kv_types = [_kv_types(text) for text in matrix.kv_types] or [(attending.cache_type_k, attending.cache_type_v)]
     return [
@@ -267,12 +268,6 @@ def _setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
             flash,
         )
     ]  # fmt: skip
-
-
-def batches(tuned: Settings, chosen: Settings) -> tuple[int, int]:
-    """Return `batch` and `ubatch` of a setup: what tuning found, 0 where that is what the settings say."""
-    now, before = ((one.engine.batch, one.engine.ubatch) for one in (tuned, chosen))
-    return now if now != before else (0, 0)
 
 
 def _drafters(text: str) -> tuple[Drafters, int]:

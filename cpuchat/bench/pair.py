@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from cpuchat.bench.matrix import KINDS, OFF, Cell, Setup, Workload, batches
-from cpuchat.bench.prompts import Kind, Prompt, load
+from cpuchat.bench.matrix import KINDS, OFF, Cell, Matrix, Workload, setups_of
+from cpuchat.bench.prompts import load
 from cpuchat.bench.results import Report, Result
 from cpuchat.bench.run import Bench
-from cpuchat.models.tuned import tuned_settings
 from cpuchat.settings import Settings
 
 DEPTHS: Final = (2, 4, 8)
@@ -73,33 +72,16 @@ def pair_bench(
 
     The engine runs as the settings say, with what tuning found for the target.
     """
-    tuned = tuned_settings(target, chosen)
-    engine, (batch, ubatch) = tuned.engine, batches(tuned, chosen)
-    setup = Setup(
-        model=str(target),
-        draft=str(draft),
-        threads=engine.threads,
-        cores=engine.cores,
-        memory=engine.memory,
-        cache_type_k=engine.cache_type_k,
-        cache_type_v=engine.cache_type_v,
-        flash_attn=engine.flash_attn,
-        batch=batch,
-        ubatch=ubatch,
-    )
+    [setup] = setups_of(target, Matrix(), chosen)
+    setup = msgspec.structs.replace(setup, draft=str(draft))
     cells: list[Cell] = []
     for kind in KINDS:
         test = Workload.of_prompts(kind, TOKENS)
         cells.append(Cell(setup=setup, test=test, drafters=OFF))
         cells += [Cell(setup=setup, test=test, drafters="draft", draft_depth=depth) for depth in (0, *DEPTHS)]
-    return Bench(cells, ROUNDS, chosen, folder=folder, prompts=_one_of_each(load()), tell=tell)
-
-
-def _one_of_each(prompts: Iterable[Prompt]) -> list[Prompt]:
-    first: dict[Kind, Prompt] = {}
-    for prompt in prompts:
-        first.setdefault(prompt.kind, prompt)
-    return list(first.values())
+    one_of_each = {prompt.kind: prompt for prompt in reversed(load())}
+    prompts = [one_of_each[kind] for kind in KINDS]
+    return Bench(cells, ROUNDS, chosen, folder=folder, prompts=prompts, tell=tell)
 
 
 def pair_result(report: Report) -> PairResult:

@@ -6,6 +6,7 @@ import csv
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cpuchat.telemetry import units
 VERSION = 1
 _FLASH: dict[FlashAttention, int] = {"auto": -1, "off": 0, "on": 1}
 _MAX_BYTES = 256 << 20
+_MEDIANS = ("ttft_ms", "bandwidth", "utilization", "first_audio_ms", "real_time_factor")
 _NOT_IN_CSV = ("cell", "samples_ns", "samples_ts", "prefill_samples_ts")
 
 
@@ -181,22 +183,16 @@ def _figures(cell: Cell, lines: Sequence[Measurement], plain: Sequence[Measureme
         "stddev_ts": _deviation(rates),
         "samples_ns": tuple(seconds),
         "samples_ts": tuple(rates),
-        "ttft_ms": _median(samples, lambda one: one.ttft_ms),
+        **{name: _median(samples, attrgetter(name)) for name in _MEDIANS},
         "prefill_ts": _median(samples, lambda one: one.prefill),
         "prefill_samples_ts": tuple(one.prefill for one in samples if one.prefill is not None),
         "decode_ts": _median(samples, lambda one: one.decode),
         "speed_up": _speed_up(lines, plain) if cell != cell.plain else None,
         "acceptance": accepted / drafted if drafted else None,
         "tokens_per_pass": steps / passes if passes else None,
-        "memory_bytes": max((one.memory for one in samples if one.memory is not None), default=None),
-        "bandwidth": _median(samples, lambda one: one.bandwidth),
-        "utilization": _median(samples, lambda one: one.utilization),
+        "memory_bytes": max((one.memory or 0 for one in samples), default=0) or None,
         "joules_per_token": _median(samples, _joules_per_token),
-        "first_audio_ms": _median(samples, lambda one: one.first_audio_ms),
-        "real_time_factor": _median(samples, lambda one: one.real_time_factor),
-        "speech_memory_bytes": max(
-            (one.speech_memory for one in samples if one.speech_memory is not None), default=None
-        ),
+        "speech_memory_bytes": max((one.speech_memory or 0 for one in samples), default=0) or None,
         "same_text": _same_text(samples, plain) if cell != cell.plain else None,
         "short": any(one.short for one in samples),
         "noisy": any(line.noisy for line in lines),

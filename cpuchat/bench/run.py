@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import msgspec
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.environment import read_environment
 from cpuchat.bench.journal import Finished, Header, Journal, Loaded, Measurement, benchmark_key, cached_journal
+from cpuchat.bench.loading import load_to_measure
 from cpuchat.bench.matrix import OFF, Cell
 from cpuchat.bench.prompts import Prompt, load
 from cpuchat.bench.protocol import GROUP, Protocol
@@ -23,7 +23,7 @@ from cpuchat.errors import CpuchatError, Interrupted, MeasureFailed, UsageError,
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
 from cpuchat.paths import shown
-from cpuchat.protocol import Failed, LoadCancelled, LoadProgress, ModelLoaded
+from cpuchat.protocol import LoadProgress
 from cpuchat.settings import Settings
 
 _CTX_STEP = 256
@@ -109,12 +109,10 @@ class Bench:
         failure = await self._backend.start()
         if self._stopped:
             raise Interrupted("Stopped.")
-        if failure is not None or self._backend.engine is None:
-            raise (
-                from_code(failure.code, failure.message, failure.hint)
-                if failure
-                else WorkerDied("The inference worker did not start.", "Run the command again.")
-            )
+        if failure is not None:
+            raise from_code(failure.code, failure.message, failure.hint)
+        if self._backend.engine is None:
+            raise WorkerDied("The inference worker did not start.", "Run the command again.")
         models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
         environment = read_environment(self._backend.engine, models, self._chosen)
         key = benchmark_key(self.cells, self.rounds, self._prompts, environment)
@@ -205,30 +203,18 @@ class Bench:
             flash_attn=setup.flash_attn,
             calibrate=any(cell.drafters != OFF for cell in cells),
         )
-        async with contextlib.aclosing(
-            self._backend.load(Path(setup.model), options, setup.placement(self._chosen))
-        ) as events:
-            async for event in events:
-                match event:
-                    case LoadProgress():
-                        share = f" {100 * event.done // event.total} %" if event.total else ""
-                        self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
-                        self._tell()
-                        if self._stopped:
-                            await self._backend.cancel()
-                    case ModelLoaded() if setup.draft and not event.model.draft:
-                        reason = next(iter(event.model.notes[-1:]), "The draft model was not loaded.")
-                        raise MeasureFailed(reason)
-                    case ModelLoaded():
-                        if self._speech is not None and any(cell.speech for cell in cells):
-                            await self._speech.prepare(event.model)
-                        self.journal.append(Loaded(cell=self._numbers[cells[0]], model=event.model))
-                    case Failed() if not self._stopped:
-                        raise from_code(event.code, event.message, event.hint)
-                    case Failed() | LoadCancelled():
-                        raise Interrupted("Stopped.")
-                    case _:
-                        pass
+
+        def tell(event: LoadProgress) -> None:
+            share = f" {100 * event.done // event.total} %" if event.total else ""
+            self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
+            self._tell()
+
+        model = await load_to_measure(
+            self._backend, Path(setup.model), options, setup.placement(self._chosen), lambda: self._stopped, tell
+        )
+        if self._speech is not None and any(cell.speech for cell in cells):
+            await self._speech.prepare(model)
+        self.journal.append(Loaded(cell=self._numbers[cells[0]], model=model))
 
     def _context(self, cells: Sequence[Cell]) -> int:
         """Return the tokens that the longest test needs; a token has two bytes of a prompt at least."""

@@ -15,9 +15,10 @@ from cpuchat.bench.matrix import Cell
 from cpuchat.bench.prompts import Prompt
 from cpuchat.bench.speech import BenchSpeech, SpeechSample
 from cpuchat.errors import MeasureFailed
+from cpuchat.greedy import answer_greedily
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import Failed, Generate, GenerationFinished, Measure, Message, Sampling, Speculation, TextDelta
+from cpuchat.protocol import Failed, Generate, Measure, Message, TextDelta
 from cpuchat.settings import SpeculationSection
 from cpuchat.telemetry.process import process_memory
 from cpuchat.telemetry.roofline import after_answer
@@ -95,7 +96,7 @@ async def measure_cell(
     if cell.test.kind == "prompts":
         sample = await _prompts(backend, model, cell, prompts, speech if cell.speech else None)
     else:
-        sample = await _random(backend, cell)
+        sample = await _random(backend, model, cell)
     after = _joules(monitor)
     joules = after - before if before is not None and after is not None and after > before else None
     return msgspec.structs.replace(sample, joules=joules, memory=_memory(backend.pid))
@@ -118,13 +119,13 @@ def _memory(pid: int | None) -> int | None:
     return memory.private + memory.shared if memory is not None else None
 
 
-async def _random(backend: LocalBackend, cell: Cell) -> Sample:
-    test, model = cell.test, backend.model
+async def _random(backend: LocalBackend, model: ModelInfo, cell: Cell) -> Sample:
+    test = cell.test
     found = await backend.measure(Measure(n_prompt=test.n_prompt, n_gen=test.n_gen, depth=test.depth))
     if isinstance(found, Failed):
-        raise _failed(found)
+        raise MeasureFailed(found.message, found.hint)
     seconds = found.seconds
-    if test.kind == "pp" or model is None:
+    if test.kind == "pp":
         return Sample(seconds=seconds, prompt_n=test.n_prompt, prefill=test.n_prompt / seconds)
     timings = Timings(predicted_n=test.n_gen + 1, predicted_ms=1e3 * seconds, n_past=test.depth + test.n_gen)
     roofline = after_answer(model, timings)
@@ -140,14 +141,27 @@ async def _random(backend: LocalBackend, cell: Cell) -> Sample:
 async def _prompts(
     backend: LocalBackend, model: ModelInfo, cell: Cell, prompts: Sequence[Prompt], speech: BenchSpeech | None
 ) -> Sample:
+    """Measure greedy answers of exactly as many tokens as the test has, with nothing reused from earlier ones."""
     section = SpeculationSection(drafters=cell.drafters, depth=cell.draft_depth)
     digest, answers, spoken = hashlib.blake2b(digest_size=16), list[Timings](), list[SpeechSample]()
+
+    def take(delta: TextDelta) -> None:
+        digest.update(delta.text.encode())
+        if speech is not None and delta.channel == "answer":
+            speech.feed(delta.text)
+
     for prompt in prompts:
         if speech is not None:
             speech.begin()
-        text, timings = await _answer(backend, prompt, cell.test.n_gen, section.speculation(), speech)
-        digest.update(text.encode() + b"\0")
-        answers.append(timings)
+        await backend.forget("")  # neither KV cache nor drafters know the text of the round before
+        request = Generate(
+            messages=(Message(role="user", content=prompt.text),),
+            max_tokens=cell.test.n_gen,
+            speculation=section.speculation(),
+            ignore_eos=True,
+        )
+        answers.append(await answer_greedily(backend.generate, request, take))
+        digest.update(b"\0")
         if speech is not None:
             spoken.append(await speech.end())
     sample = _summed(model, answers, cell.test.n_gen, digest.hexdigest())
@@ -163,38 +177,6 @@ def _with_speech(sample: Sample, spoken: Sequence[SpeechSample], memory: int | N
         real_time_factor=sum(one.took_s for one in spoken) / sound if sound else None,
         speech_memory=memory,
     )
-
-
-async def _answer(
-    backend: LocalBackend, prompt: Prompt, tokens: int, speculation: Speculation, speech: BenchSpeech | None
-) -> tuple[str, Timings]:
-    """Return one greedy answer of exactly `tokens` tokens, with nothing reused from earlier ones."""
-    await backend.forget("")  # neither KV cache nor drafters know the text of the round before
-    request = Generate(
-        messages=(Message(role="user", content=prompt.text),),
-        sampling=Sampling(temperature=0.0),
-        max_tokens=tokens,
-        speculation=speculation,
-        ignore_eos=True,
-    )
-    text: list[str] = []
-    async with contextlib.aclosing(backend.generate(request)) as events:
-        async for event in events:
-            if isinstance(event, TextDelta):
-                text.append(event.text)
-                if speech is not None and event.channel == "answer":
-                    speech.feed(event.text)
-            elif isinstance(event, Failed):
-                raise _failed(event)
-            elif isinstance(event, GenerationFinished):
-                if event.stop_reason == "cancelled":
-                    raise MeasureFailed("The measurement was cancelled.")
-                return "".join(text), event.timings
-    raise MeasureFailed("The measurement returned no figures.")
-
-
-def _failed(event: Failed) -> MeasureFailed:
-    return MeasureFailed(event.message, event.hint)
 
 
 def _summed(model: ModelInfo, answers: Sequence[Timings], tokens: int, text: str) -> Sample:

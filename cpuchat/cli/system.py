@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.hardware.tuning import store
-from cpuchat.hardware.tuning.plan import effect, make_plan
+from cpuchat.hardware.tuning.plan import effect, knob_states, make_plan
 from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tune import records
@@ -55,7 +55,7 @@ Nothing survives a reboot."""
 _PLAN_EPILOG = """\b
 Examples:
   cpuchat system plan
-  cpuchat system plan --knob thp --knob cstates
+  cpuchat system plan --knob thp --knob governor
 
 The apply script checks every file first and changes nothing if one has changed since the plan was made. The revert
 script restores exactly the values from when the plan was made. Exit code 0, also when there is nothing to change."""
@@ -73,11 +73,10 @@ def system() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def show_state(as_json: bool) -> int:
     """Show the current settings, and which of them a plan can change on this machine."""
-    from cpuchat.hardware.tuning.state import knob_states
 
     states = knob_states(read_topology(ROOT), ROOT)
     if as_json:
-        click.echo(json_line([msgspec.to_builtins(dataclasses.asdict(state)) for state in states]))
+        click.echo(json_line(msgspec.to_builtins(states)))
         return 0
     rows = [("SETTING", "NOW", "EXPECTED EFFECT")]
     rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
@@ -140,18 +139,16 @@ def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
 def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
     """Return a row per knob with its change and description; identical changes share a row."""
     from cpuchat.hardware.tuning.knobs import KNOBS
+    from cpuchat.hardware.tuning.plan import EXPERIMENTAL
 
-    about = {knob.name: f"{knob.about} ({knob.verdict})" for knob in KNOBS}
-    counts: dict[tuple[str, str, str], int] = {}
-    for change in made.changes:
-        key = (change.knob, change.old, change.new)
-        counts[key] = counts.get(key, 0) + 1
+    about = {knob.name: knob.about for knob in KNOBS}
+    counts = Counter((change.knob, change.old, change.new) for change in made.changes)
     rows = [
         (f"  {knob}", f"{old} → {new}", f"{n} files" if n > 1 else "1 file", about[knob])
         for (knob, old, new), n in counts.items()
     ]
     if made.group is not None:
-        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", "experimental, gain about 0"))
+        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", EXPERIMENTAL))
     return rows
 
 
@@ -241,12 +238,9 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
     """Return what the measurement says about the plan; it is added to `result` as well."""
     from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
 
-    lines: list[str] = []
     if record.label == "before":
-        lines.append(f"Now apply the plan: {saved.command(saved.apply)}")
-        lines.append("Then measure again:  cpuchat system measure")
-        return lines
-    lines.append(f"in effect: {_effect_words(record.effect)}")
+        return [f"Now apply the plan: {saved.command(saved.apply)}", "Then measure again:  cpuchat system measure"]
+    lines = [f"in effect: {_effect_words(record.effect)}"]
     verdict, why = records.judged(records.load(saved.folder, "before"), record)
     result["verdict"] = msgspec.to_builtins(verdict) if verdict is not None else None
     if verdict is None:
@@ -260,7 +254,7 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
 
 
 def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
-    """`governor, thp; in part: cstates (0 of 8)`."""
+    """`epp, thp; in part: governor (0 of 8)`."""
     done = [name for name, (now, of) in counts.items() if now == of]
     missing = [f"{name} ({now} of {of})" for name, (now, of) in counts.items() if now < of]
     return (", ".join(done) or "nothing") + (f"; in part: {', '.join(missing)}" if missing else "")
@@ -301,9 +295,8 @@ def revert(name: str) -> int:
     """Print the command that reverts the plan NAME (default: the newest)."""
     saved = store.find(name)
     counts = effect(saved.plan, ROOT)
-    if not any(now for now, _ in counts.values()):
-        click.echo(f"Plan {saved.name} is not in effect; reverting is harmless:", err=True)
-    else:
-        click.echo(f"Plan {saved.name} is in effect: {_effect_words(counts)}. To revert:", err=True)
+    some = any(now for now, _ in counts.values())
+    state = f"is in effect: {_effect_words(counts)}. To revert" if some else "is not in effect; reverting is harmless"
+    click.echo(f"Plan {saved.name} {state}:", err=True)
     click.echo(saved.command(saved.revert))
     return 0

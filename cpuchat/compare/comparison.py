@@ -17,7 +17,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.chats.records import StoredMessage
 from cpuchat.compare.halves import halves
 from cpuchat.compare.memory import together, worker_memory
-from cpuchat.compare.rounds import Round, SideAnswer, Turn
+from cpuchat.compare.rounds import Round, Turn
 from cpuchat.compare.runner import Runner
 from cpuchat.compare.side import Side, short_names
 from cpuchat.compare.together import fit_together
@@ -26,9 +26,7 @@ from cpuchat.errors import MeasureFailed, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import (
-    AnyEvent,
-)
+from cpuchat.protocol import AnyEvent
 from cpuchat.settings import Settings
 from cpuchat.telemetry.machine import Peak
 
@@ -144,10 +142,11 @@ class Comparison:
         for index, runner in enumerate(self.runners):
             messages: list[StoredMessage] = []
             for turn in turns:
-                answer = turn.rounds[-1].answers[index] if turn.rounds else SideAnswer()
-                messages += [_message(messages, "user", turn.prompt)]
-                if answer.content:
-                    messages += [_message(messages, "assistant", answer.content)]
+                said = [("user", turn.prompt)]
+                if turn.rounds and (content := turn.rounds[-1].answers[index].content):
+                    said.append(("assistant", content))
+                for role, text in said:
+                    messages.append(StoredMessage(id=len(messages), chat_id="", parent=0, role=role, content=text))  # type: ignore[arg-type]
             runner.conversation.history.restore(messages, runner.settings.chat.system_prompt)
             runner.n_prompts = len(turns)
 
@@ -280,8 +279,3 @@ def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
             return None
         found.append(figures.roofline.estimate / rate * figures.decode_tok_s)
     return found[0], found[1]
-
-
-def _message(before: Sequence[StoredMessage], role: str, content: str) -> StoredMessage:
-    at = len(before)
-    return StoredMessage(id=at, chat_id="", parent=0, role=role, content=content)  # type: ignore[arg-type]

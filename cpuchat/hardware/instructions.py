@@ -6,6 +6,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpuchat.hardware.cgroups import read_number
 from cpuchat.hardware.sysfs import read_cpuinfo
 
 ROOT = Path("/")
@@ -32,10 +33,8 @@ FEATURES: dict[str, str] = {
 }
 # Where no /proc/cpuinfo is: what every CPU of that kind has that runs a language model today.
 _COMMON = {
-    "x86_64": frozenset({"AVX", "AVX2", "FMA", "F16C"}),
-    "amd64": frozenset({"AVX", "AVX2", "FMA", "F16C"}),
-    "aarch64": frozenset({"NEON", "DOTPROD"}),
-    "arm64": frozenset({"NEON", "DOTPROD"}),
+    **dict.fromkeys(("x86_64", "amd64"), frozenset({"AVX", "AVX2", "FMA", "F16C"})),
+    **dict.fromkeys(("aarch64", "arm64"), frozenset({"NEON", "DOTPROD"})),
 }
 
 
@@ -53,12 +52,6 @@ def instructions(root: Path = ROOT) -> Instructions:
     if not flags:
         return Instructions(_COMMON.get(platform.machine().lower(), frozenset()))
     features = frozenset(name for flag, name in FEATURES.items() if flag in flags)
-    return Instructions(features, _sve_bytes(root) if "SVE" in features else 0)
-
-
-def _sve_bytes(root: Path) -> int:
-    """Return the SVE vector length of new processes (Documentation/arch/arm64/sve.rst)."""
-    try:
-        return int((root / "proc/sys/abi/sve_default_vector_length").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
+    # The vector length of new processes (Documentation/arch/arm64/sve.rst).
+    sve_bytes = read_number(root / "proc/sys/abi/sve_default_vector_length") if "SVE" in features else 0
+    return Instructions(features, sve_bytes or 0)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from cpuchat.telemetry.machine import Peak
 
 ROOT = Path("/")
-_HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class MachineReader:
         from cpuchat.hardware.bandwidth.memory_modules import theoretical
         from cpuchat.hardware.bandwidth.peaks import known_peak
         from cpuchat.hardware.bandwidth.survey import cached_survey
-        from cpuchat.hardware.cgroups import read_text
         from cpuchat.hardware.placement.placement import PlacementSpec, place
         from cpuchat.hardware.topology import read_topology
+        from cpuchat.hardware.tuning.changes import value_of
+        from cpuchat.hardware.tuning.knobs import THP
 
         topology = read_topology(self.root)
-        # The kernel marks its choice with brackets: "always [madvise] never".
-        huge = read_text(self.root / _HUGE_PAGES).partition("[")[2].partition("]")[0]
+        huge = value_of(self.root, f"{THP}/enabled")
         survey = cached_survey(topology, root=self.root)
         usual = place(topology, PlacementSpec())
         peak = known_peak(usual.cpus, usual.memory.words, root=self.root)

@@ -70,8 +70,8 @@ class Node:
     memory: int
 
 
-def read_cpuinfo(root: Path) -> CpuInfo:
-    """Return the name and the instruction sets of the CPU."""
+def cpuinfo_values(root: Path) -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first CPU."""
     try:
         with (root / "proc/cpuinfo").open("rb") as file:
             text = file.read(_CPUINFO_BYTES).decode("ascii", "replace")
@@ -82,6 +82,12 @@ def read_cpuinfo(root: Path) -> CpuInfo:
         name, colon, value = line.partition(":")
         if colon:
             values.setdefault(name.strip(), value.strip())
+    return values
+
+
+def read_cpuinfo(root: Path) -> CpuInfo:
+    """Return the name and the instruction sets of the CPU."""
+    values = cpuinfo_values(root)
     x86, arm = values.get("flags", ""), values.get("Features", "")
     return CpuInfo(
         model=values.get("model name") or values.get("Model") or values.get("Hardware") or "",
@@ -115,10 +121,10 @@ def online_cpus(root: Path) -> tuple[int, ...]:
     listed = parse_cpu_list(read_text(base / "online"))
     if listed:
         return listed
-    return tuple(sorted(n for n, folder in _numbered(base, "cpu") if (folder / "topology").is_dir()))
+    return tuple(sorted(n for n, folder in numbered(base, "cpu") if (folder / "topology").is_dir()))
 
 
-def _numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
+def numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
     """Yield folders called `name` and a number, ascending."""
     found: list[tuple[int, Path]] = []
     try:
@@ -146,7 +152,7 @@ def package(root: Path, cpu: int) -> int:
 def caches(root: Path, cpu: int) -> list[Cache]:
     """Return the caches that `cpu` uses, smallest level first."""
     found: list[Cache] = []
-    for _, folder in _numbered(root / CPUS / f"cpu{cpu}/cache", "index"):
+    for _, folder in numbered(root / CPUS / f"cpu{cpu}/cache", "index"):
         level = read_number(folder / "level")
         if level is not None and 1 <= level <= 4:
             found.append(Cache(
@@ -167,7 +173,7 @@ def _size(text: str) -> int:
 
 def nodes(root: Path) -> list[Node]:
     """Return the NUMA nodes, ascending; none on a kernel without NUMA. Nodes without CPUs (CXL, HBM) are among them."""
-    folders = list(_numbered(root / NODES, "node"))
+    folders = list(numbered(root / NODES, "node"))
     listed = parse_cpu_list(read_text(root / NODES / "online"))
     if listed:
         folders = [(number, folder) for number, folder in folders if number in listed]

@@ -36,7 +36,7 @@ def catalog_plans(
     """Return a plan for each of the models that fits the machine, or a network of such, the fastest first."""
     plans = [make_plan(machine_for(model, None), model, workload, network=network) for model in models]
     fitting = [plan for plan in plans if plan.tok_s is not None]
-    return sorted(fitting, key=_speed, reverse=True)
+    return sorted(fitting, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
 
 
 def catalog_drafts(
@@ -87,7 +87,3 @@ def cheapest(plans: Sequence[Plan], tok_s: float, acceptance: float | None = Non
 def _price(plan: Plan, prices: Prices) -> tuple[bool, float]:
     per_hour = hourly(plan.machine, prices)
     return per_hour is None, per_hour or 0.0
-
-
-def _speed(plan: Plan) -> float:
-    return plan.tok_s.value if plan.tok_s is not None else 0.0

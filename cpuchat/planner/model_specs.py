@@ -178,10 +178,5 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
     kind = quantization or entry.quantization or USUAL
     size = entry.sizes.get(kind, 0.0) * 1e9 or 1e9 * entry.params * quant_type(kind).bits / 8
     work = typical_work(size, kind, params=1e9 * entry.params, active=entry.active_share, id=entry.id)
-    return by_size(entry.name, kind, size, work)
-
-
-def by_size(name: str, quantization: str, size: float, work: ModelWork) -> PlannedModel:
-    """Return a model of which the size in bytes and the typical work are known."""
     kv_row = sum(one.nbytes for one in work.attention)
-    return PlannedModel(name=name, quantization=quantization, size=size, work=work, kv_row=kv_row)
+    return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_row=kv_row)

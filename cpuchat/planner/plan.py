@@ -161,9 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_not(self) -> str:
         """Return why there is no speed; "" when there is one."""
-        if self.tok_s is not None:
-            return ""
-        return "does not fit: weights would be read from disk"
+        return "" if self.tok_s is not None else "does not fit: weights would be read from disk"
 
 
 def make_plan(

@@ -5,20 +5,17 @@ Equal accuracy hides flipped answers (arXiv 2407.09141), so answers are compared
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from cpuchat.errors import MeasureFailed
-from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Message, Sampling, TextDelta
+from cpuchat.greedy import Answering, answer_greedily
+from cpuchat.protocol import Generate, Message, TextDelta
 from cpuchat.quality.questions import Question, is_right, mcnemar
 from cpuchat.telemetry.units import plural
 
 MAX_TOKENS = 128
 """Per answer; the questions ask for short ones, and a rambling model must be stopped."""
-
-Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -65,7 +62,6 @@ async def ask_all(
     """Ask every question by itself, greedily and without drafters.
 
     Args:
-        answer: `Conversation.generate_detached` or `Backend.generate` of a loaded model.
         tell: called with the number of questions answered so far.
 
     Raises:
@@ -80,19 +76,12 @@ async def ask_all(
 
 
 async def _ask(answer: Answering, prompt: str, stopped: str) -> str:
-    request = Generate(
-        messages=(Message(role="user", content=prompt),), sampling=Sampling(temperature=0.0), max_tokens=MAX_TOKENS
-    )
     parts: list[str] = []
-    async with contextlib.aclosing(answer(request)) as events:
-        async for event in events:
-            match event:
-                case TextDelta(channel="answer"):
-                    parts.append(event.text)
-                case Failed():
-                    raise MeasureFailed(f"Asking the questions failed: {event.message}", event.hint)
-                case GenerationFinished(stop_reason="cancelled"):
-                    raise MeasureFailed(stopped, "Run it again: the questions start over.")
-                case _:
-                    pass
+
+    def add(delta: TextDelta) -> None:
+        if delta.channel == "answer":
+            parts.append(delta.text)
+
+    request = Generate(messages=(Message(role="user", content=prompt),), max_tokens=MAX_TOKENS)
+    await answer_greedily(answer, request, add, if_stopped=(stopped, "Run it again: the questions start over."))
     return "".join(parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.files import read_small
+from cpuchat.files import append_line, delete_oldest, read_small
 from cpuchat.quality.messages import Scored, Text
 
 _KEPT_FILES = 50
@@ -51,24 +51,12 @@ class SavedWindows:
         """Save one window."""
         with contextlib.suppress(OSError):
             if not self._file.exists():
-                self._make_room()
-            with self._file.open("ab") as file:
-                if file.tell() and not self._ends_with_line():
-                    file.write(b"\n")
-                file.write(msgspec.json.encode(window) + b"\n")
+                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                delete_oldest(self._file.parent, "*.jsonl", _KEPT_FILES - 1)
+                self._file.touch()
+            append_line(self._file, msgspec.json.encode(window))
 
     def delete(self) -> None:
         """Delete all windows."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
-
-    def _ends_with_line(self) -> bool:
-        with self._file.open("rb") as file:
-            file.seek(-1, 2)
-            return file.read(1) == b"\n"
-
-    def _make_room(self) -> None:
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        old = sorted(self._file.parent.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-        for file in old[: max(0, len(old) - _KEPT_FILES + 1)]:
-            file.unlink(missing_ok=True)

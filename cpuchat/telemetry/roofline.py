@@ -239,9 +239,6 @@ def roofline(
         utilization=utilization,
         off=_off(model, average, peak, cached) or _counter_off(utilization if counted is not None else None, remark),
         remark=remark,
-        ceiling_plain=ceilings.get("ceiling_plain"),
-        ceiling_accepted=ceilings.get("ceiling_accepted"),
-        ceiling_compute=ceilings.get("ceiling_compute"),
         bytes_per_pass=None if model.traffic is None else pass_bytes(model.traffic, whole.n_per_pass, now.n_past),
         limit=_limit(now, ceilings, utilization),
         advice=better_depth(model.pass_ms, now.by_position, now.fixed_depth, now.draft_ms),
@@ -249,6 +246,7 @@ def roofline(
         exceeded=exceeded,
         has_model=True,
         has_traffic=model.traffic is not None,
+        **ceilings,
     )
 
 

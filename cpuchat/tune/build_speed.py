@@ -12,11 +12,12 @@ import msgspec
 from cpuchat import paths
 from cpuchat.bench.environment import engine_build
 from cpuchat.files import JsonCache
+from cpuchat.greedy import Answering
 from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.settings import EngineSection
 from cpuchat.telemetry import units
 from cpuchat.tune.compare import compare, percent
-from cpuchat.tune.measure import Answering, DecodeRate, measure_decode
+from cpuchat.tune.measure import DecodeRate, measure_decode
 
 
 class BuildSpeed(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,17 +5,14 @@ Short, so that it can be done before and after every change of settings.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
 from cpuchat.errors import MeasureFailed
-from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Sampling, Speculation
+from cpuchat.greedy import Answering, answer_greedily
+from cpuchat.protocol import Generate, Speculation
 from cpuchat.timings import LEAST_TOKENS
-
-Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
 
 N_TOKENS = 64
 ROUNDS = 3
@@ -42,7 +39,6 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
     """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.
 
     Args:
-        answer: `Conversation.generate_detached` or `Backend.generate` of a loaded model.
         n_tokens: tokens of each round; a model that ends earlier is measured by what it wrote.
 
     Raises:
@@ -51,31 +47,16 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
     least = min(LEAST_TOKENS, n_tokens)
     written = 0
     for prompt in PROMPTS:
-        await _decode(answer, prompt, _WARM_UP_TOKENS)
+        request = Generate(prompt=prompt, max_tokens=n_tokens, speculation=Speculation())
+        await answer_greedily(answer, msgspec.structs.replace(request, max_tokens=_WARM_UP_TOKENS))
         rates: list[float] = []
         for _ in range(rounds):
-            finished = await _decode(answer, prompt, n_tokens)
-            written = max(written, finished.timings.predicted_n)
-            rate = finished.timings.predicted_per_second
-            if finished.timings.predicted_n < least or rate is None:
+            timings = await answer_greedily(answer, request)
+            written = max(written, timings.predicted_n)
+            rate = timings.predicted_per_second
+            if timings.predicted_n < least or rate is None:
                 break
             rates.append(rate)
         else:
             return DecodeRate(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
     raise MeasureFailed(f"The model stops after {written} tokens, too few to measure.", "Choose another model.")
-
-
-async def _decode(answer: Answering, prompt: str, n_tokens: int) -> GenerationFinished:
-    """Decode one answer, plain and greedy; its text is discarded."""
-    request = Generate(
-        prompt=prompt, sampling=Sampling(temperature=0.0), max_tokens=n_tokens, speculation=Speculation()
-    )
-    async with contextlib.aclosing(answer(request)) as events:
-        async for event in events:
-            if isinstance(event, Failed):
-                raise MeasureFailed(f"The measurement failed: {event.message}", event.hint)
-            if isinstance(event, GenerationFinished):
-                if event.stop_reason == "cancelled":
-                    raise MeasureFailed("The measurement was cancelled.", "Measure again when nothing else is running.")
-                return event
-    raise MeasureFailed("The measurement returned no figures.", "Measure again.")

@@ -5,28 +5,18 @@ Every measurement is an answer as in a chat, with nothing reused: a prompt of bu
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.bench.loading import load_to_measure
 from cpuchat.bench.prompts import Kind, load
-from cpuchat.errors import Interrupted, MeasureFailed, UsageError, from_code
+from cpuchat.errors import Interrupted, MeasureFailed
+from cpuchat.greedy import answer_greedily
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import (
-    Failed,
-    Generate,
-    GenerationFinished,
-    LoadCancelled,
-    LoadOptions,
-    LoadProgress,
-    Message,
-    ModelLoaded,
-    Sampling,
-    Speculation,
-)
+from cpuchat.protocol import Generate, LoadOptions, Message, Speculation
 from cpuchat.settings import Settings
 from cpuchat.timings import Timings
 from cpuchat.tune.candidates import Choice
@@ -146,20 +136,16 @@ class Measurer:
         request = Generate(
             prompt=prompt if isinstance(prompt, str) else None,
             messages=() if isinstance(prompt, str) else prompt,
-            sampling=Sampling(temperature=0.0),
             max_tokens=n_tokens,
             speculation=speculation or Speculation(),
             ignore_eos=True,
         )
-        async with contextlib.aclosing(self._backend.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, Failed):
-                    raise Interrupted("Stopped.") if self._stopped else MeasureFailed(event.message, event.hint)
-                if isinstance(event, GenerationFinished):
-                    if event.stop_reason == "cancelled":
-                        raise Interrupted("Stopped.")
-                    return event.timings
-        raise MeasureFailed("The measurement returned no figures.")
+        try:
+            return await answer_greedily(self._backend.generate, request)
+        except MeasureFailed:
+            if self._stopped:
+                raise Interrupted("Stopped.") from None
+            raise
 
     async def _load(self, chosen: Settings, draft: str, *, calibrate: bool = False) -> bool:
         """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError.
@@ -175,22 +161,8 @@ class Measurer:
         if self._loaded == wanted and self._backend.model is not None:
             return False
         self._loaded = None
-        async with contextlib.aclosing(self._backend.load(self._path, *wanted)) as events:
-            async for event in events:
-                match event:
-                    case LoadProgress():
-                        if self._stopped:
-                            await self._backend.cancel()
-                    case ModelLoaded() if draft and not event.model.draft:
-                        raise UsageError(next(iter(event.model.notes[-1:]), "The draft model was not loaded."))
-                    case ModelLoaded():
-                        self._loaded, self.name = wanted, event.model.name
-                    case Failed() if not self._stopped:
-                        raise from_code(event.code, event.message, event.hint)
-                    case Failed() | LoadCancelled():
-                        raise Interrupted("Stopped.")
-                    case _:
-                        pass
+        self.name = (await load_to_measure(self._backend, self._path, *wanted, lambda: self._stopped)).name
+        self._loaded = wanted
         return True
 
 

@@ -10,12 +10,13 @@ from cpuchat import paths, settings
 from cpuchat.bench import pair
 from cpuchat.bench.pair import KindResult, PairResult
 from cpuchat.errors import DraftMismatch, UsageError
+from cpuchat.models.drafts.chosen import ChosenDrafts
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.present.bench import pair_verdict
 from tests.cli.program import run
 from tests.support.tiny_gguf import write_tiny_gguf
 
-DRAFT = paths.demo_dir() / DEMO_FILES["demo-draft"]
+TARGET, DRAFT = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def test_measured_and_kept_if_it_is_worth_it(lean: None) -> None:
         assert one["plain"] > 0 and set(one["speed_ups"]) == {"0", "4"}
         assert one["speed_up"] == max(one["speed_ups"].values())
     assert found["kept"] == found["worth_keeping"]
-    kept = settings.load().speculation
-    assert (kept.draft_model, kept.depth) == ((str(DRAFT), found["depth"]) if found["kept"] else ("", 0))
+    assert settings.load().speculation.depth == (found["depth"] if found["kept"] else 0)
+    assert ChosenDrafts().of(TARGET) == (str(DRAFT) if found["kept"] else "")
 
 
 def test_measured_as_a_table(lean: None) -> None:

@@ -59,7 +59,7 @@ def test_the_state_is_a_table_with_what_is_not_offered(cpuchat: Cpuchat) -> None
     assert lines["l3"].endswith("unavailable")
     assert "  l3: the kernel has no resctrl support." in out
     assert "  numa-balancing: there is only one NUMA node." in out
-    assert "  prefetch: decoding reads sequentially" in out
+    assert "  smt: only one thread per core computes anyway" in out
     rows = {row["name"]: row for row in json.loads(cpuchat("state", "--json")[1])}
     assert rows["thp"]["value"] == "madvise"
     assert rows["l3"]["refusal"]["why"] == "the kernel has no resctrl support"

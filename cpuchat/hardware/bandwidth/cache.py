@@ -5,7 +5,6 @@ An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA node
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from collections.abc import Collection
 from pathlib import Path
@@ -16,6 +15,7 @@ from cpuchat.files import JsonCache
 from cpuchat.hardware.cgroups import read_text
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import meminfo
+from cpuchat.hardware.sysfs import cpuinfo_values
 
 ROOT = Path("/")
 
@@ -30,18 +30,11 @@ def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) ->
 
 
 def _machine(root: Path) -> tuple[str, ...]:
-    model = microcode = ""
-    with contextlib.suppress(OSError), (root / "proc/cpuinfo").open("rb") as file:
-        # The first CPU's entry is enough, and hundreds of them take the kernel a while to write.
-        for line in file.read(4096).decode("ascii", "replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name" and not model:
-                model = value.strip()
-            elif name.strip() == "microcode" and not microcode:
-                microcode = value.strip()
+    values = cpuinfo_values(root)
     # Firmware and kernel take a little more or less of it from one start to the next.
     gigabytes = round(meminfo(root).get("MemTotal", 0) / 1e9)
-    return model or platform.processor() or platform.machine(), microcode, f"{gigabytes} GB"
+    model = values.get("model name") or platform.processor() or platform.machine()
+    return model, values.get("microcode", ""), f"{gigabytes} GB"
 
 
 def load(name: str) -> Any:

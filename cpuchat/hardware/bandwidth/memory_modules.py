@@ -7,13 +7,13 @@ channels have modules, no speed), and what this model of CPU takes (assumed).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cpuchat.hardware.bandwidth.smbios import Module, read_modules
 from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.hardware.sysfs import numbered
 from cpuchat.hardware.topology import Topology
 from cpuchat.telemetry.units import plural
 
@@ -139,17 +139,9 @@ def channel_of(module: Module) -> str:
 def edac_channels(root: Path = ROOT) -> set[tuple[str, str]]:
     """(memory controller, channel) of every channel that EDAC sees a module on (kernel doc: driver-api/edac.rst)."""
     found: set[tuple[str, str]] = set()
-    for controller in _folders(root / _EDAC, "mc"):
-        for module in (*_folders(controller, "dimm"), *_folders(controller, "rank")):
+    for _, controller in numbered(root / _EDAC, "mc"):
+        for _, module in (*numbered(controller, "dimm"), *numbered(controller, "rank")):
             match = re.search(r"channel ([0-9]{1,3})", read_text(module / "dimm_location"))
             if match and (read_number(module / "size") or 0) > 0:
                 found.add((controller.name, match[1]))
     return found
-
-
-def _folders(base: Path, name: str) -> Iterator[Path]:
-    """Yield folders called `name` and a number."""
-    try:
-        yield from sorted(path for path in base.iterdir() if re.fullmatch(rf"{name}[0-9]{{1,4}}", path.name))
-    except OSError:
-        return

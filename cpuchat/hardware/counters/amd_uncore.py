@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import PerfEvent, Pmu, close_all, open_event, read_pmu, read_pmus
-from cpuchat.hardware.counters.uncore import EventGroup, ReadWriteCounter, opening
+from cpuchat.hardware.counters.perf_events import (
+    PerfEvent,
+    Pmu,
+    close_all,
+    open_event,
+    read_pmu,
+    read_pmus,
+)
+from cpuchat.hardware.counters.uncore import EventGroup, ReadWriteCounter, opening_events
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ class AmdMemoryControllers(ReadWriteCounter):
                 "the kernel has no counters of memory controllers", "needs Zen 4 or newer and Linux 6.8 or newer"
             )
         self._links: FabricLinks | None = None
-        with opening(self, root):
+        with opening_events(self, root):
             for pmu in controllers:
                 for mask, events in ((_READ, self._reads), (_WRITE, self._writes)):
                     events.add(pmu, pmu.configs(event=_CAS, rdwrmask=mask))
@@ -95,7 +102,7 @@ class AmdDataFabric:
             raise CannotCount("wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
         self._events = EventGroup(kernel or Kernel())
         self._time: float | None = None
-        with opening(self, root):
+        with opening_events(self, root):
             for channel in range(_CHANNELS):
                 self._events.add(pmu, pmu.configs(event=0x07 + 0x40 * channel, umask=0x38))
 

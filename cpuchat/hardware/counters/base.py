@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -68,6 +69,23 @@ class PowerMeter(CounterSource, Protocol):
     """A source of power; `sample` as of `Counter`."""
 
     def sample(self, now: float) -> Power | None: ...
+
+
+@contextlib.contextmanager
+def opening(source: CounterSource, explain: Callable[[OSError], CannotCount]) -> Iterator[None]:
+    """Close `source` when it cannot be opened.
+
+    Raises:
+        CannotCount: the reason, by `explain` for an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        source.close()
+        raise explain(error) from None
+    except CannotCount:
+        source.close()
+        raise
 
 
 @dataclass

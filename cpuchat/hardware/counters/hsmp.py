@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, CannotCount, Patience
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Patience, opening
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
@@ -178,14 +178,8 @@ class HsmpMailbox(_Sockets):
         super().__init__(topology, theoretical)
         self._n_sockets = len(topology.packages)
         self._mailbox = Mailbox(root, kernel)
-        try:
+        with opening(self, explain):
             self._check()
-        except OSError as error:
-            self.close()
-            raise explain(error) from None
-        except CannotCount:
-            self.close()
-            raise
 
     def _read(self) -> list[tuple[int, int]]:
         words = [self._mailbox.get(GET_DDR_BANDWIDTH, socket) for socket in range(self._n_sockets)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cpuchat.hardware.counters.base import ROOT, CannotCount
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import Pmu, read_pmu, read_pmus
-from cpuchat.hardware.counters.uncore import LINE, ReadWriteCounter, opening
+from cpuchat.hardware.counters.uncore import LINE, ReadWriteCounter, opening_events
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -34,7 +34,7 @@ class IntelMemoryControllers(ReadWriteCounter):
         controllers = _controllers(root)
         if not controllers:
             raise CannotCount("the kernel has no counters of memory controllers", "`sudo modprobe intel_uncore`")
-        with opening(self, root):
+        with opening_events(self, root):
             for pmu in controllers:
                 for names, events in ((_READS, self._reads), (_WRITES, self._writes)):
                     for name in _chosen(pmu, names):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience, opening
 from cpuchat.hardware.counters.hsmp import (
     GET_SOCKET_POWER,
     PLATFORM_DRIVER,
@@ -24,7 +24,7 @@ from cpuchat.hardware.counters.hsmp import (
 )
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import read_pmu
-from cpuchat.hardware.counters.uncore import EventGroup, opening
+from cpuchat.hardware.counters.uncore import EventGroup, opening_events
 from cpuchat.telemetry.machine import Power
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class PackageEnergy:
         self._time: float | None = None
         self._joules = 0.0
         self._events = EventGroup(kernel or Kernel())
-        with opening(self, root):
+        with opening_events(self, root):
             self._events.add(pmu, configs, scale)
 
     def sample(self, now: float) -> Power | None:
@@ -180,11 +180,8 @@ class HsmpPower(_Watts):
         super().__init__()
         self._n_sockets = len(topology.packages)
         self._mailbox = Mailbox(root, kernel)
-        try:
+        with opening(self, explain):
             self._read()
-        except OSError as error:
-            self.close()
-            raise explain(error) from None
 
     def _read(self) -> float:
         return sum(self._mailbox.get(GET_SOCKET_POWER, socket) for socket in range(self._n_sockets)) / 1e3

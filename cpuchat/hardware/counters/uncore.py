@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from cpuchat.hardware.counters.base import CannotCount
+from cpuchat.hardware.counters.base import CounterSource, opening
 from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import PerfEvent, Pmu, close_all, open_event, open_failure
 from cpuchat.telemetry.machine import Bandwidth, Scope
@@ -44,25 +43,9 @@ class EventGroup:
         close_all(event for event, _ in self._events)
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@contextlib.contextmanager
-def opening(source: _Closable, root: Path) -> Iterator[None]:
-    """Close `source` when one of its events cannot be opened.
-
-    Raises:
-        CannotCount: the reason.
-    """
-    try:
-        yield
-    except OSError as error:
-        source.close()
-        raise open_failure(error, root) from None
-    except CannotCount:
-        source.close()
-        raise
+def opening_events(source: CounterSource, root: Path) -> AbstractContextManager[None]:
+    """Close `source` when one of its events cannot be opened. Raises CannotCount with the reason."""
+    return opening(source, partial(open_failure, root=root))
 
 
 class ReadWriteCounter:

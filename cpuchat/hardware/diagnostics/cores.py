@@ -123,15 +123,6 @@ def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("ok", "boost", "on")
 
 
-def prefetchers(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report disabled prefetchers: weights are read sequentially, which prefetchers speed up."""
-    if facts.prefetch.startswith("off"):
-        fix = "Enable them in the firmware setup; cpuchat never writes to this register."
-        yield Finding("warning", "Hardware prefetchers are disabled", f"{facts.prefetch} (CPU 0)", fix)
-    elif facts.prefetch:
-        yield Finding("ok", "prefetchers", facts.prefetch)
-
-
 CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
-    settings, siblings, quota, others, isolated, virtual, governor, boost, prefetchers,
+    settings, siblings, quota, others, isolated, virtual, governor, boost,
 )  # fmt: skip

@@ -9,24 +9,10 @@ from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
 from cpuchat.hardware.diagnostics.findings import Finding, Level
 from cpuchat.hardware.instructions import FEATURES
 
-# How much it matters that the engine was built without a feature that the CPU has.
+# How much it matters that the engine was built without a feature that the CPU has; less for the others.
 _LEVELS: dict[str, Level] = {
-    "AVX": "problem",
-    "AVX2": "problem",
-    "AVX_VNNI": "advice",
-    "FMA": "problem",
-    "F16C": "problem",
-    "BMI2": "advice",
-    "AVX512": "warning",
-    "AVX512_VNNI": "warning",
-    "AVX512_BF16": "advice",
-    "AVX512_VBMI": "advice",
-    "AMX_INT8": "warning",
-    "NEON": "problem",
-    "DOTPROD": "problem",
-    "MATMUL_INT8": "warning",
-    "FP16_VA": "advice",
-    "SVE": "advice",
+    **dict.fromkeys(("AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"), "problem"),
+    **dict.fromkeys(("AVX512", "AVX512_VNNI", "AMX_INT8", "MATMUL_INT8"), "warning"),
 }
 _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_NATIVE=ON."
 
@@ -41,7 +27,8 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     flags, features = facts.topology.flags, set(facts.engine.features)
     if not flags:
         return
-    missing = {name: _LEVELS[name] for flag, name in FEATURES.items() if flag in flags and name not in features}
+    lacking = [name for flag, name in FEATURES.items() if flag in flags and name not in features]
+    missing = {name: _LEVELS.get(name, "advice") for name in lacking}
     foreign = [name for flag, name in FEATURES.items() if name in features and flag not in flags]
     has = ", ".join(facts.engine.features) or "no optional features"
     if foreign:

@@ -26,7 +26,6 @@ from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.changes import value_of
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container
-from cpuchat.hardware.tuning.state import prefetchers
 from cpuchat.model_info import EngineInfo
 from cpuchat.telemetry.machine import Peak
 
@@ -76,7 +75,6 @@ class DiagnosticFacts:
     boost: bool | None = None
     thp: str = ""
     balancing: int | None = None
-    prefetch: str = ""
     counter: str = ""
     counter_refusals: tuple[CounterRefusal, ...] = ()
     power: str = ""
@@ -130,7 +128,6 @@ def gather_facts(
         theoretical=limit,
         survey=cached_survey(topology, cpus=cpus, root=root),
         peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
-        prefetch=prefetchers(topology, root),
         engine=engine,
         engine_error=engine_error,
         engine_fix=engine_fix,

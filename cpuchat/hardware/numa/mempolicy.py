@@ -255,17 +255,9 @@ def allowed_nodes(calls: Calls | None = None) -> tuple[int, ...]:
 
 
 def _number(policy: Policy) -> int:
-    match policy.mode:
-        case "local":
-            return _DEFAULT
-        case "preferred":
-            return _PREFERRED if len(policy.nodes) == 1 else _PREFERRED_MANY
-        case "bind":
-            return _BIND
-        case "interleave":
-            return _INTERLEAVE
-        case "weighted":
-            return _WEIGHTED
+    if policy.mode == "preferred" and len(policy.nodes) > 1:
+        return _PREFERRED_MANY
+    return next(number for number, mode in _MODES.items() if mode == policy.mode)
 
 
 def _no_such_node(missing: list[int], there: Collection[int]) -> PolicyRefused:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,7 +16,7 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.hardware.topology import Topology
-from cpuchat.settings import Settings, explained
+from cpuchat.settings import Changes, Settings, explained, with_changes
 
 MAX_CPUS: Final = 512
 """GGML_MAX_N_THREADS, the length of ggml's CPU masks: threads cannot be pinned to CPUs with higher numbers."""
@@ -49,7 +49,7 @@ class PlacementSpec:
         """Return whether the draft model has cores of its own, whatever is measured."""
         return self.draft_cores not in _SHARED
 
-    def changes(self) -> dict[str, dict[str, Any]]:
+    def changes(self) -> Changes:
         """Return the settings as `settings.update` takes them."""
         return {
             "engine": {"cores": self.cores, "memory": self.memory, "threads": self.threads},
@@ -58,10 +58,7 @@ class PlacementSpec:
 
     def applied_to(self, settings: Settings) -> Settings:
         """Return a copy of `settings` with this placement."""
-        changes = self.changes()
-        engine = msgspec.structs.replace(settings.engine, **changes["engine"])
-        speculation = msgspec.structs.replace(settings.speculation, **changes["speculation"])
-        return msgspec.structs.replace(settings, engine=engine, speculation=speculation)
+        return with_changes(settings, self.changes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from cpuchat.hardware.cgroups import read_text
-
-Verdict = Literal["low risk, small gain", "experimental, gain about 0"]
-LOW_RISK: Verdict = "low risk, small gain"
-EXPERIMENTAL: Verdict = "experimental, gain about 0"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from cpuchat.hardware.tuning.changes import CacheGroup, KnobRefusal
 from cpuchat.hardware.tuning.knobs import refusal_of
 
 NAME = "l3"
+ABOUT = "confine the target to a part of each L3, leaving the rest to a draft model on its own cores"
 MOUNT = "/sys/fs/resctrl"
 GROUP = f"{MOUNT}/cpuchat"
 OWN_FOLDERS = ("info", "mon_groups", "mon_data", "cpuchat")
@@ -90,7 +91,8 @@ def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> Ca
     if others := other_groups(folder):
         why = f"other control groups partition the cache already ({', '.join(others)})"
         return refuse(why, "Find out who created them.")
-    full = int(read_text(folder / "info/L3/cbm_mask") or "0", 16) if _is_hex(folder / "info/L3/cbm_mask") else 0
+    match = re.fullmatch(r"[0-9a-fA-F]{1,16}", read_text(folder / "info/L3/cbm_mask"))
+    full = int(match[0], 16) if match else 0
     least, groups = read_number(folder / "info/L3/min_cbm_bits"), read_number(folder / "info/L3/num_closids")
     if not full or least is None or groups is None:
         return refuse("resctrl does not report which masks are allowed (info/L3)")
@@ -112,7 +114,3 @@ def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> Ca
     mask = f"{(1 << ways) - 1:x}"
     line = "L3:" + ";".join(f"{number}={mask}" for number in sorted(masks))
     return CacheGroup(path=GROUP, schemata=line, cpus=format_cpu_list(target_cpus))
-
-
-def _is_hex(path: Path) -> bool:
-    return re.fullmatch(r"[0-9a-fA-F]{1,16}", read_text(path)) is not None

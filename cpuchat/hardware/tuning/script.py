@@ -72,7 +72,8 @@ back() {
 
 def apply_script(plan: TuningPlan, root: Path, name: str, revert: Path) -> str:
     """Return the script that applies `plan` below `root`; `revert` is where the other one lies."""
-    back = shlex.quote(f"{_sudo(root)}sh {shlex.quote(str(revert))}")
+    sudo = "sudo " if root == Path("/") else ""
+    back = shlex.quote(f"{sudo}sh {shlex.quote(str(revert))}")
     parts = [
         f"#!/bin/sh\n# cpuchat: apply the tuning plan {name} ({', '.join(plan.knobs)}).\n"
         "# Nothing survives a reboot. revert.sh beside it reverts everything.\n"
@@ -106,10 +107,6 @@ def revert_script(plan: TuningPlan, root: Path, name: str) -> str:
         )
     parts.append('settings back\n[ "$failed" = 0 ] || exit 1\nsay "all settings are reverted."\n')
     return "\n".join(part for part in parts if part)
-
-
-def _sudo(root: Path) -> str:
-    return "sudo " if root == Path("/") else ""
 
 
 def _root_check(root: Path) -> str:

@@ -174,16 +174,6 @@ def test_boost_is_off(root: Path, file: tuple[str, str]) -> None:
     assert "--knob boost" in finding.fix
 
 
-def test_prefetchers_that_are_off(root: Path) -> None:
-    device = root / "dev/cpu/0/msr"
-    device.parent.mkdir(parents=True)
-    with device.open("wb") as file:
-        file.seek(0xC0000108)
-        file.write((0b1000).to_bytes(8, "little"))
-    finding = found(facts_of(root), "prefetchers are disabled")
-    assert (finding.level, finding.evidence) == ("warning", "off: L2 stream (CPU 0)")
-
-
 @pytest.mark.parametrize(("load", "level"), [("40.1", "warning"), ("20.0", "advice"), ("16.0", "ok")])
 def test_other_load(root: Path, load: str, level: str) -> None:
     write(root, {"proc/loadavg": f"{load} 1.0 1.0 2/1234 5678"})

@@ -18,7 +18,6 @@ from cpuchat.hardware.topology import Core, L3Group, Topology
 CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
 CHOICES = {
     "sys/kernel/mm/transparent_hugepage/enabled": "always madvise never",
-    "sys/kernel/mm/transparent_hugepage/defrag": "always defer defer+madvise madvise never",
 }
 HANG_GUARD = 180
 
@@ -71,9 +70,6 @@ def server(root: Path) -> Path:
             f"{folder}/energy_performance_preference": "balance_performance",
             f"{folder}/energy_performance_available_preferences": "default performance balance_performance power",
         }
-        for state, latency in enumerate((0, 1, 800)):
-            idle = f"sys/devices/system/cpu/cpu{cpu}/cpuidle/state{state}"
-            files |= {f"{idle}/latency": str(latency), f"{idle}/disable": "0"}
     return write(root, files)
 
 

@@ -11,9 +11,8 @@ from cpuchat.errors import UsageError
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import L3Group, Topology
 from cpuchat.hardware.tuning.changes import CacheGroup, Change, KnobRefusal, chosen
-from cpuchat.hardware.tuning.plan import NAMES, effect, make_plan
+from cpuchat.hardware.tuning.plan import NAMES, KnobState, effect, knob_states, make_plan
 from cpuchat.hardware.tuning.resctrl import l3_masks, plan_group
-from cpuchat.hardware.tuning.state import KnobState, knob_states
 from tests.hardware.tuning.machine import CPUFREQ, TOPOLOGY, VIRTUAL, resctrl, server, snapshot, write
 
 HALF_OF_EACH = (0, 1, 4, 5)
@@ -68,13 +67,6 @@ def test_the_governor_takes_the_preference_along(root: Path) -> None:
     assert (plan.knobs, plan.refusals) == (("governor",), ())
 
 
-def test_only_deep_idle_states_are_switched_off(root: Path) -> None:
-    plan = make_plan(TOPOLOGY, root, ("cstates",))
-    assert [change.path for change in plan.changes] == [
-        f"/sys/devices/system/cpu/cpu{cpu}/cpuidle/state2/disable" for cpu in range(8)
-    ]
-
-
 def test_turbo_is_the_other_way_round_on_intel(root: Path) -> None:
     (root / "sys/devices/system/cpu/cpufreq/boost").unlink()
     write(root, {"sys/devices/system/cpu/intel_pstate/no_turbo": "1"})
@@ -102,8 +94,8 @@ def test_a_file_without_a_value_is_left_alone(root: Path) -> None:
 def test_names_that_are_no_knobs(root: Path) -> None:
     with pytest.raises(UsageError, match=r"Unknown knob: speed\. Known knobs: epp, governor"):
         make_plan(TOPOLOGY, root, ("speed",))
-    with pytest.raises(UsageError, match=r"prefetch is read-only: .*taints the kernel"):
-        make_plan(TOPOLOGY, root, ("prefetch",))
+    with pytest.raises(UsageError, match=r"smt is read-only: .*takes half of the CPUs"):
+        make_plan(TOPOLOGY, root, ("smt",))
 
 
 def test_missing_files_are_refused_with_their_name(tmp_path: Path) -> None:
@@ -114,16 +106,15 @@ def test_missing_files_are_refused_with_their_name(tmp_path: Path) -> None:
     why = {refused.knob: refused.why for refused in plan.refusals}
     assert set(why) == set(NAMES)
     assert why["governor"] == "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor does not exist"
-    assert why["cstates"] == "no such files"
     assert why["l3"] == "the kernel has no resctrl support"
 
 
-@pytest.mark.parametrize("name", ["governor", "epp", "boost", "cstates", "l3"])
+@pytest.mark.parametrize("name", ["governor", "epp", "boost", "l3"])
 def test_a_virtual_machine_does_not_own_its_hardware(root: Path, name: str) -> None:
     assert refusal(name, VIRTUAL, root).why == "virtual machine (hypervisor flag in /proc/cpuinfo)"
 
 
-@pytest.mark.parametrize("name", ["thp", "thp-defrag", "numa-balancing"])
+@pytest.mark.parametrize("name", ["thp", "numa-balancing"])
 def test_a_virtual_machine_has_a_kernel_of_its_own(root: Path, name: str) -> None:
     assert make_plan(VIRTUAL, root, (name,)).knobs == (name,)
 
@@ -221,16 +212,13 @@ def test_the_state_of_every_knob_is_told(root: Path) -> None:
         "boost": "on",
         "thp": "madvise",
         "numa-balancing": "on",
-        "thp-defrag": "madvise",
-        "cstates": "deep states enabled",
         "l3": "not partitioned",
         "smt": "off",
-        "prefetch": "",
         "nps": "NPS2",
     }
     assert all(state.refusal is None for state in states.values())
-    assert states["smt"].verdict == states["prefetch"].verdict == states["nps"].verdict == "read-only"
-    assert states["l3"].verdict == states["cstates"].verdict == "experimental, gain about 0"
+    assert states["smt"].verdict == states["nps"].verdict == "read-only"
+    assert states["l3"].verdict == "experimental, gain about 0"
     assert states["thp"].verdict == "low risk, small gain"
     assert snapshot(root) == before
 
@@ -246,27 +234,6 @@ def test_our_own_division_and_that_of_others_are_told_apart(root: Path) -> None:
     assert state("l3", TOPOLOGY, root).value == "target confined to 4 ways of 16"
     write(root, {"sys/fs/resctrl/database/schemata": "L3:0=ff;1=ff", "sys/fs/resctrl/cpuchat/schemata": ""})
     assert state("l3", TOPOLOGY, root).value == "partitioned by other control groups (database)"
-
-
-@pytest.mark.parametrize(
-    ("topology", "register", "value", "words"),
-    [
-        (TOPOLOGY, 0xC0000108, 0, "all on"),
-        (TOPOLOGY, 0xC0000108, 0b101001, "off: L1 stream, L2 stream, up/down"),
-        (replace(TOPOLOGY, model_number=0x01), 0xC0000108, 1, ""),  # Zen 3 has no such register
-        (replace(TOPOLOGY, vendor="GenuineIntel", family=6), 0x1A4, 0b0011, "off: L2 stream, L2 adjacent line"),
-        (VIRTUAL, 0xC0000108, 0, ""),
-    ],
-)
-def test_prefetchers_where_the_register_can_be_read(
-    root: Path, topology: Topology, register: int, value: int, words: str
-) -> None:
-    device = root / "dev/cpu/0/msr"
-    device.parent.mkdir(parents=True)
-    with device.open("wb") as file:  # a file with a hole, read like the device: eight bytes at the register's number
-        file.seek(register)
-        file.write(value.to_bytes(8, "little"))
-    assert state("prefetch", topology, root).value == words
 
 
 @pytest.mark.parametrize(
