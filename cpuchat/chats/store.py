@@ -262,8 +262,8 @@ class ChatStore(Database):
                 query = "SELECT 1 FROM messages WHERE id = ? AND chat_id = ?"
                 if not self._db.execute(query, (after, chat_id)).fetchone():
                     raise _no_message()
-            written = fields | texts | {"content": storable(content)}
-            added = StoredMessage(chat_id=chat_id, parent=after, role=role, created=now, **written)
+            written: dict[str, Any] = fields | texts | {"content": storable(content), "created": now}
+            added = StoredMessage(chat_id=chat_id, parent=after, role=role, **written)
             id = self._insert_message(added)
             self._db.execute("UPDATE chats SET leaf = NULL WHERE id = ?", (chat_id,))
         return msgspec.structs.replace(added, id=id)
