@@ -21,10 +21,10 @@ from pathlib import Path
 import models
 from baselines import llama_server
 from common import Row, Target, alternate, arguments, machine, report, run_main, say
+from eagle3 import write_eagle3
 from product import default_threads
 
 from cpuchat.backend.heads.options import cpu_mask
-from cpuchat.synthetic.head import write_eagle3
 
 DEPTHS = (1, 2, 3, 5, 7)
 RATES = (0.6, 0.8)

@@ -19,6 +19,11 @@ class CpuchatError(Exception):
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, code: str = "", exit_code: int = 0) -> None:
+        """Set both for a kind of error; those that it does not name are its base's."""
+        super().__init_subclass__()
+        cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -28,60 +33,38 @@ class CpuchatError(Exception):
         return f"{self.message} {self.hint}".strip()
 
 
-class UsageError(CpuchatError):
+class UsageError(CpuchatError, code="usage", exit_code=2):
     """Raised when a value given by the user is invalid."""
 
-    code = "usage"
-    exit_code = 2
 
-
-class AmbiguousGrammar(UsageError):
+class AmbiguousGrammar(UsageError, code="ambiguous_grammar"):
     """A grammar is too large, or can read one text in more ways than llama.cpp can follow."""
 
-    code = "ambiguous_grammar"
 
-
-class SettingsError(UsageError):
+class SettingsError(UsageError, code="settings"):
     """The settings file holds a wrong key or value; the message names the key."""
 
-    code = "settings"
 
-
-class ModelNotFound(CpuchatError):
+class ModelNotFound(CpuchatError, code="model_not_found", exit_code=3):
     """No GGUF file at the given path, repository or name."""
 
-    code = "model_not_found"
-    exit_code = 3
 
-
-class ModelDamaged(CpuchatError):
+class ModelDamaged(CpuchatError, code="model_damaged", exit_code=4):
     """Not a GGUF file, truncated, or with an inconsistent header."""
 
-    code = "model_damaged"
-    exit_code = 4
 
-
-class ModelUnsupported(CpuchatError):
+class ModelUnsupported(CpuchatError, code="model_unsupported", exit_code=4):
     """A valid file that this engine cannot run."""
 
-    code = "model_unsupported"
-    exit_code = 4
 
-
-class DoesNotFit(CpuchatError):
+class DoesNotFit(CpuchatError, code="does_not_fit", exit_code=5):
     """Weights, KV cache and buffers need more memory than available; the message has the arithmetic."""
 
-    code = "does_not_fit"
-    exit_code = 5
 
-
-class ContextFull(CpuchatError):
+class ContextFull(CpuchatError, code="context_full", exit_code=6):
     """The prompt is longer than the context. `n_tokens`: of all of it, 0 if not counted. `alone`: the last message does
     not fit even without the ones before it.
     """
-
-    code = "context_full"
-    exit_code = 6
 
     def __init__(self, message: str, hint: str = "", n_tokens: int = 0, *, alone: bool = False) -> None:
         super().__init__(message, hint)
@@ -89,240 +72,148 @@ class ContextFull(CpuchatError):
         self.alone = alone
 
 
-class TemplateError(CpuchatError):
+class TemplateError(CpuchatError, code="template", exit_code=7):
     """The model's chat template failed or used something forbidden."""
 
-    code = "template"
-    exit_code = 7
 
-
-class WorkerDied(CpuchatError):
+class WorkerDied(CpuchatError, code="worker_died", exit_code=8):
     """The worker process crashed or was killed."""
 
-    code = "worker_died"
-    exit_code = 8
 
-
-class WorkerStuck(CpuchatError):
+class WorkerStuck(CpuchatError, code="worker_stuck", exit_code=8):
     """The worker process was ended because it did not stop, or took too much memory."""
 
-    code = "worker_stuck"
-    exit_code = 8
 
-
-class EngineMismatch(CpuchatError):
+class EngineMismatch(CpuchatError, code="engine_mismatch", exit_code=9):
     """The installed llama.cpp is not the one this version was written for."""
 
-    code = "engine_mismatch"
-    exit_code = 9
 
-
-class GenerationFailed(CpuchatError):
+class GenerationFailed(CpuchatError, code="generation_failed", exit_code=10):
     """llama.cpp rejected a batch or a text; the model stays loaded."""
 
-    code = "generation_failed"
-    exit_code = 10
 
-
-class ChatsError(CpuchatError):
+class ChatsError(CpuchatError, code="chats", exit_code=11):
     """The chats could not be read or written."""
 
-    code = "chats"
-    exit_code = 11
 
-
-class ChatsDamaged(ChatsError):
+class ChatsDamaged(ChatsError, code="chats_damaged"):
     """The chat database is damaged and could not be salvaged."""
 
-    code = "chats_damaged"
 
-
-class ChatsTooNew(ChatsError):
+class ChatsTooNew(ChatsError, code="chats_too_new"):
     """The chat database was written by a newer version."""
 
-    code = "chats_too_new"
 
-
-class ChatsForeign(ChatsError):
+class ChatsForeign(ChatsError, code="chats_foreign"):
     """The chat database belongs to another program."""
 
-    code = "chats_foreign"
 
-
-class ChatsChanged(ChatsError):
+class ChatsChanged(ChatsError, code="chats_changed"):
     """Another instance changed or deleted this chat."""
 
-    code = "chats_changed"
 
-
-class ChatNotFound(CpuchatError):
+class ChatNotFound(CpuchatError, code="chat_not_found", exit_code=3):
     """No chat has an id that begins as given, or several have."""
 
-    code = "chat_not_found"
-    exit_code = 3
 
-
-class DraftMismatch(CpuchatError):
+class DraftMismatch(CpuchatError, code="draft_mismatch", exit_code=12):
     """The draft model does not fit the target; the message names the first difference."""
 
-    code = "draft_mismatch"
-    exit_code = 12
 
-
-class CatalogError(UsageError):
+class CatalogError(UsageError, code="catalog"):
     """A catalog of models holds a wrong key or value; the message names the file and the key."""
 
-    code = "catalog"
 
-
-class HubError(CpuchatError):
+class HubError(CpuchatError, code="hub", exit_code=18):
     """Hugging Face sent an unexpected response."""
 
-    code = "hub"
-    exit_code = 18
 
-
-class HubOffline(HubError):
+class HubOffline(HubError, code="hub_offline"):
     """Hugging Face cannot be reached, or offline mode is on."""
-
-    code = "hub_offline"
 
 
 class TooSlow(HubOffline):
     """Hugging Face can be reached, but does not answer in time: a retry would take as long."""
 
 
-class RateLimited(HubError):
+class RateLimited(HubError, code="rate_limited"):
     """Hugging Face asks to wait for longer than cpuchat does by itself."""
 
-    code = "rate_limited"
 
-
-class NotOnHub(HubError):
+class NotOnHub(HubError, code="not_on_hub", exit_code=3):
     """There is no such repository, revision or file, or it is private and the token does not open it."""
 
-    code = "not_on_hub"
-    exit_code = 3
 
-
-class AccessDenied(HubError):
+class AccessDenied(HubError, code="access_denied", exit_code=19):
     """The repository is gated or private, and there is no token or one without access."""
 
-    code = "access_denied"
-    exit_code = 19
 
-
-class DownloadFailed(HubError):
+class DownloadFailed(HubError, code="download_failed", exit_code=15):
     """A download failed for good; the partial file is kept."""
 
-    code = "download_failed"
-    exit_code = 15
 
-
-class ChecksumMismatch(DownloadFailed):
+class ChecksumMismatch(DownloadFailed, code="checksum_mismatch"):
     """The downloaded file does not match the published hash and was discarded."""
 
-    code = "checksum_mismatch"
 
-
-class DiskFull(CpuchatError):
+class DiskFull(CpuchatError, code="disk_full", exit_code=16):
     """There is not enough space on the disk; the message has the sum."""
 
-    code = "disk_full"
-    exit_code = 16
 
-
-class QuantizeFailed(CpuchatError):
+class QuantizeFailed(CpuchatError, code="quantize_failed", exit_code=17):
     """A model could not be quantized; the partial file was deleted."""
 
-    code = "quantize_failed"
-    exit_code = 17
 
-
-class MeasureFailed(CpuchatError):
+class MeasureFailed(CpuchatError, code="measure_failed", exit_code=13):
     """Nothing could be measured: what was to be measured failed, was stopped, or was too short."""
 
-    code = "measure_failed"
-    exit_code = 13
 
-
-class VocabularyMismatch(CpuchatError):
+class VocabularyMismatch(CpuchatError, code="vocabulary_mismatch", exit_code=20):
     """Two models with different vocabularies cannot be compared token by token."""
 
-    code = "vocabulary_mismatch"
-    exit_code = 20
 
-
-class ServerError(CpuchatError):
+class ServerError(CpuchatError, code="server", exit_code=21):
     """An inference server failed, or sent something else than an answer."""
 
-    code = "server"
-    exit_code = 21
 
-
-class ServerUnreachable(ServerError):
+class ServerUnreachable(ServerError, code="server_unreachable"):
     """There is no connection to the server, or it was lost."""
 
-    code = "server_unreachable"
 
-
-class ServerBusy(ServerError):
+class ServerBusy(ServerError, code="server_busy"):
     """The server asks to wait for longer than cpuchat does by itself."""
 
-    code = "server_busy"
 
-
-class ServerRefused(ServerError):
+class ServerRefused(ServerError, code="server_refused", exit_code=22):
     """The server wants an API key, or another one."""
 
-    code = "server_refused"
-    exit_code = 22
 
-
-class EngineMissing(CpuchatError):
+class EngineMissing(CpuchatError, code="engine_missing", exit_code=9):
     """A program of llama.cpp is not installed that a draft head or RPC workers need."""
 
-    code = "engine_missing"
-    exit_code = 9
 
-
-class SpeechFailed(CpuchatError):
+class SpeechFailed(CpuchatError, code="speech", exit_code=23):
     """No voice is installed, or it failed; the answer is not affected."""
 
-    code = "speech"
-    exit_code = 23
 
-
-class GrammarUnmet(CpuchatError):
+class GrammarUnmet(CpuchatError, code="grammar_unmet", exit_code=24):
     """The answer does not match the requested schema or grammar."""
 
-    code = "grammar_unmet"
-    exit_code = 24
 
-
-class ToolServerFailed(CpuchatError):
+class ToolServerFailed(CpuchatError, code="tool_server", exit_code=25):
     """An MCP server cannot be started or used. `reason`: why, without the server's name; by default the message."""
-
-    code = "tool_server"
-    exit_code = 25
 
     def __init__(self, message: str, hint: str = "", reason: str = "") -> None:
         super().__init__(message, hint)
         self.reason = reason or message
 
 
-class OutputFailed(CpuchatError, OSError):
+class OutputFailed(CpuchatError, OSError, code="output", exit_code=26):
     """The output cannot be written, for instance to a full disk. Not raised where its reader is gone."""
 
-    code = "output"
-    exit_code = 26
 
-
-class Interrupted(CpuchatError):
+class Interrupted(CpuchatError, code="interrupted", exit_code=130):
     """The user stopped it."""
-
-    code = "interrupted"
-    exit_code = 130
 
 
 def _subclasses(base: type[CpuchatError]) -> list[type[CpuchatError]]:

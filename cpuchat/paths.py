@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -59,156 +60,74 @@ def shown(path: Path) -> str:
     return str(path)
 
 
-def settings_file() -> Path:
-    return config_dir() / "config.toml"
+def _inside(folder: Callable[[], Path], name: str) -> Callable[[], Path]:
+    """Return a function that returns the path of `name` in a folder, which depends on the environment at the call."""
+    return lambda: folder() / name
 
 
-def state_file() -> Path:
-    """Return the file with the app's state: the last model, visible panes."""
-    return data_dir() / "state.json"
+settings_file = _inside(config_dir, "config.toml")
+user_themes_dir = _inside(config_dir, "themes")
+keymap_file = _inside(config_dir, "keymap.toml")
+"""Keys that the user moved."""
+presets_file = _inside(config_dir, "presets.toml")
+tool_servers_file = _inside(config_dir, "mcp.json")
+"""MCP servers, whose form other programs use as well."""
+user_catalog = _inside(config_dir, "catalog.toml")
+"""The user's catalog entries."""
+user_machines_dir = _inside(config_dir, "machines")
+"""Machines that the user plans for, a TOML file each."""
 
+state_file = _inside(data_dir, "state.json")
+"""The app's state: the last model, visible panes."""
+approvals_file = _inside(data_dir, "approvals.json")
+"""Tools that run without asking."""
+keys_file = _inside(data_dir, "keys.toml")
+"""API keys by server; mode 0600. Not in the config folder, which many keep in a repository."""
+chats_db = _inside(data_dir, "chats.db")
+made_models_dir = _inside(data_dir, "models")
+"""Quantized models whose source is not in a folder of the user."""
+speech_dir = _inside(data_dir, "speech")
+"""Answers that were read aloud where there is no sound device, as WAV files."""
+downloads_file = _inside(data_dir, "downloads.json")
+"""Unfinished downloads, which the next run resumes."""
+recent_models_file = _inside(data_dir, "recent_models.json")
+"""Models that were opened by path outside the searched folders."""
+chosen_drafts_file = _inside(data_dir, "draft_models.json")
+"""The draft models that the user chose, by model."""
+servers_dir = _inside(data_dir, "servers")
+"""The records of running servers."""
 
-def user_themes_dir() -> Path:
-    return config_dir() / "themes"
-
-
-def keymap_file() -> Path:
-    """Return the file of keys that the user moved."""
-    return config_dir() / "keymap.toml"
-
-
-def presets_file() -> Path:
-    """Return the file of presets."""
-    return config_dir() / "presets.toml"
-
-
-def tool_servers_file() -> Path:
-    """Return the file of MCP servers, whose form other programs use as well."""
-    return config_dir() / "mcp.json"
-
-
-def approvals_file() -> Path:
-    """Return the file of tools that run without asking."""
-    return data_dir() / "approvals.json"
-
-
-def user_catalog() -> Path:
-    """Return the file of the user's catalog entries."""
-    return config_dir() / "catalog.toml"
-
-
-def keys_file() -> Path:
-    """Return the file of API keys by server; mode 0600. Not in the config folder, which many keep in a repository."""
-    return data_dir() / "keys.toml"
-
-
-def user_machines_dir() -> Path:
-    """Return the folder of machines that the user plans for, a TOML file each."""
-    return config_dir() / "machines"
-
-
-def chats_db() -> Path:
-    return data_dir() / "chats.db"
-
-
-def made_models_dir() -> Path:
-    """Return the folder of quantized models whose source is not in a folder of the user."""
-    return data_dir() / "models"
-
-
-def speech_dir() -> Path:
-    """Return the folder of answers that were read aloud where there is no sound device, as WAV files."""
-    return data_dir() / "speech"
-
-
-def downloads_file() -> Path:
-    """Return the file of unfinished downloads, which the next run resumes."""
-    return data_dir() / "downloads.json"
-
-
-def recent_models_file() -> Path:
-    """Return the file of models that were opened by path outside the searched folders."""
-    return data_dir() / "recent_models.json"
-
-
-def chosen_drafts_file() -> Path:
-    """Return the file of the draft models that the user chose, by model."""
-    return data_dir() / "draft_models.json"
-
-
-def servers_dir() -> Path:
-    """Return the folder of the records of running servers."""
-    return data_dir() / "servers"
-
-
-def kv_dir() -> Path:
-    """Return the folder of saved KV caches of chats, to continue them quickly after a restart."""
-    return cache_dir() / "kv"
-
-
-def calibration_file() -> Path:
-    """Return the file of calibrated pass costs."""
-    return cache_dir() / "calibrations.json"
+kv_dir = _inside(cache_dir, "kv")
+"""Saved KV caches of chats, to continue them quickly after a restart."""
+calibration_file = _inside(cache_dir, "calibrations.json")
+"""Calibrated pass costs."""
+quality_dir = _inside(cache_dir, "quality")
+"""Measured windows of quality measurements, to resume them."""
+bench_dir = _inside(cache_dir, "bench")
+"""Journals of benchmarks, to resume them."""
+build_speeds_file = _inside(cache_dir, "build_speeds.json")
+"""Measured decode rates by build of the engine."""
+tuned_file = _inside(cache_dir, "tuned.json")
+"""Settings that tuning found, by model."""
+pairs_file = _inside(cache_dir, "pairs.json")
+"""Results of comparing draft models with targets."""
+library_file = _inside(cache_dir, "library.json")
+"""Summaries of model headers."""
+usage_file = _inside(cache_dir, "usage.json")
+"""When each model was loaded last, and its measured speed."""
+bandwidth_file = _inside(cache_dir, "bandwidth.json")
+"""Measured memory bandwidths."""
+costs_file = _inside(cache_dir, "costs.json")
+"""Measured passes, and the profiles of this machine that were fitted to them."""
+headers_dir = _inside(cache_dir, "headers")
+"""Cached headers of remote models."""
+log_dir = _inside(cache_dir, "logs")
+"""Worker logs, one each; the newest few are kept."""
 
 
 def kv_stem(chat_id: str) -> str:
     """Return the common prefix of a chat's file names in `kv_dir`, for all models."""
     return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
-
-
-def quality_dir() -> Path:
-    """Measured windows of quality measurements, to resume them."""
-    return cache_dir() / "quality"
-
-
-def bench_dir() -> Path:
-    """Journals of benchmarks, to resume them."""
-    return cache_dir() / "bench"
-
-
-def build_speeds_file() -> Path:
-    """Measured decode rates by build of the engine."""
-    return cache_dir() / "build_speeds.json"
-
-
-def tuned_file() -> Path:
-    """Return the file of settings that tuning found, by model."""
-    return cache_dir() / "tuned.json"
-
-
-def pairs_file() -> Path:
-    """Return the file of results of comparing draft models with targets."""
-    return cache_dir() / "pairs.json"
-
-
-def library_file() -> Path:
-    """Return the file of summaries of model headers."""
-    return cache_dir() / "library.json"
-
-
-def usage_file() -> Path:
-    """Return the file of when each model was loaded last, and its measured speed."""
-    return cache_dir() / "usage.json"
-
-
-def bandwidth_file() -> Path:
-    """Return the file of measured memory bandwidths."""
-    return cache_dir() / "bandwidth.json"
-
-
-def costs_file() -> Path:
-    """Return the file of measured passes, and of the profiles of this machine that were fitted to them."""
-    return cache_dir() / "costs.json"
-
-
-def headers_dir() -> Path:
-    """Return the folder of cached headers of remote models."""
-    return cache_dir() / "headers"
-
-
-def log_dir() -> Path:
-    """Return the folder of worker logs, one each; the newest few are kept."""
-    return cache_dir() / "logs"
 
 
 def packaged_themes_dir() -> Path:

@@ -18,11 +18,7 @@ SHARED = {
 def test_no_two_failures_share_an_exit_code_by_accident() -> None:
     by_code: dict[int, set[str]] = {}
     for file in Path(cpuchat.__file__).parent.rglob("*.py"):
-        text, name = file.read_text(), ""
-        for line in text.splitlines() if "    exit_code" in text else ():
-            if found := re.match(r"class (\w+)", line):
-                name = found[1]
-            elif found := re.match(r"    exit_code\b[^=]* = (\d+)", line):
-                by_code.setdefault(int(found[1]), set()).add(name)
+        for name, code in re.findall(r"^class (\w+)\([^)]*\bexit_code=(\d+)", file.read_text(), re.MULTILINE):
+            by_code.setdefault(int(code), set()).add(name)
     assert len(by_code) > 15 and by_code[14] == {"ProbeFailed"}
     assert {code: names for code, names in by_code.items() if len(names) > 1} == SHARED

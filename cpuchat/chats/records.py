@@ -147,8 +147,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
+class PortableMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message, in a document. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
@@ -156,9 +156,8 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     question, the code of the error that refused it as too long.
     """
 
-    id: int
-    chat_id: str
-    parent: int
+    id: int = 0
+    parent: int = 0
     role: Role
     content: str = ""
     reasoning: str = ""
@@ -169,6 +168,12 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     steps: tuple[ToolStep, ...] = ()
     created: float = 0.0
+
+
+class StoredMessage(PortableMessage, frozen=True, kw_only=True):
+    """One message of a chat in the store."""
+
+    chat_id: str
 
     @property
     def sampling(self) -> Sampling | None:

@@ -18,8 +18,6 @@ from cpuchat.chats.database import Database
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
-    AnswerSettings,
-    Attachment,
     Chat,
     Deleted,
     Reasoning,
@@ -36,8 +34,6 @@ from cpuchat.chats.tree import Tree
 from cpuchat.errors import ChatsChanged
 from cpuchat.presets import Preset
 from cpuchat.protocol import Role
-from cpuchat.timings import Timings
-from cpuchat.tool_calls import ToolStep
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
@@ -244,30 +240,20 @@ class ChatStore(Database):
             return self.chat(chat.id)
 
     def add_message(
-        self,
-        chat_id: str,
-        role: Role,
-        content: str,
-        *,
-        after: int | None = None,
-        reasoning: str = "",
-        model: str = "",
-        stop_reason: str | None = None,
-        timings: Timings | None = None,
-        settings: AnswerSettings | None = None,
-        attachments: tuple[Attachment, ...] = (),
-        steps: tuple[ToolStep, ...] = (),
+        self, chat_id: str, role: Role, content: str, *, after: int | None = None, **fields: Any
     ) -> StoredMessage:
         """Add a message, and open its branch.
 
         Args:
             after: id of the message that it follows, 0 at the beginning of the chat; None: the last one of the open
                 branch.
+            fields: others of `StoredMessage`.
 
         Raises:
             ChatsChanged: the chat or the message that it follows is gone (deleted by another instance).
         """
         now = time.time()
+        texts = {name: storable(value) for name, value in fields.items() if isinstance(value, str)}
         with self.transaction():
             self._touch(chat_id, now)
             if after is None:
@@ -276,21 +262,8 @@ class ChatStore(Database):
                 query = "SELECT 1 FROM messages WHERE id = ? AND chat_id = ?"
                 if not self._db.execute(query, (after, chat_id)).fetchone():
                     raise _no_message()
-            added = StoredMessage(
-                id=0,
-                chat_id=chat_id,
-                parent=after,
-                role=role,
-                content=storable(content),
-                reasoning=storable(reasoning),
-                model=storable(model),
-                stop_reason=stop_reason,
-                timings=timings,
-                settings=settings,
-                attachments=attachments,
-                steps=steps,
-                created=now,
-            )
+            written: dict[str, Any] = fields | texts | {"content": storable(content), "created": now}
+            added = StoredMessage(chat_id=chat_id, parent=after, role=role, **written)
             id = self._insert_message(added)
             self._db.execute("UPDATE chats SET leaf = NULL WHERE id = ?", (chat_id,))
         return msgspec.structs.replace(added, id=id)

@@ -190,6 +190,3 @@ class HelpScreen(Dismissable[None]):
 
     def action_scroll(self, where: str) -> None:
         getattr(self.query_one("#help"), f"scroll_{where}")(animate=False)
-
-    def action_close(self) -> None:
-        self.dismiss(None)

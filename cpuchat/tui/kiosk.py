@@ -44,7 +44,7 @@ _HELP = {
     "app.quit": "Quit (deletes the chats of this session)",
     "prompt.complete": "Complete a command (/)",
 }
-_SHARE = keys.Key("app", "app.share", "", "share", "share", "Share this session (read-only link)", keys.CHATS)
+_SHARE = keys.Key("app.share", "", "share", "share", "Share this session (read-only link)", keys.CHATS)
 
 _NO_CLIPBOARD = "Not copied: browsers allow it on https and localhost only. Select with Shift and the mouse."
 _PATIENCE_SECONDS = 10.0

@@ -14,31 +14,11 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Attachment, Chat, StoredMessage
+from cpuchat.chats.records import Chat, PortableMessage, StoredMessage
 from cpuchat.chats.tree import Tree
 from cpuchat.presets import StoredPreset
-from cpuchat.protocol import Role
-from cpuchat.timings import Timings
-from cpuchat.tool_calls import ToolStep
 
 VERSION = 1
-
-
-class PortableMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message, as `StoredMessage`."""
-
-    id: int = 0
-    parent: int = 0
-    role: Role
-    content: str = ""
-    reasoning: str = ""
-    model: str = ""
-    stop_reason: str | None = None
-    timings: Timings | None = None
-    settings: AnswerSettings | None = None
-    attachments: tuple[Attachment, ...] = ()
-    steps: tuple[ToolStep, ...] = ()
-    created: float = 0.0
 
 
 class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

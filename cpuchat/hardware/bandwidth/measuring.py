@@ -35,11 +35,8 @@ _MEMORY_REFUSED: Final = "CPUCHAT_MEMORY_REFUSED"
 Cancelled = Callable[[], bool]
 
 
-class ProbeFailed(CpuchatError):
+class ProbeFailed(CpuchatError, code="probe_failed", exit_code=14):
     """The read bandwidth could not be measured; the message says why."""
-
-    code = "probe_failed"
-    exit_code = 14
 
 
 _ALONE: Final = 0.9

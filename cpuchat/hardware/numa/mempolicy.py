@@ -48,10 +48,8 @@ WEIGHTED_SINCE = (6, 9)
 _EXAMPLES = "Use auto, local, interleave, weighted, bind:0 or preferred:0 (node lists such as 0-1)."
 
 
-class PolicyRefused(CpuchatError):
+class PolicyRefused(CpuchatError, code="policy_refused"):
     """Raised when the kernel rejected a memory policy; memory is placed as before."""
-
-    code = "policy_refused"
 
 
 class Policy(NamedTuple):

@@ -105,7 +105,7 @@ class OtherSideScreen(ListScreen[Side | None]):
         try:
             self._found = await run_in_daemon_thread(lambda: find(self._services, self._path))
         except (CpuchatError, OSError) as error:
-            self._warn(str(error))
+            self.warn(str(error))
             self._found = Found(None, "", [], [])
         if self.has_widgets:
             self.query_one(ModelList).show(rows(self._found, self._path))
@@ -133,12 +133,6 @@ class OtherSideScreen(ListScreen[Side | None]):
             await self.dismiss_when_on_top(await run_in_daemon_thread(lambda: Side.of(chosen)))
         else:
             self._read()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
-
-    def _warn(self, text: str) -> None:
-        self.notify(clean_line(text), severity="warning", markup=False)
 
 
 def rows(found: Found, path: Path) -> list[ListRow]:

@@ -73,9 +73,6 @@ class InspectionScreen(Dismissable[None]):
         pane.mount_all(parts)
         pane.border_subtitle = Content(clean_line(inspection.file))
 
-    def action_close(self) -> None:
-        self.dismiss(None)
-
 
 def _table(rows: list[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)

@@ -284,9 +284,6 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     # Leaving
 
-    def action_close(self) -> None:
-        self.dismiss(None)
-
     def on_screen_resume(self) -> None:
         self._leave_if_made()
 

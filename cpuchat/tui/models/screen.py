@@ -159,13 +159,13 @@ class ModelsScreen(ReadingScreen):
             case LocalModel() as model if details.resumable(model):
                 self._open_repository(model.repo, model.quantization)
             case LocalModel(damaged=str() as problem):
-                self._warn(problem)
+                self.warn(problem)
             case LocalModel() as model:
                 self._take(model.path)
             case TypedFile(problem="") as file:
                 self._take(file.path)
             case TypedFile() as file:
-                self._warn(f"{file.path}: {file.problem}.")
+                self.warn(f"{file.path}: {file.problem}.")
             case Download() as download if download.state in RUNNING:
                 self.action_downloads()
             case Download() as download:
@@ -175,7 +175,7 @@ class ModelsScreen(ReadingScreen):
             case FoundRepository() as found:
                 self._open_repository(found.id, "")
             case ServerEntry(is_invalid=True) as served:
-                self._warn(served.problem)
+                self.warn(served.problem)
             case ServerEntry(model=None) as served:
                 self.connect(served.source.server)
             case ServerEntry() as served:
@@ -213,7 +213,7 @@ class ModelsScreen(ReadingScreen):
         try:
             address = await run_in_daemon_thread(lambda: parse_address(link))
         except CpuchatError as error:
-            self._warn(str(error))
+            self.warn(str(error))
         else:
             self._open_repository(address.repo, address.quantization)
 
@@ -230,9 +230,6 @@ class ModelsScreen(ReadingScreen):
             self.leave_search()
         else:
             self.dismiss(None)
-
-    def _warn(self, text: str) -> None:
-        self.notify(clean_line(text), severity="warning", markup=False)
 
     # What can be done with a model that is here
 
@@ -254,7 +251,7 @@ class ModelsScreen(ReadingScreen):
     async def action_quantize(self) -> None:
         model = self._marked_model("quantized")
         if model is not None and model.damaged:
-            self._warn(model.damaged)
+            self.warn(model.damaged)
         elif model is not None:
             self._new = await self.services.navigation.quantize(model)
             if self._new is not None:
@@ -266,7 +263,7 @@ class ModelsScreen(ReadingScreen):
     async def action_tune(self) -> None:
         model = self._marked_model("tuned")
         if model is not None and model.damaged:
-            self._warn(model.damaged)
+            self.warn(model.damaged)
         elif model is not None:
             self._returned(await self.services.navigation.tune(model.path))
 
@@ -278,13 +275,13 @@ class ModelsScreen(ReadingScreen):
         try:
             deletion = await asyncio.to_thread(self.reader.deletion, model)
             if deletion.refused:
-                self._warn(deletion.refused)
+                self.warn(deletion.refused)
             elif await self._agreed(deletion):
                 freed = await asyncio.to_thread(delete, deletion)
                 self.notify(clean_line(f"Deleted {model.name}, freed {units.size(freed)}."), markup=False)
                 self.refresh_models()
         except (CpuchatError, OSError) as error:
-            self._warn(str(error))
+            self.warn(str(error))
             self.refresh_models()
 
     async def _agreed(self, deletion: Deletion) -> bool:
@@ -305,9 +302,9 @@ class ModelsScreen(ReadingScreen):
     @work
     async def action_drafts(self) -> None:
         if self.services.conversation.model is None:
-            self._warn("Load a model first.")
+            self.warn("Load a model first.")
         elif isinstance(self.services.loaded, ServerModel):
-            self._warn("The server chooses its draft model: see its options.")
+            self.warn("The server chooses its draft model: see its options.")
         else:
             self._returned(await self.services.navigation.draft_models())
 

@@ -97,9 +97,6 @@ class PlanPage(PlanPanes[str | None]):
         if self._page is not None and marked:
             self.show_details(*self._page.details(marked))
 
-    def action_close(self) -> None:
-        self.dismiss(None)
-
 
 class MachinesPage(PlanPage):
     """Lists one model on all machines, the cheapest first. Returns the id of the one that was chosen."""

@@ -254,9 +254,6 @@ class PlanScreen(PlanPanes[None]):
                 break
         self._change(spread=spread)
 
-    def action_close(self) -> None:
-        self.dismiss(None)
-
 
 def _changed(workload: Workload, name: str, value: float) -> Workload:
     """Return the workload with another figure; a longer prompt or answer takes a longer context.

@@ -105,9 +105,6 @@ class KeysScreen(ListScreen[None]):
             return
         self.refresh_bindings()
 
-    def action_close(self) -> None:
-        self.dismiss(None)
-
 
 def rows(keymap: dict[str, str]) -> list[ListRow]:
     """Return all actions under the headings of the help screen; those that were moved are marked."""

@@ -113,6 +113,3 @@ class BesideScreen(Dismissable[None]):
                 break
             pane.append(part.text, drafter=part.drafter)
         pane.finish_answer("recording · " + summary(recording.timings, "cancelled" if self._stopped else "end"))
-
-    def action_close(self) -> None:
-        self.dismiss(None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from textual.await_complete import AwaitComplete
 from textual.screen import Screen, ScreenResultType
+
+from cpuchat.text import clean_line
 
 
 class Dismissable(Screen[ScreenResultType]):
@@ -34,6 +37,14 @@ class Dismissable(Screen[ScreenResultType]):
         if not self._is_open and self._dismissed is None:
             self._dismissed = (result,)
         return AwaitComplete.nothing()
+
+    def action_close(self) -> Awaitable[None] | None:
+        """Leave without a result."""
+        self.dismiss(None)
+
+    def warn(self, text: str) -> None:
+        """Show a warning; `text` may hold anything."""
+        self.notify(clean_line(text), severity="warning", markup=False)
 
     @property
     def has_widgets(self) -> bool:

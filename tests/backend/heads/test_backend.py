@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from benchmarks.eagle3 import write_eagle3
 from cpuchat import paths
 from cpuchat.backend.heads.options import Drafting, ServerOptions
 from cpuchat.backend.heads.process import MODULE, free_port
@@ -27,7 +28,6 @@ from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import LoadCancelled, LoadOptions, ModelLoaded, Speculation, TextDelta
-from cpuchat.synthetic.head import write_eagle3
 from cpuchat.synthetic.pair import write_pair
 from cpuchat.synthetic.shapes import shape_of
 from cpuchat.telemetry.speculation import SpeculationMeter

@@ -123,6 +123,3 @@ class DownloadsScreen(DetailsScreen[Path | None]):
         )  # fmt: skip
         if answer is not None:
             self._downloading.cancel(download.id, discard=answer == _DISCARD)
-
-    def action_close(self) -> None:
-        self.dismiss(None)

@@ -121,9 +121,9 @@ class DraftModelsScreen(ListScreen[Path | None]):
         if one is None:
             self._use(key)
         elif one.verdict is not None and not one.verdict.ok:
-            self._warn(f"{one.name} cannot be the draft model: {one.verdict.reason}.")
+            self.warn(f"{one.name} cannot be the draft model: {one.verdict.reason}.")
         elif one.path is not None and one.verdict is None:
-            self._warn(f"{one.name} is still being checked.")
+            self.warn(f"{one.name} is still being checked.")
         elif one.path is not None:
             self._use(one.spec)
         else:
@@ -133,13 +133,13 @@ class DraftModelsScreen(ListScreen[Path | None]):
     async def action_measure(self) -> None:
         one = (self._found or {}).get(self.query_one(ModelList).marked)
         if one is None or one.path is None:
-            self._warn("Only a downloaded draft model can be measured.")
+            self.warn("Only a downloaded draft model can be measured.")
         elif one.head is not None:
-            self._warn("A draft head cannot be measured beforehand: load it, and the panel shows its acceptance.")
+            self.warn("A draft head cannot be measured beforehand: load it, and the panel shows its acceptance.")
         elif one.verdict is None or not one.verdict.ok:
-            self._warn(f"{one.name} is incompatible." if one.verdict else f"{one.name} is still being checked.")
+            self.warn(f"{one.name} is incompatible." if one.verdict else f"{one.name} is still being checked.")
         elif self._services.chat.busy:
-            self._warn("You can measure it when the answer is done (Esc in the chat stops it).")
+            self.warn("You can measure it when the answer is done (Esc in the chat stops it).")
         else:
             screen = MeasurePairScreen(self._services, Path(self._reader.loaded.path), one.path)
             depth = await self.app.push_screen_wait(screen)
@@ -158,15 +158,9 @@ class DraftModelsScreen(ListScreen[Path | None]):
             repository, model = await run_in_daemon_thread(lambda: self._reader.to_download(candidate))
             download = self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:
-            self._warn(str(error))
+            self.warn(str(error))
             return
         target = Path(self._reader.loaded.path)
         work = draft_choice.use_when_here(self.app, self._services, download, target)
         self.app.run_worker(work, group="drafts", name="drafts")
         self.notify(f"{clean_line(model.name)} will be used once downloaded.", markup=False)
-
-    def _warn(self, text: str) -> None:
-        self.notify(clean_line(text), severity="warning", markup=False)
-
-    def action_close(self) -> None:
-        self.dismiss(None)

@@ -223,6 +223,3 @@ class RepositoryScreen(ListScreen[Path | None]):
         self._problem, self._state = None, None
         self._show()
         self._ask()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
