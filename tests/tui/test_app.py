@@ -370,7 +370,7 @@ async def test_notices_are_shown_once_and_beside_the_list_of_commands() -> None:
         await app.ready()
         await app.press("/")
         await app.until(lambda: "/regenerate" in app.screen_text)
-        app.app.notify("Something happened.")
+        app.app.notify("Something happened.", timeout=600)
         await app.until(lambda: "Something happened." in app.screen_text)
         assert app.screen_text.index("Something happened.") < app.screen_text.index("/regenerate")
         app.app.push_screen(ConfirmScreen("Delete", "This chat?"))

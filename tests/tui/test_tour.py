@@ -42,6 +42,16 @@ class QuickTour(TourApp):
     PACE = 0.0
 
 
+class WatchedTour(QuickTour):
+    """Shows the recording until it was seen."""
+
+    seen = False
+
+    async def _hold(self, seconds: float) -> None:
+        if self.captions[-1] == BESIDE.format(model=RECORDING.model):
+            await self._until(lambda: self.seen)
+
+
 class HeldTour(QuickTour):
     """Shows the plan until a key is pressed."""
 
@@ -68,11 +78,12 @@ def recording_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_the_tour_runs_by_itself(recording_file: Path) -> None:
     recording_file.write_bytes(msgspec.json.encode(RECORDING))
     backend = ScriptedBackend(model=WITH_DRAFT)
-    async with running(backend, kind=QuickTour) as app:
+    async with running(backend, kind=WatchedTour) as app:
         beside = ("live · Qwen2.5", "recording · Qwen2.5 1.5B Q4_K_M", "drafted by 0.5B Q8_0", "Because of bandwidth.")
-        await app.until(lambda: all(text in app.screen_text for text in beside))  # it closes by itself
-        assert isinstance(app.app, TourApp)
+        await app.until(lambda: all(text in app.screen_text for text in beside))
+        assert isinstance(app.app, WatchedTour)
         tour = app.app
+        tour.seen = True
         await app.until(lambda: tour.over)
         assert tour.captions == [
             LOADING,

@@ -79,7 +79,8 @@ class HistoryScreen(Screen[None]):
 
     def show_chat_title(self) -> None:
         chat = self.conversation.chat
-        self.query_one(Transcript).border_title = Content(clean_line(chat.title)) if chat else "New chat"
+        for transcript in self.query(Transcript):  # none while the app ends
+            transcript.border_title = Content(clean_line(chat.title)) if chat else "New chat"
 
     def show_save_problem(self) -> None:
         """Show that the answer could not be saved, or that it is saved now."""

@@ -183,6 +183,8 @@ async def test_users_are_simulated() -> None:
         await on_page(app)
         assert listed(app).rows[int(listed(app).marked) - 1].columns[2] == "enough"
         assert "95 % of the answers" in figures(app)
+        await app.until(lambda: any(one.show_vertical_scrollbar for one in app.app.screen.query("#about, #details")))
+        await app.pilot.pause()
         snapshot(app.app, "plan-users-80x24")
         await app.press("escape")
         await marked(app, "Llama 3.3 70B Instruct")
