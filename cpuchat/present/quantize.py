@@ -119,7 +119,7 @@ def requantizing(model: LocalModel) -> str:
     """Return why `model` is no good source; "" when it is one."""
     if not model.quantization or model.quantization.upper() in PRECISE:
         return ""
-    return f"{model.quantization} is quantized already: a second time loses more. Start from F16, BF16 or Q8_0."
+    return f"{model.quantization} is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0."
 
 
 def original_row(key: str, repo: str) -> ListRow:

@@ -19,6 +19,7 @@ from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
 from cpuchat.conversation import Conversation
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.models.library.library import Library
 from cpuchat.servers import ServerModel, Source
 from cpuchat.text import clean, clean_line
@@ -33,7 +34,6 @@ from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_star
 from cpuchat.tui.terminal.gate import Gate
 from cpuchat.tui.terminal.guarded import GuardedApp
 from cpuchat.tui.terminal.key_order import OrderedKeys
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:

@@ -173,7 +173,7 @@ class HelpScreen(Dismissable[None]):
         for title, rows in self._pages[page]:
             await pane.mount(Static(title, classes="heading"), Static(self._rows(rows), classes="rows"))
         if not self._pages[page]:
-            await pane.mount(Static("No key and no figure has these words."))
+            await pane.mount(Static("No keys or figures match."))
         pane.scroll_home(animate=False)
 
     @staticmethod

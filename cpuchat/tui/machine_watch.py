@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cpuchat.tui.threads import run_in_daemon_thread
+from cpuchat.daemon_thread import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.hardware.monitor import Monitor

@@ -6,8 +6,6 @@ import contextlib
 import gc
 import os
 
-from cpuchat.daemon_thread import run_in_daemon_thread as run_in_daemon_thread  # under its old name, for the screens
-
 NICENESS = 5
 _SELDOM = 100  # collections of younger objects before a full one, which takes 10 to 30 ms: some minutes of an answer
 

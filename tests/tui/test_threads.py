@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import HubOffline
-from cpuchat.tui.threads import collect_garbage, run_in_daemon_thread
+from cpuchat.tui.threads import collect_garbage
 
 
 async def test_results_and_errors_come_back() -> None:

@@ -151,7 +151,7 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     if spec is not None:
         notes.append("Types that would not make the file smaller are left out.")
         if any(row.get("requantizes") for row in listed):
-            notes.append("SOURCE is quantized already, and a second time loses more: start from F16, BF16 or Q8_0.")
+            notes.append("SOURCE is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0.")
         notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
     for note in notes:
         echo_paragraph(note)

@@ -7,6 +7,7 @@ from functools import partial
 from textual.command import Hit, Hits, Provider
 from textual.content import Content
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.library.model import LocalModel
 from cpuchat.servers import ServerModel, host
@@ -14,7 +15,6 @@ from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui.commands import RECENT, Listed, Row, highlighted, line, load_hit, matches
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 
 MOST_RECENT = 3
 

@@ -10,11 +10,11 @@ from textual import work
 from cpuchat import paths
 from cpuchat.chats.records import Chat
 from cpuchat.chats.request import sent_text
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.servers import ServerModel, Source
 from cpuchat.tui.chat.attaching import Attaching
 from cpuchat.tui.chat.speaking import SpeakingScreen
 from cpuchat.tui.chat.welcome import COMPARE
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.running_servers import running_servers
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe

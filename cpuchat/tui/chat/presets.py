@@ -12,6 +12,7 @@ from textual import work
 from cpuchat.chat_preset import reasoning_of
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.saving import UNSAVED
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.present.answers import reasoning
 from cpuchat.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
@@ -21,7 +22,6 @@ from cpuchat.telemetry.units import plural, time_left
 from cpuchat.text import clean_line
 from cpuchat.tui.chat.compacting import CompactingScreen
 from cpuchat.tui.commands import Palette, Row, listing
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
 
 _NONE = "No preset"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat import paths
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.present import speech as words
 from cpuchat.settings import SpeechSection
 from cpuchat.telemetry.speech import Speech, SpeechMeter
 from cpuchat.timings import LEAST_TOKENS, Timings
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology

@@ -10,7 +10,6 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.command import CommandPalette
 from textual.containers import Horizontal, Vertical
 from textual.widgets import TextArea
 
@@ -36,7 +35,7 @@ from cpuchat.tui.chat.stream import ChatStream
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
-from cpuchat.tui.commands import listing
+from cpuchat.tui.commands import Palette, listing
 from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -354,7 +353,7 @@ class ChatScreen(TypingScreen, SendingScreen):
     async def action_switch_model(self) -> None:
         """Choose among the models that are here: Enter loads one, Esc leaves."""
         if rows := await other_models(self.services):
-            self.app.push_screen(CommandPalette(providers=[listing(rows)], placeholder="Switch to …"))
+            self.app.push_screen(Palette(providers=[listing(rows)], placeholder="Switch to …"))
         else:
             self.tell("No other model is here. Ctrl+O downloads one.")
 

@@ -6,10 +6,10 @@ from textual import work
 from textual.content import Content
 from textual.widgets import Static
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.present.welcome import Welcome, serving
 from cpuchat.tui.keys import renamed
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 
 COMPARE = "Show me Q4 against Q8, side by side"
 """Opens the compare screen."""

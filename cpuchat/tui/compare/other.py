@@ -13,6 +13,7 @@ from textual.containers import Vertical
 from textual.content import Content
 
 from cpuchat.compare.side import Side
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.file_names import without_prefix
@@ -22,7 +23,6 @@ from cpuchat.telemetry import units
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.list_screen import ListScreen

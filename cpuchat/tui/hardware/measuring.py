@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError, Interrupted
 from cpuchat.present.machine import costs_measured
-from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from pathlib import Path

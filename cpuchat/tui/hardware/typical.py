@@ -10,10 +10,10 @@ from rich.text import Text
 from textual import work
 from textual.widgets import Static
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import prediction, typical
 from cpuchat.telemetry import units
-from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.model_info import ModelInfo

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.text import clean_line
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dismissable import Dismissable
 
 

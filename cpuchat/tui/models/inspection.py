@@ -14,13 +14,13 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.present.inspection import sections
 from cpuchat.text import clean, clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dismissable import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 

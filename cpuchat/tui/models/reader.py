@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
 from cpuchat.models.downloads.state import Download
@@ -19,7 +20,6 @@ from cpuchat.servers import ServerModel, normalized
 from cpuchat.settings import Settings
 from cpuchat.tui.models.details import ModelDetails
 from cpuchat.tui.models.entries import ServerEntry, Subject
-from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual import work
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.downloads.state import Download
@@ -19,7 +20,6 @@ from cpuchat.tui.models.details import ModelDetails
 from cpuchat.tui.models.entries import Entry, HubSearch, ModelListState, ServerEntry, catalog_key
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.list_screen import ListScreen
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Input
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import RUNNING, Download
@@ -32,7 +33,6 @@ from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, ServerEntry, Ty
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.models.reading import ReadingScreen
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.key_footer import KeyFooter

@@ -12,6 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ScreenResultType
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.planner.plan import Plan
 from cpuchat.planner.service import simulate_service
@@ -20,7 +21,6 @@ from cpuchat.present import plan_lists as lists
 from cpuchat.present.rows import ListRow
 from cpuchat.text import clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled
 from cpuchat.tui.widgets.list_screen import ListScreen

@@ -10,6 +10,7 @@ import msgspec
 from textual import on, work
 from textual.binding import BindingType
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError, UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.choices import MachineFor, catalog_drafts, catalog_models, catalog_plans, machine_plans
@@ -25,7 +26,6 @@ from cpuchat.tui import keys
 from cpuchat.tui.plan.figures import COSTS, NETWORK, WORKLOAD, Question
 from cpuchat.tui.plan.pages import MachinesPage, Page, PlanPage, PlanPanes, machines_page, users_page
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.model_list import ModelList
 

@@ -15,7 +15,7 @@ from textual.events import Paste
 from textual.message import Message
 
 from cpuchat.app_state import read_state, update_state
-from cpuchat.tui.threads import run_in_daemon_thread
+from cpuchat.daemon_thread import run_in_daemon_thread
 
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"

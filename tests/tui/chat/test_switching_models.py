@@ -26,6 +26,19 @@ async def test_a_click_on_the_models_name_lists_the_others_and_enter_loads_one(s
         assert is_demo(app.backend.loads[-1][0])
 
 
+async def test_enter_in_the_same_moment_as_the_text_loads_what_the_text_names() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("alt+m")
+        await open_list(app)
+        rows = [row for row in app.screen_text.splitlines() if "Load " in row]
+        assert "Q4_K_M" not in rows[0]  # what Enter would load without the text
+        for key in (*"q4_k_m", "enter"):  # in one read
+            app.app.simulate_key(key)
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert "q4_k_m" in app.backend.loads[-1][0].name
+
+
 async def test_escape_leaves_the_list_of_models_and_loads_none() -> None:
     async with running() as app:
         await app.ready()

@@ -140,7 +140,7 @@ async def test_what_is_quantized_already_leads_to_its_original_and_lists_only_sm
         listed = [row.key for row in screen.rows.rows]
         assert listed[0] == "original" and "Q8_0" not in listed and "Q4_K_M" not in listed
         assert not [row.key for row in screen.rows.rows if "recommended" in row.name]
-        assert "is quantized already" in " ".join(app.screen_text.split())
+        assert "is already quantized" in " ".join(app.screen_text.split())
         await screen.mark("original")
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))

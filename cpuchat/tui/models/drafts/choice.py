@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.drafts.chosen import ChosenDrafts
@@ -14,7 +15,6 @@ from cpuchat.present import drafts
 from cpuchat.settings import Changes, with_changes
 from cpuchat.text import clean_line
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.state import Download

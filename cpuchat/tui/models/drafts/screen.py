@@ -12,6 +12,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.candidates import Candidate, recommended
 from cpuchat.present import drafts
@@ -22,7 +23,6 @@ from cpuchat.tui.models.drafts import choice as draft_choice
 from cpuchat.tui.models.drafts.measure import MeasurePairScreen
 from cpuchat.tui.models.drafts.reader import DraftReader
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.labelled import Labelled

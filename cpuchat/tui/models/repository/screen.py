@@ -11,6 +11,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
+from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.errors import AccessDenied, CpuchatError
 from cpuchat.models.downloads.state import RUNNING
 from cpuchat.models.hub.repository import RepoModel, Repository
@@ -23,7 +24,6 @@ from cpuchat.tui.models.choice import choose
 from cpuchat.tui.models.repository.reader import RepositoryReader
 from cpuchat.tui.models.repository.state import RepositoryState
 from cpuchat.tui.services import Services
-from cpuchat.tui.threads import run_in_daemon_thread
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.key_footer import KeyFooter
