@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from cpuchat.model_info import EngineInfo, ModelInfo
-from cpuchat.timings import DrafterName, SpeculationFigures, Timings
+from cpuchat.timings import DrafterName, Reuse, SpeculationFigures, Timings
 from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 
 Role = Literal["system", "user", "assistant"]
@@ -265,12 +265,13 @@ class ContextTrimmed(Event, frozen=True):
 
 
 class PrefillProgress(Event, frozen=True):
-    """`processed` of `total` prompt tokens, of which `cache_n` were reused."""
+    """`processed` of `total` prompt tokens, of which `cache_n` were reused; `reuse` is as in `Timings`."""
 
     request_id: int
     processed: int
     total: int
     cache_n: int
+    reuse: Reuse | None = None
 
 
 class TextDelta(Event, frozen=True):

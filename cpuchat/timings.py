@@ -102,10 +102,30 @@ MAX_CPU_WAIT = 0.05
 machine."""
 
 
+class Reuse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt took from kept states of the model, and why it was not more.
+
+    `source` is where the state was: "" in the context already, "memory" or "disk", from where restoring it took `ms`.
+    `changed` is what differs first from the text that was evaluated before: "" nothing (the prompt goes on), "other"
+    (another chat), "system" (the system prompt), "trimmed" (oldest messages were left out), "message" (the content of
+    message number `message`, the first one after the system prompt is 1), "template" (the template renders that message
+    otherwise, for instance without its reasoning). `again` tokens are as before, but no state was kept so near: they
+    were evaluated again. `note` says once what is not kept, and which setting helps.
+    """
+
+    source: Literal["", "memory", "disk"] = ""
+    ms: float = 0.0
+    changed: Literal["", "other", "system", "trimmed", "message", "template"] = ""
+    message: int = 0
+    again: int = 0
+    note: str = ""
+
+
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one answer, measured in the worker. `speculation` None: nothing was to be drafted.
 
-    `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`;
+    `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`; `reuse` says
+    more of that (None: not known);
     `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
     the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
     `reasoning_n` of the tokens are reasoning, which took `reasoning_ms` until the text of the answer began.
@@ -137,6 +157,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     reused_known: bool = True
     reasoning_n: int = 0
     reasoning_ms: float = 0.0
+    reuse: Reuse | None = None
 
     def followed_by(self, later: Timings) -> Timings:
         """Return the figures of an answer that `later` continues after calls of tools.
@@ -166,6 +187,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             reused_known=self.reused_known and later.reused_known,
             reasoning_n=self.reasoning_n + later.reasoning_n,
             reasoning_ms=self.reasoning_ms + later.reasoning_ms,
+            reuse=self.reuse,
         )
 
     @property
