@@ -28,7 +28,7 @@ from product import GREEDY, answer, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.engine.engine import Engine
-from cpuchat.engine.prompt.disk_writer import WriteBudget
+from cpuchat.engine.states.disk_writer import WriteBudget
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions
 from cpuchat.timings import Timings

@@ -56,6 +56,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
     why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
 
+    States of conversations take at most `state_memory` of memory; going back takes copies of `partial_state` each (0:
+    none, this memory can be cut anywhere).
+
     `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker). RPC
     workers hold the last `rpc_layers` layers.
     """
@@ -89,6 +92,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 0
     traffic: Traffic | None = None
     draft_traffic: Traffic | None = None
+    state_memory: int = 0
+    partial_state: int = 0
     server: str = ""
     engine: str = ""
     rpc_layers: int = 0

@@ -122,8 +122,8 @@ class LoadModel(Command, frozen=True):
 
     `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
     on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `state_dir`
-    is where saved KV lives, `calibration_file` where measured costs do ("" = keep none). `memory_limit` bytes of memory
-    are for the KV of conversations without a name, which are found by their text (0 = only the last one).
+    is where saved states live, `calibration_file` where measured costs do ("" = keep none). `state_limit` bytes are for
+    states of conversations: on disk, and as many in memory, but at most half of what the model leaves free.
     """
 
     path: str
@@ -134,7 +134,6 @@ class LoadModel(Command, frozen=True):
     state_dir: str = ""
     calibration_file: str = ""
     state_limit: int = 2 << 30
-    memory_limit: int = 0
 
 
 class Generate(Command, frozen=True):

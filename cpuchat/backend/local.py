@@ -62,12 +62,10 @@ class LocalBackend:
         *,
         state_dir: Path | None = None,
         state_limit: int = 2 << 30,
-        memory_limit: int = 0,
         log_dir: Path | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._state_limit = state_limit
-        self._memory_limit = memory_limit
         self._log_dir = log_dir or paths.log_dir()
         self.spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
@@ -140,7 +138,6 @@ class LocalBackend:
             options=options,
             state_dir=names[2] if self._state_dir else "",
             state_limit=self._state_limit,
-            memory_limit=self._memory_limit,
             calibration_file=names[1],
         )
         async with self._exchange(command) as exchange:
@@ -287,7 +284,7 @@ class LocalBackend:
         self._running = exchange = _Exchange(worker, command.request_id)
         watching = None
         if isinstance(command, Generate) and self._model is not None:
-            growth = 2 * self._model.kv_size + self._memory_limit + _ANSWER_BYTES
+            growth = 2 * self._model.kv_size + self._state_limit + _ANSWER_BYTES
             watching = asyncio.create_task(watch_over(worker, lambda: self._cancelled or exchange.cancelled, growth))
         try:
             yield exchange

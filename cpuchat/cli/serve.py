@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from cpuchat import paths
 from cpuchat.cli.options import (
     engine_options,
     file_option,
@@ -233,7 +234,7 @@ def _backend(chosen: Settings) -> SwitchingBackend:
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
 
-    local = LocalBackend(memory_limit=int(chosen.engine.saved_kv_gb * 1e9))
+    local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     local.prepare(PlacementSpec.of(chosen))
     return SwitchingBackend(local)
 

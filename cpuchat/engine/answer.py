@@ -18,6 +18,8 @@ from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder
 from cpuchat.engine.prompt.trim import TrimResult
+from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.store import Start
 from cpuchat.engine.text.call_splitter import CallSplitter
 from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
@@ -33,7 +35,7 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     StopReason,
 )
-from cpuchat.timings import MAX_CPU_WAIT, SpeculationFigures, Timings
+from cpuchat.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import CallFormat
 from cpuchat.tools.generic import GENERIC, as_text
 
@@ -69,6 +71,7 @@ class Answer:
         self._guide = CallGuide(self._vocab, self._call_format, command.tools) if command.tools else None
         self._sampler = self._make_sampler()
         self._speculation: SpeculationFigures | None = None
+        self._reuse: Reuse | None = None
         self._calls: CallSplitter | None = None
         self._is_disturbed = False  # other programs had the cores for part of the decoding
         self._waited: float | None = None
@@ -94,18 +97,14 @@ class Answer:
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
-        command, loaded = self._command, self._loaded
-        if command.owner != loaded.owner:
-            loaded.change_owner(command.owner)
-        saved = None
-        if command.chat_id != loaded.chat_id:
-            saved = loaded.switch_chat(command.chat_id, across_chats=command.speculation.across_chats)
-        histories = (loaded.history,) if saved is None else (loaded.history, saved.history)
-        if loaded.pool is not None:
-            histories = (*histories, *loaded.pool.histories)
+        command, loaded, store = self._command, self._loaded, self._loaded.states
+        if command.speculation.across_chats:
+            loaded.remember_chats(command.chat_id)
+        histories = store.histories(command.owner, command.chat_id)
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
-            text, prompt = self._build_prompt(builder)
+            prompt = self._build_prompt(builder)
+            start = store.begin(prompt, command.owner, command.chat_id)
         except Aborted:
             self._finish("cancelled", Timings())
             return
@@ -114,22 +113,19 @@ class Answer:
             if not largest or self._sequence.n_ctx < largest:
                 error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
             raise
-        if saved is not None:
-            loaded.restore(command.chat_id, saved, text, prompt)
-        if loaded.pool is not None:
-            loaded.history = loaded.pool.exchange(self._sequence, loaded.history, text, prompt)
-        prefilled = self._prefill(text, prompt)
+        self._reuse = start.reuse
+        prefilled = self._prefill(prompt, start)
         if prefilled is None:
             return
         result = DecodeResult(stop_reason="cancelled")
         try:
-            self._sampler.accept_prompt(prompt)
+            self._sampler.accept_prompt(prompt.tokens)
             self._waited, self._decoding_since = cpu_wait_seconds(), perf_counter()
             self._next_look = self._decoding_since + _LOOK_SECONDS
-            result = self._decode(text, prompt, prefilled)
+            result = self._decode(prompt, prefilled)
             cpu_wait = self._look_at_cores()
         finally:
-            self._record(text, prompt, result.tokens)
+            store.record(prompt, result.tokens)
         self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait))
 
     def _check(self) -> None:
@@ -137,7 +133,7 @@ class Answer:
         if self._sequence.abort.is_set():
             raise Aborted
 
-    def _build_prompt(self, builder: PromptBuilder) -> tuple[bytes, list[int]]:
+    def _build_prompt(self, builder: PromptBuilder) -> Prompt:
         command = self._command
         if command.prompt is not None:
             return builder.from_text(command.prompt)
@@ -172,30 +168,37 @@ class Answer:
             )
         )
 
-    def _prefill(self, text: bytes, prompt: list[int]) -> Prefill | None:
+    def _prefill(self, prompt: Prompt, start: Start) -> Prefill | None:
         """Evaluate the prompt; returns None when cancelled, after emitting the last event."""
-        request_id, start = self._command.request_id, perf_counter()
-        processed = cached = 0
+        loaded, since, done = self._loaded, perf_counter(), start.n
 
-        def on_progress(done: int, cache_n: int) -> None:
-            nonlocal processed, cached
-            processed, cached = done, cache_n
-            self._emit(PrefillProgress(request_id=request_id, processed=done, total=len(prompt), cache_n=cache_n))
+        def on_progress(processed: int) -> None:
+            nonlocal done
+            done = processed
+            self._emit(
+                PrefillProgress(
+                    request_id=self._command.request_id,
+                    processed=processed,
+                    total=len(prompt.tokens),
+                    cache_n=start.n,
+                    reuse=start.reuse,
+                )
+            )
 
         try:
-            return prefill(self._sequence, prompt, self._loaded.chunking, on_progress)
+            return prefill(loaded.states, prompt, start, loaded.chunking, on_progress)
         except Aborted:
-            self._record(text, prompt, [])
-            evaluated = max(len(self._sequence), cached) - cached
-            prompt_ms = 1e3 * (perf_counter() - start)
-            self._finish("cancelled", Timings(cache_n=cached, prompt_n=evaluated, prompt_ms=prompt_ms))
+            loaded.states.record(prompt, [])
+            evaluated = max(len(self._sequence), done) - start.n
+            prompt_ms = 1e3 * (perf_counter() - since)
+            self._finish("cancelled", Timings(cache_n=start.n, prompt_n=evaluated, prompt_ms=prompt_ms))
             return None
 
-    def _decode(self, text: bytes, prompt: list[int], prefilled: Prefill) -> DecodeResult:
+    def _decode(self, prompt: Prompt, prefilled: Prefill) -> DecodeResult:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
-        stream, is_eog = self._stream(text), self._vocab.is_eog
-        self._sampler.begin(self._splitter(text))
-        if speculator.begin_answer(command.speculation, prompt):
+        stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
+        self._sampler.begin(self._splitter(prompt.text))
+        if speculator.begin_answer(command.speculation, prompt.tokens):
             decoder = SpeculativeDecoder(
                 sequence, self._sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
             )
@@ -237,12 +240,6 @@ class Answer:
     def _new_splitter(self, prompt: str) -> ReasoningSplitter:
         return ReasoningSplitter(prompt[-_PROMPT_TAIL:].replace(MARK, ""), self._loaded.model.header.chat_template)
 
-    def _record(self, text: bytes, prompt: list[int], answer: list[int]) -> None:
-        """Mark the KV cache as this chat's and worth saving; a rejected prompt never gets here."""
-        loaded = self._loaded
-        loaded.history.record(text, prompt, answer, self._vocab.raw_piece)
-        loaded.chat_id = self._command.chat_id
-
     def _timings(self, prefilled: Prefill, result: DecodeResult, cpu_wait: float | None) -> Timings:
         n, speculation = len(result.tokens), self._speculation
         return Timings(
@@ -274,7 +271,12 @@ class Answer:
 
     def _finish(self, stop_reason: StopReason, timings: Timings) -> None:
         sequence = self._sequence
-        timings = msgspec.structs.replace(timings, n_past=len(sequence), n_ctx=sequence.n_ctx, seed=self._sampler.seed)
+        reuse = self._reuse
+        if reuse is not None and (note := self._loaded.states.take_note()):
+            reuse = msgspec.structs.replace(reuse, note=note)
+        timings = msgspec.structs.replace(
+            timings, n_past=len(sequence), n_ctx=sequence.n_ctx, seed=self._sampler.seed, reuse=reuse
+        )
         self._emit(
             GenerationFinished(
                 request_id=self._command.request_id,

@@ -13,6 +13,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.loaded import LoadedModel
+from cpuchat.engine.states.store import Live
 from cpuchat.errors import Interrupted, UsageError
 from cpuchat.prefix import common_prefix
 from cpuchat.protocol import Measure
@@ -35,8 +36,8 @@ def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]
         raise UsageError(
             f"{needed:,} tokens do not fit the context of {sequence.n_ctx:,}.", "Load the model with a larger context."
         )
-    loaded.switch_chat("", across_chats=False)
-    loaded.saved_tokens = []
+    loaded.states.leave()
+    loaded.states.live = Live()
     try:
         _fill(sequence, _random_tokens(model, command.depth, seed=0))
         prompt = _random_tokens(model, command.n_prompt, seed=1)

@@ -19,10 +19,10 @@ from cpuchat.engine.llama.limits import available_for_model, describe_with_limit
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.loaded import LoadedModel
 from cpuchat.engine.prompt.chat_template import ChatTemplate
-from cpuchat.engine.prompt.disk_writer import DiskWriter, WriteBudget
-from cpuchat.engine.prompt.prefix_cache import PrefixCache
-from cpuchat.engine.prompt.state_pool import StatePool
 from cpuchat.engine.prompt.template_helper import TemplateHelper
+from cpuchat.engine.states.disk_writer import DiskWriter, WriteBudget
+from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.states.store import StateStore
 from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
 from cpuchat.errors import ContextFull, CpuchatError, Interrupted, UsageError
@@ -111,19 +111,25 @@ class Engine:
             available=available,
         )
         left = available - model.plan.need.least
-        self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
+        setup = self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
         model.info = describe_with_limits(model, self._on_progress, self._abort)
-        cache = None
-        if command.state_dir:
-            cache = PrefixCache(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
-        speculator, chunking = self._setup.speculator, PrefillChunking.of(model)
+        if setup.draft is not None:
+            left -= setup.draft.plan.need.least
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
-        self._loaded = LoadedModel(model, template, cache, speculator, chunking, self._budget)
-        if command.memory_limit:
-            draft = self._setup.draft
-            left -= draft.plan.need.least if draft is not None else 0
-            self._loaded.pool = StatePool(min(command.memory_limit, max(left, 0) // 2))
+        states = self._make_store(command, model, setup.draft, left)
+        partial = model.sequence.partial_bytes
+        model.info = msgspec.structs.replace(model.info, state_memory=states.limit, partial_state=partial)
+        self._loaded = LoadedModel(model, template, states, setup.speculator, PrefillChunking.of(model))
         return model.info
+
+    def _make_store(self, command: LoadModel, model: Model, draft: Model | None, left: int) -> StateStore:
+        """Return the store of a model which leaves so many bytes of memory."""
+        files = None
+        if command.state_dir:
+            files = StateFiles(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
+        limit = min(command.state_limit, max(left, 0) // 2)
+        of_draft = (None, "") if draft is None else (draft.sequence, draft.state_key())
+        return StateStore(model.sequence, model.vocab.raw_piece, limit, files, self._budget, *of_draft)
 
     def _start_template(self, header: GGUFHeader) -> None:
         if header.chat_template:
@@ -196,7 +202,7 @@ class Engine:
         if self._setup is not None:
             self._setup.save()
         if self._loaded is not None:
-            self._loaded.save()
+            self._loaded.states.save()
 
     def close(self) -> None:
         """Save and free everything."""
@@ -207,11 +213,8 @@ class Engine:
     def _free(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Save the chat, unless `is_cancelled` meanwhile, and free the model."""
         loaded, self._loaded = self._loaded, None
-        if loaded is not None and loaded.cache is not None:
-            self._writer.finish(is_cancelled)
-            loaded.save(at_end=True)
-            self._writer.finish(is_cancelled)
-            loaded.cache.drop()
+        if loaded is not None:
+            loaded.states.close(is_cancelled)
         self._free_model()
 
     def _free_model(self) -> None:

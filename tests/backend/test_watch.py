@@ -58,7 +58,7 @@ async def test_a_worker_whose_memory_grows_is_ended_and_the_chat_goes_on(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_ANSWER_BYTES", 100_000_000)
-    backend._memory_limit = 0
+    backend._state_limit = 0
     failed = (await collect(backend.generate(chat("Hello", grammar=GROWS)))).events[-1]
     assert isinstance(failed, Failed) and failed.code == WorkerStuck.code and "GB for one answer" in failed.message
     assert await answered(backend)

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from cpuchat import paths
-from cpuchat.engine.prompt.state_pool import StatePool
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol import (
     ContextTrimmed,
@@ -260,20 +259,16 @@ def test_demo_models(chat: Chat, path: Path, tmp_path: Path) -> None:
             chat.load(path, msgspec.structs.replace(OPTIONS, n_ctx=0), state_dir=tmp_path / "kv")
 
 
-def test_kept_conversations_take_at_most_half_of_what_the_model_leaves(
+def test_states_take_at_most_half_of_the_memory_that_the_model_leaves(
     chat: Chat, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits: list[int] = []
-
-    def pool(limit: int) -> StatePool:
-        limits.append(limit)
-        return StatePool(limit)
-
     monkeypatch.setattr("cpuchat.engine.engine.available_for_model", lambda: 2_000_000_000)
-    monkeypatch.setattr("cpuchat.engine.engine.StatePool", pool)
+    limits: list[int] = []
     for limit in (10**12, 1000):
-        chat.engine.load(LoadModel(path=str(tiny_model), cpus=ONE_CPU, options=OPTIONS, memory_limit=limit))
-        assert isinstance(chat.events[-1], ModelLoaded)
+        chat.engine.load(LoadModel(path=str(tiny_model), cpus=ONE_CPU, options=OPTIONS, state_limit=limit))
+        loaded = chat.events[-1]
+        assert isinstance(loaded, ModelLoaded)
+        limits.append(loaded.model.state_memory)
     assert 0 < limits[0] < 1_000_000_000
     assert limits[1] == 1000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cpuchat.engine.engine import Engine
-from cpuchat.engine.prompt.disk_writer import WriteBudget
+from cpuchat.engine.states.disk_writer import WriteBudget
 from cpuchat.model_info import ModelInfo
 from cpuchat.protocol import (
     Event,

@@ -10,9 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from cpuchat.engine.decoding.decode import DecodeResult, decode, prefill
+from cpuchat.engine.decoding.decode import DecodeResult, decode
 from cpuchat.engine.decoding.guided import GuidedSampler
-from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.decoding.speculative import SpeculativeDecoder
 from cpuchat.engine.drafting.draft_model import DraftModel
@@ -28,6 +27,7 @@ from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal
 from cpuchat.synthetic.pair import write_pair
 from cpuchat.timings import SpeculationFigures
+from tests.support.prefilling import prefilled, store_of
 
 N_VOCAB = 2048
 OPTIONS = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
@@ -120,6 +120,7 @@ class Talker:
     ) -> None:
         """Take `cpus` of the draft, and those of the target meanwhile."""
         self.target, self.draft = target, draft
+        self.store = store_of(target)
         self.drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens)) if draft else None
         self.thread: DraftThread | None = None
         if cpus is not None:
@@ -157,7 +158,7 @@ class Talker:
             deltas.append(event)
             on_delta(event)
 
-        filled = prefill(target.sequence, prompt, PrefillChunking.of(target), lambda *_: None)
+        filled = prefilled(target, prompt, self.store)
         vocab = target.vocab
         sampler = GuidedSampler(sampling, vocab, grammar) if grammar else Sampler(sampling, vocab.n_tokens)
         sampler.accept_prompt(prompt)
@@ -191,7 +192,7 @@ def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = G
     for token in plain.tokens[:at]:
         sampler.accept(token)
     text = [*plain.prompt, *plain.tokens[:at]]
-    row = prefill(model.sequence, text, PrefillChunking.of(model), lambda *_: None).row
+    row = prefilled(model, text).row
     one, other = plain.tokens[at], drafted.tokens[at]
     candidates, weights = sampler.candidates(row.copy())
     ids = [int(token) for token in candidates]

@@ -18,7 +18,7 @@ async def answered(backend: LocalBackend, request: Generate) -> Answer:
 
 
 async def loaded(model: Path, limit: int) -> LocalBackend:
-    backend = LocalBackend(memory_limit=limit)
+    backend = LocalBackend(state_limit=limit)
     assert isinstance((await collect(backend.load(model, LoadOptions(n_ctx=4096)))).events[-1], ModelLoaded)
     return backend
 

@@ -11,6 +11,8 @@ import numpy as np
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.store import Start, StateStore
 from cpuchat.engine.text.output_thread import ThreadedStream
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.protocol import StopReason
@@ -44,37 +46,40 @@ class DecodeResult:
 
 
 def prefill(
-    sequence: Sequence, prompt: list[int], chunking: PrefillChunking, on_progress: Callable[[int, int], None]
+    store: StateStore, prompt: Prompt, start: Start, chunking: PrefillChunking, on_progress: Callable[[int], None]
 ) -> Prefill:
-    """Evaluate `prompt`, reusing what the KV cache holds of it.
+    """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts.
 
     Args:
-        on_progress: called with (tokens processed, tokens reused) before the first batch and after each.
+        on_progress: called with the tokens processed before the first batch and after each.
 
     Raises:
         Aborted: stopped; the sequence holds the finished part, which a next call reuses.
         GenerationFailed: llama.cpp rejected a batch.
     """
-    start = perf_counter()
-    kept, row = sequence.prepare(prompt)
-    on_progress(kept, kept)
-    at = kept
-    while at < len(prompt):
+    sequence, tokens, row, at = store.sequence, prompt.tokens, start.row, start.n
+    before = now = perf_counter()
+    on_progress(at)
+    places = iter(prompt.checkpoints(at, store.piece) if at < len(tokens) else ())
+    place = next(places, len(tokens))
+    while at < len(tokens):
         if sequence.abort.is_set():
             raise Aborted
         # Batches of one graph each: as fast as larger ones, finer progress, no finished work lost to a stop.
-        batch = prompt[at : at + chunking.size(at, sequence.n_ubatch)]
+        batch = tokens[at : min(at + chunking.size(at, sequence.n_ubatch), place)]
         at += len(batch)
-        is_last = at == len(prompt)
+        is_last = at == len(tokens)
         sequence.extend(batch, n_outputs=int(is_last))
         if is_last:
             row = sequence.logits(len(batch) - 1)
-        on_progress(at, kept)
-    seconds = perf_counter() - start
+        then, now = now, perf_counter()
+        store.evaluated(len(batch), now - then)
+        if at == place:
+            store.checkpoint(row)
+            place = next(places, len(tokens))
+        on_progress(at)
     assert row is not None
-    if kept < len(prompt):
-        sequence.keep_row(row)
-    return Prefill(row=row, cache_n=kept, prompt_n=len(prompt) - kept, seconds=seconds)
+    return Prefill(row=row, cache_n=start.n, prompt_n=len(tokens) - start.n, seconds=perf_counter() - before)
 
 
 def token_limit(sequence: Sequence, max_tokens: int) -> tuple[int, StopReason]:

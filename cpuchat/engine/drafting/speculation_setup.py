@@ -153,7 +153,7 @@ def _load_draft(
     except CpuchatError as error:
         notes.append(f"No draft model: {error.message} {error.hint}".strip())
         return None
-    if not draft.sequence.can_roll_back:
+    if draft.sequence.is_recurrent:
         draft.free()
         notes.append(f"No draft model: {path.name} has a recurrent state and cannot roll back rejected tokens.")
         return None

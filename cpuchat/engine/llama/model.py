@@ -155,8 +155,7 @@ class Model:
         )
         params.flash_attn_type = plan.flash_attn
         params.type_k, params.type_v = plan.type_k, plan.type_v
-        # A window-sized cache would lose the tokens that a rolled back sequence attends to.
-        params.swa_full = True
+        params.swa_full = False  # the store of states goes back where a window-sized cache cannot
         if has_recurrent_state(self._model):
             request_rollback(params, plan.n_rs_seq)
         self._context = llama.llama_init_from_model(self._model, params)
@@ -172,7 +171,13 @@ class Model:
         else:
             self.pool = self._own_pool = ThreadPool(threads, self.options.poll)
         self.pool.attach(self._context)
-        self.sequence = Sequence(self._context, n_vocab=self.vocab.n_tokens, abort=self._abort)
+        self.sequence = Sequence(
+            self._context,
+            n_vocab=self.vocab.n_tokens,
+            abort=self._abort,
+            is_recurrent=has_recurrent_state(self._model),
+            n_window=int(llama.llama_model_n_swa(self._model)),
+        )
 
     def _warm_up(self) -> None:
         """Evaluate a token, to fault in remaining pages and to check the weights.
@@ -190,8 +195,9 @@ class Model:
                 f"{self.header.path.name} produces NaN or infinite logits: its weights are damaged.",
                 "Download it again.",
             )
+        sequence.find_divisions()
         sequence.clear()
-        if has_recurrent_state(self._model):
+        if sequence.is_recurrent:
             sequence.rollback = detect_rollback(sequence)
 
     def _describe(self, fingerprint: str, load_ms: float) -> None:
@@ -201,8 +207,6 @@ class Model:
             notes.append("No chat template: this may be a base model that continues text instead of answering.")
         if not self.vocab.has_tokenizer:
             notes.append("This model has no tokenizer: it reads and writes token IDs, not text.")
-        if not self.sequence.can_roll_back:
-            notes.append("Recurrent state: after an edit the whole chat is prefilled again.")
         if self.sequence.rollback.note:
             notes.append(self.sequence.rollback.note)
         if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):

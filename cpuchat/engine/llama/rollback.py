@@ -45,6 +45,9 @@ class Rollback:
     def checkpoint(self) -> None:
         """Remember the present state as the only one to roll back to."""
 
+    def forget(self) -> None:
+        """Drop what `checkpoint` remembers: it takes room in the memory."""
+
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
         """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint.
 
@@ -81,8 +84,11 @@ class Checkpoint(Rollback):
     kind: RollbackKind = "checkpoint"
     note = "Drafting costs more with this model: after a rejection, the accepted tokens are evaluated again."
 
-    def checkpoint(self) -> None:
+    def forget(self) -> None:
         llama.llama_memory_seq_rm(self._memory, CHECKPOINT, -1, -1)
+
+    def checkpoint(self) -> None:
+        self.forget()
         llama.llama_memory_seq_cp(self._memory, TEXT, CHECKPOINT, -1, -1)
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:

@@ -13,7 +13,6 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.rollback import Rollback
 from cpuchat.errors import GenerationFailed
-from cpuchat.prefix import common_prefix
 
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2
 _MAX_ROWS = 256
@@ -28,20 +27,37 @@ class Aborted(Exception):
 
 
 class Sequence:
-    """Sequence 0 of a context: `tokens` is always exactly what its KV cache holds.
+    """Sequence 0 of a context: `tokens` is always exactly what its memory holds.
+
+    Attention keeps tokens apart, so that the newest can be cut off at any place. A recurrent state cannot be cut, and a
+    window-sized cache only as far as the window before the cut is still there. What cannot be cut is the partial state
+    (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY in llama.h): it can be copied, and set again later to go back.
 
     Args:
         context: the llama_context; freed by its owner, after `free` here.
         n_vocab: length of a row of logits.
         abort: flag that stops a running batch.
+        is_recurrent: the memory has a recurrent state, alone or beside attention.
+        n_window: tokens of the attention window that some layers keep; 0: all layers keep everything.
 
     Attributes:
-        rollback: how the newest tokens are rolled back: attention's way, unless a probe has found another.
+        rollback: how rejected tokens are rolled back: attention's way, unless a probe has found another.
         decode_seconds: time spent inside llama_decode since it was last set to 0.
+        is_divisible: the partial state is only a part of the memory, beside attention that keeps every token.
+        partial_bytes: of a partial state; 0: none is needed.
+        is_broken: a stopped batch has left a part in the recurrent state: only `set_partial`, `set_state` and `clear`
+            mend it.
     """
 
-    def __init__(self, context: Any, *, n_vocab: int, abort: AbortFlag) -> None:
+    def __init__(
+        self, context: Any, *, n_vocab: int, abort: AbortFlag, is_recurrent: bool = False, n_window: int = 0
+    ) -> None:
         self.context = context
+        self.is_recurrent = is_recurrent
+        self.is_broken = False
+        self.is_divisible = True
+        self.partial_bytes = 0
+        self._n_window = n_window
         self.abort = abort
         self.tokens: list[int] = []
         self.n_ctx = int(llama.llama_n_ctx(context))
@@ -52,6 +68,8 @@ class Sequence:
         self._memory = llama.llama_get_memory(context)
         self.rollback = Rollback(self._memory)
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
+        self._never = AbortFlag()
+        self._is_stoppable = True
         llama.llama_set_abort_callback(context, abort.callback, abort.data)
         # llama_batch is passed by value, but its arrays stay: these views are set once and written to ever after.
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
@@ -68,14 +86,15 @@ class Sequence:
         self._is_stepping = False
         self._row: np.ndarray | None = None  # of the step before
         self._rows: dict[int, np.ndarray] = {}  # views of llama.cpp's output buffer by address
-        self._kept_row: np.ndarray | None = None
-        self._kept_at = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def extend(self, tokens: Tokens[int], *, n_outputs: int = 0) -> None:
+    def extend(self, tokens: Tokens[int], *, n_outputs: int = 0, whole: bool = False) -> None:
         """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits.
+
+        Args:
+            whole: a recurrent model does not stop within the batch, which would cost its state.
 
         Raises:
             Aborted: the flag was set; the sequence may hold a leading part of `tokens`.
@@ -89,24 +108,26 @@ class Sequence:
         if n_outputs:
             self._wanted[n - n_outputs : n] = 1
         self._batch.n_tokens = n
-        self._decode(tokens)
+        self._decode(tokens, whole)
 
     def step(self, token: int) -> np.ndarray:
-        """Evaluate one token and return the logits after it. Raises as `extend`."""
+        """Evaluate one token, whole, and return the logits after it. Raises as `extend`."""
         self._first_token[0] = token
         self._first_pos[0] = len(self.tokens)
         if self._row is not None and self._is_stepping:
             # As the step before. llama.cpp keeps its row where it is while no batch asks for more than one.
-            self._decode((token,))
+            self._decode((token,), True)
             return self._row
         self._wanted[0] = 1
         self._batch.n_tokens = 1
-        self._decode((token,))
+        self._decode((token,), True)
         self._is_stepping = True
         self._row = self.logits(0)
         return self._row
 
-    def _decode(self, tokens: Tokens[int]) -> None:
+    def _decode(self, tokens: Tokens[int], whole: bool) -> None:
+        if self.is_recurrent:
+            self._stop_within(not whole)
         start = perf_counter()
         status = llama.llama_decode(self.context, self._batch)
         self.decode_seconds += perf_counter() - start
@@ -122,10 +143,19 @@ class Sequence:
         reason = " ".join(bindings.log.lines(errors_only=True)[-2:]) or f"code {status}"
         raise GenerationFailed(f"llama.cpp failed to evaluate a batch: {reason}.", "Retry, or reload the model.")
 
+    def _stop_within(self, stoppable: bool) -> None:
+        """Let the abort flag stop the next batch within it, or only before it. Raises Aborted if the flag is set."""
+        if self.abort.is_set():
+            raise Aborted
+        if stoppable != self._is_stoppable:
+            self._is_stoppable = stoppable
+            flag = self.abort if stoppable else self._never
+            llama.llama_set_abort_callback(self.context, flag.callback, flag.data)
+
     def _resync(self, tokens: Tokens[int]) -> None:
         """Find out what an unfinished batch has left: llama.cpp keeps those of its ubatches that did finish."""
-        if not self.can_roll_back:
-            self.clear()  # the unfinished part is in the state and cannot be removed
+        if self.is_recurrent:
+            self.is_broken = True
             return
         held = int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1
         past = len(self.tokens)
@@ -151,41 +181,43 @@ class Sequence:
             self._rows[address] = row
         return row
 
-    def keep_row(self, row: np.ndarray) -> None:
-        """Keep the logits after the last token, for a next prompt that ends exactly here."""
-        self._kept_row = row.copy()
-        self._kept_row.flags.writeable = False
-        self._kept_at = len(self.tokens)
+    def can_cut(self, n: int) -> bool:
+        """Return whether the memory can be cut to its first `n` tokens, as if the others had never been there."""
+        if n == 0 or (n == len(self.tokens) and not self.is_broken):
+            return True
+        return self.can_cut_from(self.first_held(), n)
 
-    def prepare(self, prompt: list[int]) -> tuple[int, np.ndarray | None]:
-        """Keep the longest prefix of `prompt` that is in the cache, and drop the rest.
+    def can_cut_from(self, first: int, n: int) -> bool:
+        """Return the same for a memory of which `first` is the first position that every layer holds."""
+        return not self.is_recurrent and first <= max(0, n - self._n_window + 1)
 
-        Returns:
-            The number of tokens kept and, only when that is all of them, the logits after the last one. Otherwise at
-            least the last token remains to be evaluated, because it gives the logits. The same prompt again therefore
-            gives bit-identical logits, which evaluating one token of it in another batch would not.
-        """
-        common = common_prefix(self.tokens, prompt)
-        if common == len(prompt) == self._kept_at and self._kept_row is not None and self.truncate(common) == common:
-            return common, self._kept_row
-        return self.truncate(min(common, len(prompt) - 1)), None
+    def first_held(self) -> int:
+        """Return the first position that every layer still holds; -1: nothing is held."""
+        return int(llama.llama_memory_seq_pos_min(self._memory, 0)) if self._n_window else 0
 
     def truncate(self, n: int) -> int:
         """Drop all but the first `n` tokens; returns how many are left, 0 if they cannot be dropped in part."""
         n = min(n, len(self.tokens))
-        if n < len(self.tokens) or n == 0:
-            if n == 0 or not self.can_roll_back or not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
-                self.clear()
-                return 0
+        if n == 0 or not self.can_cut(n):
+            self.clear()
+            return 0
+        if n < len(self.tokens):
+            llama.llama_memory_seq_rm(self._memory, 0, n, -1)
             del self.tokens[n:]
-        if n < self._kept_at:
-            self._kept_row, self._kept_at = None, 0
         return n
 
     @property
-    def can_roll_back(self) -> bool:
-        """Any number of the newest tokens can be dropped at any time."""
-        return self.rollback.kind == "exact"
+    def needs_partial(self) -> bool:
+        """Return whether going back takes a partial state, at least far enough."""
+        return self.partial_bytes > 0
+
+    def find_divisions(self) -> None:
+        """Find out what a partial state is, with a token in the memory. Not all models with windows use them."""
+        size = self.state_size(partial=True)
+        self.is_divisible = self.state_size() > size
+        if not self.is_divisible:
+            self._n_window = 0
+        self.partial_bytes = size if self.is_recurrent else size * min(self._n_window, self.n_ctx)
 
     @property
     def max_draft(self) -> int:
@@ -222,40 +254,50 @@ class Sequence:
         else:
             del self.tokens[held:]
         for at in range(0, len(again), self.n_batch):
-            self.extend(again[at : at + self.n_batch])
+            self.extend(again[at : at + self.n_batch], whole=True)
 
     def clear(self) -> None:
         """Drop all tokens."""
         llama.llama_memory_clear(self._memory, False)
         self.tokens.clear()
-        self._kept_row, self._kept_at = None, 0
-        self._n_checkpoint = 0
+        self._n_checkpoint, self.is_broken = 0, False
 
-    def state_size(self) -> int:
+    def state_size(self, *, partial: bool = False) -> int:
         """Return the bytes of `state`."""
-        return int(llama.llama_state_seq_get_size(self.context, 0))
+        return int(llama.llama_state_seq_get_size_ext(self.context, 0, int(partial)))
 
-    def state(self) -> np.ndarray:
-        """Return a copy of the KV cache: uint8, empty when llama.cpp has none. Cannot be cancelled."""
-        data = np.empty(self.state_size(), np.uint8)
-        return data[: int(llama.llama_state_seq_get_data(self.context, _pointer(data), data.size, 0))]
+    def state(self, *, partial: bool = False) -> np.ndarray:
+        """Return a copy of the memory, or of its partial state: uint8. Cannot be cancelled."""
+        data = np.empty(self.state_size(partial=partial), np.uint8)
+        n = llama.llama_state_seq_get_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
+        return data[: int(n)]
 
-    def set_state(self, tokens: list[int], data: np.ndarray) -> bool:
-        """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
+    def set_state(self, tokens: Tokens[int], data: np.ndarray) -> bool:
+        """Replace the memory by what `state` gave for `tokens` with the same model and cache types.
 
         llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
         with an empty sequence, when it was rejected.
         """
         self.clear()
-        read = llama.llama_state_seq_set_data(self.context, _pointer(data), data.size, 0)
+        return self._set(list(tokens), data, partial=False)
+
+    def set_partial(self, n: int, data: np.ndarray) -> bool:
+        """Go back to the first `n` tokens, whose partial state is `data`; as `set_state` otherwise."""
+        return self._set(self.tokens[:n], data, partial=True)
+
+    def _set(self, tokens: list[int], data: np.ndarray, *, partial: bool) -> bool:
+        self.rollback.forget()
+        read = llama.llama_state_seq_set_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
+        if partial and read:
+            llama.llama_memory_seq_rm(self._memory, 0, len(tokens), -1)
         if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != len(tokens):
             self.clear()
             return False
-        self.tokens = list(tokens)
+        self.tokens, self.is_broken, self._n_checkpoint = tokens, False, 0
         return True
 
     def free(self) -> None:
         """Free the batch; call it before the context is freed, and no other method afterwards."""
-        self._row = self._kept_row = None
+        self._row = None
         self._rows.clear()
         llama.llama_batch_free(self._batch)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.engine.prompt.token_history import TokenHistory
 from cpuchat.engine.prompt.trim import TrimResult, require_room_for_last, trim_messages
+from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.token_history import TokenHistory
 from cpuchat.errors import ContextFull, UsageError
 from cpuchat.protocol import ANSWER_SHARE, Message
 
@@ -39,8 +40,8 @@ class PromptBuilder:
         self._rendered: tuple[list[Message], bytes] = ([], b"")
         self._encoded: tuple[bytes, list[int]] = (b"", [])
 
-    def from_text(self, prompt: str) -> tuple[bytes, list[int]]:
-        """Return a raw prompt as bytes, and its tokens.
+    def from_text(self, prompt: str) -> Prompt:
+        """Return a raw prompt.
 
         Raises:
             ContextFull: it is too long.
@@ -55,8 +56,8 @@ class PromptBuilder:
         on_trimmed: Callable[[TrimResult], None],
         *,
         in_steps: bool = True,
-    ) -> tuple[bytes, list[int]]:
-        """Return the rendered prompt and its tokens; oldest messages are left out where the context is too small.
+    ) -> Prompt:
+        """Return the rendered prompt; oldest messages are left out where the context is too small.
 
         Args:
             max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it, an eighth if
@@ -74,10 +75,10 @@ class PromptBuilder:
         trimmed = trim_messages(self._count, marked, budget, in_steps, limit)
         if trimmed.dropped_messages:
             on_trimmed(trimmed)
-        return self._checked(self._render(trimmed.messages))
+        return self._checked(self._render(trimmed.messages), trimmed.messages, trimmed.dropped_messages > 0)
 
-    def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> tuple[bytes, list[int]]:
-        """Return the rendered prompt and its tokens; nothing is left out.
+    def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> Prompt:
+        """Return the rendered prompt; nothing is left out.
 
         Args:
             max_tokens: of the answer, 0 = no limit; up to an eighth of the context is reserved for it. None: no room
@@ -97,7 +98,7 @@ class PromptBuilder:
                 "Summarize it with /compact or start a new chat.",
                 n_tokens,
             )
-        return self._checked(self._render(marked))
+        return self._checked(self._render(marked), marked)
 
     def _marked(self, messages: Iterable[Message]) -> list[Message]:
         marked: list[Message] = []
@@ -114,13 +115,13 @@ class PromptBuilder:
     def _count(self, messages: list[Message]) -> int:
         return len(self._encode(self._render(messages)))
 
-    def _checked(self, text: bytes) -> tuple[bytes, list[int]]:
+    def _checked(self, text: bytes, messages: Iterable[Message] = (), is_trimmed: bool = False) -> Prompt:
         tokens = self._encode(text, self._n_ctx)
         if not tokens:  # an empty prompt, and a model without a begin token
             raise UsageError("The prompt is empty.", "Write one first.")
         if len(tokens) >= self._n_ctx:
             raise self._too_long(len(tokens))
-        return text, tokens
+        return Prompt(text, tokens, tuple(messages), is_trimmed)
 
     def _too_long(self, n_tokens: int, about: str = "") -> ContextFull:
         message = f"The prompt has {about}{n_tokens:,} tokens, but the context holds only {self._n_ctx:,}."

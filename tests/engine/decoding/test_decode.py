@@ -9,15 +9,17 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from cpuchat.engine.decoding.decode import DecodeResult, decode, prefill
+from cpuchat.engine.decoding.decode import DecodeResult, decode
 from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.engine.states.store import StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.protocol import Event, LoadOptions, Sampling, TextDelta
+from tests.support.prefilling import prefilled, store_of
 from tests.support.tiny_gguf import write_tiny_gguf
 
 GREEDY = Sampling(temperature=0.0)
@@ -36,11 +38,12 @@ class Answer:
         stop: tuple[str, ...] = (),
         on_event: Callable[[Event], None] = lambda _: None,
         tail: str = "",
+        store: StateStore | None = None,
     ) -> None:
         self.deltas: list[TextDelta] = []
         self.progress: list[tuple[int, int]] = []
         self.on_event = on_event
-        self.prefill = prefill(model.sequence, prompt, PrefillChunking.of(model), lambda *p: self.progress.append(p))
+        self.prefill = prefilled(model, prompt, store, lambda *p: self.progress.append(p))
         stream = TextStream(7, self._emit, model.vocab.piece, ReasoningSplitter(tail), stop, perf_counter())
         self.result: DecodeResult = decode(
             model.sequence,
@@ -64,11 +67,11 @@ class Answer:
 def test_prefill_reports_every_batch(model: Model) -> None:
     prompt = [65 + i % 26 for i in range(100)]  # batches of 32
     seen: list[tuple[int, int]] = []
-    result = prefill(model.sequence, prompt, PrefillChunking.of(model), lambda *p: seen.append(p))
+    result = prefilled(model, prompt, on_progress=lambda *p: seen.append(p))
     assert seen == [(0, 0), (32, 0), (64, 0), (96, 0), (100, 0)]
     assert (result.cache_n, result.prompt_n) == (0, 100)
     seen.clear()
-    result = prefill(model.sequence, prompt[:90] + prompt[:20], PrefillChunking.of(model), lambda *p: seen.append(p))
+    result = prefilled(model, prompt[:90] + prompt[:20], on_progress=lambda *p: seen.append(p))
     assert seen == [(90, 90), (110, 90)]
     assert (result.cache_n, result.prompt_n) == (90, 20)
 
@@ -77,13 +80,9 @@ def test_batch_size_does_not_change_the_result(load: Callable[..., Model], tiny_
     rows = []
     for n_batch, n_ubatch in ((512, 512), (64, 16), (7, 5)):
         model = load(tiny_model, LoadOptions(n_ctx=512, n_batch=n_batch, n_ubatch=n_ubatch))
-        rows.append(prefill(model.sequence, PROMPT, PrefillChunking.of(model), _none).row)
+        rows.append(prefilled(model, PROMPT).row)
     np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
     np.testing.assert_allclose(rows[2], rows[0], atol=2e-3)
-
-
-def _none(*_: int) -> None:
-    pass
 
 
 def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
@@ -114,8 +113,9 @@ def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
 )
 def test_same_seed_gives_the_same_text(load: Callable[..., Model], tiny_model: Path, sampling: Sampling) -> None:
     model = load(tiny_model)
-    first = Answer(model, sampling=sampling, max_tokens=60)
-    again = Answer(model, sampling=sampling, max_tokens=60)  # the prompt comes from the cache
+    store = store_of(model)
+    first = Answer(model, sampling=sampling, max_tokens=60, store=store)
+    again = Answer(model, sampling=sampling, max_tokens=60, store=store)  # the prompt comes from the cache
     assert again.prefill.cache_n == len(PROMPT) and again.prefill.prompt_n == 0
     fresh = Answer(load(tiny_model), sampling=sampling, max_tokens=60)
     assert first.text == again.text == fresh.text
@@ -186,10 +186,10 @@ def test_cancelled_prefill_is_taken_over(model: Model, abort: AbortFlag) -> None
             abort.set()
 
     with pytest.raises(Aborted):
-        prefill(model.sequence, prompt, PrefillChunking.of(model), stop_at_half)
+        prefilled(model, prompt, on_progress=stop_at_half)
     assert model.sequence.tokens == prompt[:96]
     abort.clear()
-    result = prefill(model.sequence, prompt, PrefillChunking.of(model), _none)
+    result = prefilled(model, prompt)
     assert (result.cache_n, result.prompt_n) == (96, 104)
 
 

@@ -47,9 +47,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count: Counter[str] = Counter()
     decode = Sequence._decode
 
-    def counted(self: Sequence, tokens: list[int]) -> None:
+    def counted(self: Sequence, tokens: list[int], whole: bool) -> None:
         count["tokens"] += len(tokens)
-        decode(self, tokens)
+        decode(self, tokens, whole)
 
     monkeypatch.setattr(Sequence, "_decode", counted)
     return count

@@ -141,7 +141,7 @@ def test_kind_is_found_by_trying(any_model: Model) -> None:
     sequence, kind = any_model.sequence, KINDS[any_model.header.architecture]  # type: ignore[index]
     assert sequence.rollback.kind == kind
     assert sequence.tokens == []
-    assert sequence.can_roll_back == (kind == "exact")
+    assert sequence.is_recurrent == (kind != "exact")
     assert ("Drafting costs more" in " ".join(any_model.info.notes)) == (kind == "checkpoint")
 
 
@@ -218,7 +218,8 @@ def test_stale_snapshots_are_not_used_for_an_edit(bounded: Sequence) -> None:
     bounded.extend(PROMPT)
     bounded.step(65)
     bounded.step(66)
-    assert bounded.prepare([*PROMPT, 97, 98]) == (0, None)
+    assert not bounded.can_cut(len(PROMPT))
+    assert bounded.truncate(len(PROMPT)) == 0
     assert bounded.tokens == []
 
 
@@ -229,7 +230,7 @@ def test_prompt_goes_on_after_a_draft(any_model: Model) -> None:
     sequence.extend([65, 66, 67])
     sequence.roll_back_to(len(PROMPT) + 2)
     longer = [*PROMPT, 65, 66, *b"and so on"]
-    assert sequence.prepare(longer) == (len(PROMPT) + 2, None)
+    assert sequence.tokens == longer[: len(PROMPT) + 2]
     sequence.extend(longer[len(PROMPT) + 2 :], n_outputs=1)
     row = sequence.logits(8).copy()
     sequence.clear()
@@ -267,10 +268,9 @@ def test_stop_in_a_drafted_pass_leaves_a_sound_sequence(any_model: Model, abort:
     with pytest.raises(Aborted):
         sequence.extend([65, 66, 67])
     abort.clear()
-    assert sequence.tokens in ([], PROMPT)
-    kept, _ = sequence.prepare([*PROMPT, 97])
-    sequence.extend([*PROMPT, 97][kept:], n_outputs=1)
-    row = sequence.logits(len(PROMPT) - kept).copy()
+    assert sequence.tokens == PROMPT and not sequence.is_broken
+    sequence.extend([97], n_outputs=1)
+    row = sequence.logits(0).copy()
     sequence.clear()
     sequence.extend([*PROMPT, 97], n_outputs=1)
     np.testing.assert_allclose(row, sequence.logits(len(PROMPT)), atol=TOLERANCE)
@@ -280,9 +280,9 @@ def test_a_checkpoint_reads_again_what_was_accepted_and_no_more(checkpoint: Sequ
     checkpoint.extend(PROMPT)
     evaluated: list[int] = []
     inner = checkpoint.extend
-    checkpoint.extend = lambda tokens, *, n_outputs=0: (
+    checkpoint.extend = lambda tokens, **more: (
         evaluated.append(len(tokens)),
-        inner(tokens, n_outputs=n_outputs),
+        inner(tokens, **more),
     )[1]  # type: ignore[method-assign]
     checkpoint.checkpoint()
     checkpoint.extend([65, 66, 67, 68])

@@ -62,41 +62,6 @@ def test_truncate_and_go_on(model: Model) -> None:
     np.testing.assert_allclose(sequence.logits(4), after, atol=2e-3)
 
 
-def test_prepare_keeps_the_common_part_and_leaves_one_token(model: Model) -> None:
-    sequence, tokens = model.sequence, list(b"abcdefgh")
-    sequence.extend(tokens)
-    assert sequence.prepare(list(b"abcdXY")) == (4, None)
-    assert sequence.tokens == list(b"abcd")
-    assert sequence.prepare(list(b"abcd")) == (3, None)
-    assert sequence.prepare(list(b"zzz")) == (0, None)
-    assert held(model) == 0
-
-
-def test_same_prompt_again_gives_the_same_row_without_a_decode(model: Model) -> None:
-    sequence, tokens = model.sequence, list(b"abcdefgh")
-    sequence.extend(tokens, n_outputs=1)
-    row = sequence.logits(len(tokens) - 1).copy()
-    sequence.keep_row(row)
-    sequence.step(70)
-    kept, again = sequence.prepare(tokens)
-    assert kept == len(tokens) == held(model)
-    assert again is not None and (again == row).all()
-    # Once its last token has been dropped the row is no longer known.
-    sequence.truncate(5)
-    assert sequence.prepare(tokens) == (5, None)
-
-
-def test_model_without_rollback_starts_over(load: Callable[..., Model], recurrent_model: Path) -> None:
-    model = load(recurrent_model)
-    sequence = model.sequence
-    assert not sequence.can_roll_back
-    assert any("Recurrent state" in note for note in model.info.notes)
-    sequence.extend(list(b"abcdef"))
-    assert sequence.prepare(list(b"abcdefgh")) == (6, None)
-    assert sequence.prepare(list(b"abcdXY")) == (0, None)
-    assert sequence.tokens == []
-
-
 def test_missing_logits_are_an_error(model: Model) -> None:
     model.sequence.extend(list(b"abc"), n_outputs=0)
     with pytest.raises(GenerationFailed, match="no logits"):
@@ -142,13 +107,19 @@ def test_flag_set_before_a_batch_stops_it(model: Model, abort: AbortFlag) -> Non
     assert held(model) == 6
 
 
-def test_abort_without_rollback_clears(load: Callable[..., Model], recurrent_model: Path, abort: AbortFlag) -> None:
+def test_a_recurrent_model_stops_between_batches_only_unless_its_state_may_be_lost(
+    load: Callable[..., Model], recurrent_model: Path, abort: AbortFlag
+) -> None:
     sequence = load(recurrent_model).sequence
     sequence.extend(list(b"abc"))
     abort.set()
-    with pytest.raises(Aborted):
-        sequence.step(100)
-    assert sequence.tokens == []
+    for evaluate in (lambda: sequence.step(100), lambda: sequence.extend([100, 101])):
+        with pytest.raises(Aborted):
+            evaluate()
+        assert sequence.tokens == list(b"abc") and not sequence.is_broken
+    abort.clear()
+    sequence.step(100)
+    assert sequence.tokens == list(b"abcd")
 
 
 class StopsAfter(AbortFlag):
@@ -162,6 +133,32 @@ class StopsAfter(AbortFlag):
     def _asked(self, _: object) -> bool:
         self.left -= 1
         return self.left < 0
+
+
+def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(recurrent_model: Path) -> None:
+    flag = StopsAfter(1 << 30)
+    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
+    model = Model.load(recurrent_model, options, ONE_CPU, on_progress=lambda *_: None, abort=flag)
+    try:
+        sequence, text = model.sequence, list(b"abcdefghijklmnopqrstuvwxyz")
+        sequence.extend(text)
+        state = sequence.state(partial=True)
+        flag.left = 20
+        with pytest.raises(Aborted):
+            sequence.extend([65] * 60)
+        flag.left = 1 << 30
+        assert sequence.is_broken and sequence.tokens == text and not sequence.can_cut(len(text))
+        assert sequence.set_partial(len(text), state)
+        assert not sequence.is_broken and sequence.can_cut(len(text))
+        row = sequence.step(65).copy()
+        sequence.clear()
+        sequence.extend(text)
+        np.testing.assert_array_equal(sequence.step(65), row)
+        flag.left = 20
+        sequence.step(66)  # an answer's pass is never stopped within
+        assert flag.left == 20
+    finally:
+        model.free()
 
 
 @pytest.mark.parametrize("n", [0, 150, 400])

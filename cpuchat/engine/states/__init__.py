@@ -1,0 +1,1 @@
+"""From messages to tokens whose KV may be cached already."""

@@ -1,0 +1,228 @@
+"""States of conversations on disk, so that a chat continues quickly after a restart.
+
+One file for each conversation and model, named by hashes of both: the states, an index (msgpack) that tells what they
+are, and a footer that tells where the index is. They contain the conversation, so the folder is private to the user.
+A state may have gigabytes: a `DiskWriter` takes it to the disk while nothing is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import numpy as np
+
+from cpuchat.engine.states.disk_writer import DiskWriter
+from cpuchat.engine.states.state import TOKEN_BYTES, Part, State
+from cpuchat.engine.states.token_history import TokenHistory
+from cpuchat.files import atomic_writer
+
+_FOOTER: Final = struct.Struct("<8sQI")  # magic, bytes and checksum of the index before it
+_MAGIC: Final = b"cpuchat3"
+_MOST_INDEX: Final = 64 << 20
+_SLICE: Final = 4 << 20
+_STALE_SECONDS: Final = 3600.0
+
+
+class Index(msgspec.Struct, frozen=True):
+    """What is in a file. `parts` are states of its `tokens` (of `token_bytes`), of the draft model `draft_key` too."""
+
+    key: str
+    owner: str
+    tokens: bytes
+    history: TokenHistory
+    parts: tuple[Part, ...]
+    draft: Part | None = None
+    draft_key: str = ""
+
+
+_decoder = msgspec.msgpack.Decoder(Index)
+
+
+class _DroppedError(Exception):
+    """The conversation must not get to the disk any more."""
+
+
+class StateFiles:
+    """Files of one model in `folder`; those of all models together stay under `limit` bytes, least recently used go
+    first.
+
+    No method raises for a disk that is full, read-only or gone: nothing is kept then.
+
+    Args:
+        key: everything that makes a state unusable when it differs: the model's fingerprint, cache types, flash
+            attention, the engine's commit.
+    """
+
+    def __init__(self, folder: Path, limit: int, key: str, writer: DiskWriter) -> None:
+        self._folder = folder
+        self.limit = limit
+        self._key = key
+        self.writer = writer
+        self._suffix = hashlib.sha256(key.encode()).hexdigest()[:20]
+        self._indexes: dict[Path, tuple[tuple[int, int], Index]] = {}
+        self._dropped: set[str] = set()
+        self._lock = threading.Lock()  # over `_dropped` and the names of the files
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
+            for file in (*folder.glob(".*"), *folder.glob("*.text")):  # the latter are of earlier versions
+                if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                    file.unlink(missing_ok=True)
+
+    def _file(self, stem: str) -> Path:
+        return self._folder / f"{stem}-{self._suffix}.kv"
+
+    def indexes(self) -> Iterator[tuple[Path, Index]]:
+        """Yield the files of this model with their indexes, last used first; damaged ones are deleted."""
+        found = sorted(self._stats(f"*-{self._suffix}.kv"), key=lambda one: -one[1].st_mtime)
+        known, self._indexes = self._indexes, {}
+        for file, info in found:
+            try:
+                index = (
+                    known[file][1] if file in known and known[file][0] == _identity(info) else self._read_index(file)
+                )
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError):
+                _delete(file)
+                continue
+            self._indexes[file] = _identity(info), index
+            yield file, index
+
+    def _read_index(self, file: Path) -> Index:
+        """Read an index. Raises OSError, or ValueError (msgspec's too) when it is not ours."""
+        with file.open("rb") as stream:
+            end = stream.seek(0, os.SEEK_END) - _FOOTER.size
+            stream.seek(max(end, 0))
+            magic, length, checksum = _FOOTER.unpack(stream.read(_FOOTER.size).ljust(_FOOTER.size, b"\0"))
+            if magic != _MAGIC or not length <= min(_MOST_INDEX, end):
+                raise ValueError("another format")
+            stream.seek(end - length)
+            content = stream.read(length)
+        if zlib.crc32(content) != checksum:
+            raise ValueError("another content")
+        index = _decoder.decode(content)
+        index.history.check()
+        parts = (*index.parts, *((index.draft,) if index.draft is not None else ()))
+        ends = all(part.at >= 0 and part.at + part.nbytes <= end - length for part in parts)
+        if index.key != self._key or not ends or any(part.n * TOKEN_BYTES > len(index.tokens) for part in parts):
+            raise ValueError("another key or size")
+        return index
+
+    def _stats(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
+        with contextlib.suppress(OSError):
+            for file in self._folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    yield file, file.stat()
+
+    def read(self, file: Path, part: Part, is_cancelled: Callable[[], bool]) -> np.ndarray | None:
+        """Read a state of a file that is in `indexes`; None when it is gone, or damaged: then it is deleted.
+
+        The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions.
+
+        Raises:
+            InterruptedError: `is_cancelled`, which is asked before each slice.
+        """
+        state = np.empty(part.nbytes, np.uint8)
+        view, checksum, at = state.data, 0, 0
+        try:
+            with file.open("rb", buffering=0) as stream:
+                if file not in self._indexes or self._indexes[file][0] != _identity(os.fstat(stream.fileno())):
+                    return None  # written anew meanwhile
+                stream.seek(part.at)
+                while n := stream.readinto(view[at : at + _SLICE]):
+                    if is_cancelled():
+                        raise InterruptedError
+                    checksum = zlib.crc32(view[at : at + n], checksum)
+                    at += n
+            if at == part.nbytes and checksum == part.crc32:
+                os.utime(file)
+                return state
+        except InterruptedError:
+            raise
+        except OSError:
+            pass
+        _delete(file)
+        return None
+
+    def write(self, stem: str, states: Sequence[State], draft_key: str) -> None:
+        """Begin to write the states of one conversation, the whole one first, in place of what was saved of it.
+
+        Their `file` and `part` are set once they are written.
+        """
+        with self._lock:
+            self._dropped.discard(stem)
+        self.writer.start(lambda: self._write(stem, states, draft_key))
+
+    def _write(self, stem: str, states: Sequence[State], draft_key: str) -> None:
+        file, whole = self._file(stem), states[0]
+        assert whole.history is not None
+        try:
+            # A later `record` changes the history.
+            index = Index(self._key, whole.owner, whole.tokens, whole.history.copy(), (), None, draft_key)
+            with contextlib.ExitStack() as renamed, atomic_writer(file, sync=False) as stream:
+                parts: list[Part] = []
+                for one in (*states, *((whole.draft,) if whole.draft is not None else ())):
+                    parts.append(self._write_part(stream, stem, one))
+                draft = parts.pop() if whole.draft is not None else None
+                content = msgspec.msgpack.encode(msgspec.structs.replace(index, parts=tuple(parts), draft=draft))
+                stream.write(content + _FOOTER.pack(_MAGIC, len(content), zlib.crc32(content)))
+                renamed.enter_context(self._lock)
+                if stem in self._dropped:
+                    raise _DroppedError
+        except (OSError, _DroppedError):
+            return
+        for one, part in zip(states, parts, strict=True):
+            one.part, one.file = part, file
+        self._evict(keep=file)
+
+    def _write_part(self, stream: BinaryIO, stem: str, state: State) -> Part:
+        assert state.data is not None
+        at, checksum, view = stream.tell(), 0, state.data.data
+        for start in range(0, len(view), _SLICE):
+            self.writer.wait_until_idle()
+            if stem in self._dropped:
+                raise _DroppedError
+            checksum = zlib.crc32(view[start : start + _SLICE], checksum)
+            stream.write(view[start : start + _SLICE])
+        return Part(len(state), at, len(view), checksum, state.is_whole, state.first)
+
+    def drop(self, stem: str) -> None:
+        """Give up what is not written yet of a conversation."""
+        with self._lock:
+            self._dropped.add(stem)
+
+    def forget(self, stem: str) -> None:
+        """Delete what is saved of a conversation."""
+        self.drop(stem)
+        _delete(self._file(stem))
+
+    def _evict(self, keep: Path) -> None:
+        files = sorted(((info.st_mtime, info.st_size, file) for file, info in self._stats("*.kv")), key=lambda f: f[0])
+        total = sum(size for _, size, _ in files)
+        for _, size, file in files:
+            if total <= self.limit:
+                return
+            if file != keep:
+                _delete(file)
+                total -= size
+
+
+def _delete(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    """Return what differs once a file was written anew."""
+    return info.st_ino, info.st_size

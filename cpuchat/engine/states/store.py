@@ -1,0 +1,456 @@
+"""The one store of states: what was evaluated before is not evaluated again.
+
+A state is what the model's memory held after some tokens. It is kept where going back is likely: at a user's message,
+before the answer, every so many tokens of a long prompt, and where a conversation is left for another one. Attention
+keeps its tokens apart, so there going back is cutting. A recurrent state and a window-sized cache cannot be cut: what
+they hold is copied (the partial state of `Sequence`), and set again over the attention that still holds the tokens
+before. There is a memory tier and a disk tier (`StateFiles`), each within one limit.
+
+A prompt asks once (`begin`): from where is it evaluated soonest?
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final, Literal
+
+import numpy as np
+
+from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.states.disk_writer import WriteBudget
+from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.state import TOKEN_BYTES, State, shared_tokens, token_bytes
+from cpuchat.engine.states.token_history import TokenHistory
+from cpuchat.hardware.memory import available_bytes
+from cpuchat.paths import kv_stem
+from cpuchat.timings import Reuse
+
+_LEAST_TOKENS: Final = 32
+"""Tokens that keeping or restoring a whole state must spare."""
+_KEEP_SHARE: Final = 16
+"""A whole state is kept if at least one part in so many would be lost: copying a token costs some 10 µs, evaluating it
+again some milliseconds."""
+_SAVE_SHARE: Final = 4
+"""A conversation is saved again when the new part of it is this fraction of the whole."""
+_SAVED_PARTIALS: Final = 3
+_SPACING: Final = 512
+"""Tokens of a long prompt between two checkpoints, at least."""
+_COPY_SHARE: Final = 0.01
+"""Of the time of a long prompt, for copying checkpoints."""
+_MOST_STATES: Final = 128
+"""Each one is compared with every prompt."""
+_MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
+"""Bytes per second of restoring; the order of magnitude decides."""
+
+
+@dataclass
+class Live:
+    """What the memory holds: whose it is, the conversation that it is saved as, and its text."""
+
+    owner: str = ""
+    stem: str = ""
+    history: TokenHistory = field(default_factory=TokenHistory)
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where a prompt is evaluated: the memory holds its first `n` tokens. `row` are the logits after the last one,
+    only when that are all."""
+
+    n: int
+    row: np.ndarray | None
+    reuse: Reuse
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A way to the first `n` tokens of a prompt: from `base` (None: what the memory holds), going back by `partial`.
+    `shared` tokens are common to both; `cost` is in seconds, with the evaluation of the rest."""
+
+    base: State | None
+    partial: State | None
+    n: int
+    shared: int
+    cost: float
+
+
+class StateStore:
+    """Keeps states of one loaded model. All methods belong to the engine's thread.
+
+    Args:
+        piece: returns the text of one token, control tokens included.
+        limit: bytes of the memory tier.
+        files: the disk tier; None: nothing gets to the disk.
+        budget: what may be written to disk.
+        draft: the draft model's sequence; `draft_key` is for it what the key of `files` is for the target.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        piece: Callable[[int], bytes],
+        limit: int,
+        files: StateFiles | None,
+        budget: WriteBudget,
+        draft: Sequence | None = None,
+        draft_key: str = "",
+    ) -> None:
+        self.sequence = sequence
+        self.piece = piece
+        self.limit = limit
+        self._files = files
+        self._budget = budget
+        self._draft, self._draft_key = draft, draft_key
+        self._states: list[State] = []
+        self._requests = 0
+        self._token_seconds = 1e-3  # to evaluate one, followed
+        self._prompt = b""
+        self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
+        self._copying = 0.0  # seconds of the last checkpoint
+        self._note, self._has_noted = "", False
+        self.live = Live()
+
+    def histories(self, owner: str, chat_id: str) -> tuple[TokenHistory, ...]:
+        """Return the texts whose tokens are known."""
+        owner = _hashed(owner)
+        live = self.live.history if owner == self.live.owner else TokenHistory()
+        if self.is_another(chat_id):
+            self._find_saved()
+        return (live, *(one.history for one in self._states if one.owner == owner and one.history is not None))
+
+    def _find_saved(self) -> None:
+        """Bring the list of what is on disk up to date."""
+        if self._files is None:
+            return
+        known = {(one.file, one.part): one for one in self._states if one.file is not None}
+        for file, index in self._files.indexes():
+            for part in index.parts:
+                if known.pop((file, part), None) is None:
+                    history = index.history if part.is_whole else None
+                    tokens, stem = index.tokens[: part.n * TOKEN_BYTES], file.name.partition("-")[0]
+                    state = State(index.owner, stem, tokens, part.is_whole, first=part.first, history=history)
+                    state.file, state.part = file, part
+                    self._states.append(state)
+        for gone in known.values():  # written anew, or deleted
+            gone.file = gone.part = None
+            if gone.data is None:
+                self._states.remove(gone)
+
+    def begin(self, prompt: Prompt, owner: str, chat_id: str) -> Start:
+        """Go to where `prompt` is evaluated soonest. What the memory loses of another conversation by that is kept.
+
+        A set abort flag ends reading from disk: less is reused then.
+        """
+        self._requests += 1
+        owner, stem = _hashed(owner), kv_stem(chat_id) if chat_id else ""
+        if owner != self.live.owner:  # neither figures nor times tell others what is in a prompt
+            self.leave()
+            self.sequence.clear()
+            self.live = Live(owner)
+        start, key = perf_counter(), token_bytes(prompt.tokens)
+        self._prompt = key
+        row = next((one for one in self._own() if one.row is not None and one.tokens == key), None)
+        plan = self._best(key, row)
+        self._keep_lost(plan, stem)
+        while (source := self._go(plan)) is None:
+            broken = plan.base if plan.base is not None else plan.partial
+            self._states = [one for one in self._states if one is not broken]
+            plan = self._best(key, row)
+        base = plan.base if plan.base is not None and plan.base.history is not None else self.live
+        assert base.history is not None
+        is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
+        changed, message = prompt.changed(base.history.text) if is_same or stem == base.stem else ("", 0)
+        known = max(
+            (one.history for one in (self.live, *self._own()) if one.history), key=lambda h: h.shared(prompt.text)
+        )
+        self.live = Live(owner, stem or (base.stem if is_same else "") or uuid.uuid4().hex[:20], known.copy())
+        again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
+        reuse = Reuse(
+            source=source,
+            ms=1e3 * (perf_counter() - start) if source else 0.0,
+            changed=changed if len(prompt.tokens) - plan.n > 1 else "",
+            message=message,
+            again=again,
+        )
+        self._at, self._seconds = plan.n, 0.0
+        is_whole = row is not None and plan.n == len(prompt.tokens)
+        return Start(plan.n, row.row if row is not None and is_whole else None, reuse)
+
+    def _own(self) -> list[State]:
+        return [one for one in self._states if one.owner == self.live.owner]
+
+    def _best(self, key: bytes, row: State | None) -> _Plan:
+        """Return the cheapest way to a prompt; at least its last token is evaluated unless its `row` is known."""
+        most = len(key) // TOKEN_BYTES - (row is None)
+        partials = [s for s in self._own() if not s.is_whole and len(s) <= most and key.startswith(s.tokens)]
+        plans = [self._plan(None, token_bytes(self.sequence.tokens), partials, key, most)]
+        for base in self._own():
+            if base.is_whole and len(base) <= self.sequence.n_ctx:
+                plans.append(self._plan(base, base.tokens, partials, key, most))
+        return min(plans, key=lambda plan: plan.cost)
+
+    def _plan(self, base: State | None, held: bytes, partials: list[State], key: bytes, most: int) -> _Plan:
+        sequence, shared = self.sequence, shared_tokens(held, key)
+        n, partial = min(shared, most), None
+        can_cut = sequence.can_cut(n) if base is None else n == len(base) or sequence.can_cut_from(base.first, n)
+        if not can_cut:
+            near = [one for one in partials if len(one) <= n]
+            partial = max(near, key=len, default=None)
+            n = len(partial) if partial is not None else 0
+        cost = (most - n) * self._token_seconds
+        for one in (base, partial):
+            if one is not None:
+                cost += one.restored_bytes / (_MEMORY_SPEED if one.data is not None else _DISK_SPEED)
+        if base is not None:
+            cost += _LEAST_TOKENS * self._token_seconds
+        return _Plan(base, partial, n, shared, cost)
+
+    def _go(self, plan: _Plan) -> Literal["", "memory", "disk"] | None:
+        """Take the memory to the end of a plan; returns where its states were, None when it failed."""
+        sequence, source = self.sequence, ""
+        for one in (plan.base, plan.partial):
+            if one is None or (one.data is None and one.part is None):  # cutting is enough
+                continue
+            source = "disk" if one.data is None or source == "disk" else "memory"
+            data, one.used = self._loaded(one), self._requests
+            if data is None:
+                return None
+            if not (sequence.set_state(one.list(), data) if one.is_whole else sequence.set_partial(len(one), data)):
+                return None
+        if plan.base is not None and plan.base.draft is not None and self._draft is not None:
+            draft = plan.base.draft
+            gain = shared_tokens(draft.tokens, self._prompt) - shared_tokens(
+                token_bytes(self._draft.tokens), self._prompt
+            )
+            if gain >= _LEAST_TOKENS and (data := self._loaded(draft)) is not None:
+                self._draft.set_state(draft.list(), data)
+        return source if sequence.truncate(plan.n) == plan.n else None
+
+    def _loaded(self, state: State) -> np.ndarray | None:
+        """Return the data of a state; what was read from disk is kept if there is room. None: it is gone.
+
+        Raises:
+            Aborted: stopped.
+        """
+        if state.data is not None or state.file is None or state.part is None or self._files is None:
+            return state.data
+        if state.part.nbytes > available_bytes() // 2:
+            return None
+        try:
+            data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
+        except InterruptedError:
+            raise Aborted from None
+        if data is not None and self._make_room(data.nbytes, (state,)):
+            state.data = data
+        return data
+
+    def _keep_lost(self, plan: _Plan, stem: str) -> None:
+        """Keep and save what the memory loses by a plan, as far as that is worth it."""
+        held = plan.n if plan.base is None else 0
+        lost, spared = len(self.sequence) - held, [one for one in (plan.base, plan.partial) if one is not None]
+        is_kept = lost >= _LEAST_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
+        self.leave(spared, keep=is_kept, save=(bool(stem) and stem != self.live.stem) or plan.base is not None)
+
+    def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
+        """Keep what the memory holds before it is used for something else: in memory, on disk if there is much new."""
+        if not self.live.stem:  # nobody's: random tokens of a measurement
+            return
+        self._mend()
+        state = self._whole(spared) if keep and len(self.sequence) >= _LEAST_TOKENS else None
+        if save:
+            self.save(state)
+
+    def _mend(self) -> None:
+        """Go back to before a stopped batch, which has spoilt a recurrent state."""
+        if not self.sequence.is_broken:
+            return
+        held = token_bytes(self.sequence.tokens)
+        partials = [
+            one for one in self._own() if not one.is_whole and one.data is not None and held.startswith(one.tokens)
+        ]
+        last = max(partials, key=len, default=None)
+        if last is None or last.data is None or not self.sequence.set_partial(len(last), last.data):
+            self.sequence.clear()
+
+    def _whole(self, spared: Collection[State]) -> State:
+        """Return what the memory holds as a state. It stays in the memory tier if there is room; what it extends goes,
+        but never the `spared`."""
+        sequence, live = self.sequence, self.live
+        tokens = token_bytes(sequence.tokens)
+        for one in self._own():
+            if one.is_whole and one.tokens == tokens and one.data is not None and one.history is not None:
+                return one
+        size = sequence.state_size()
+        has_room = self._make_room(size, spared)
+        state = State(live.owner, live.stem, tokens, True, sequence.state(), sequence.first_held())
+        state.history, state.used = live.history.copy(), self._requests
+        held = token_bytes(self._draft.tokens) if self._draft is not None else b""
+        if self._draft is not None and 2 * len(held) >= len(tokens) and tokens.startswith(held):
+            state.draft = State(live.owner, live.stem, held, True, self._draft.state())
+        if has_room:
+            if not sequence.needs_partial:
+                self._states = [
+                    one
+                    for one in self._states
+                    if one in spared or one.owner != live.owner or not one.is_whole or not tokens.startswith(one.tokens)
+                ]
+            self._states.append(state)
+        return state
+
+    def evaluated(self, n: int, seconds: float) -> None:
+        """Note that `n` tokens of the prompt took `seconds`; checkpoint if that is due: copying takes some time too."""
+        self._seconds += seconds
+        if n >= _LEAST_TOKENS:
+            self._token_seconds += (seconds / n - self._token_seconds) / 4
+        is_due = len(self.sequence) - self._at >= _SPACING and self._copying <= _COPY_SHARE * self._seconds
+        if is_due and self.sequence.needs_partial:
+            self.checkpoint()
+
+    def checkpoint(self, row: np.ndarray | None = None) -> None:
+        """Keep what going back to here takes, and the `row` of logits after the last token."""
+        sequence, start = self.sequence, perf_counter()
+        tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
+        known = next(
+            (one for one in self._own() if one.tokens == tokens and one.is_whole != sequence.is_divisible), None
+        )
+        if known is not None and (known.data is not None or not sequence.needs_partial):
+            known.used, known.row = self._requests, known.row if row is None else row.copy()
+            return
+        size = sequence.state_size(partial=True) if sequence.needs_partial else 0
+        if not (size or row is not None) or not self._make_room(size + (row.nbytes if row is not None else 0), ()):
+            return
+        state = State(self.live.owner, self.live.stem, tokens, sequence.needs_partial and not sequence.is_divisible)
+        state.used, state.row = self._requests, None if row is None else row.copy()
+        if sequence.needs_partial:
+            state.data, state.first = sequence.state(partial=True), sequence.first_held()
+        self._states.append(state)
+        self._at, self._seconds, self._copying = len(sequence), 0.0, perf_counter() - start
+
+    def record(self, prompt: Prompt, answer: list[int]) -> None:
+        """Keep the text of what the memory holds now."""
+        self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
+        if self._files is not None and self._files.limit and not self._has_noted:
+            size = self.sequence.state_size()
+            if size > self._files.limit:
+                self._has_noted = True
+                self._note = (
+                    f"The KV cache of this chat ({size / 1e9:.1f} GB) is larger than engine.saved_kv_gb "
+                    f"({self._files.limit / 1e9:g}): it is not kept for a restart. Raise the setting to keep it."
+                )
+
+    def take_note(self) -> str:
+        """Return what the user should know, once."""
+        note, self._note = self._note, ""
+        return note
+
+    def save(self, state: State | None = None, *, at_end: bool = False) -> None:
+        """Begin to write the conversation in the memory if enough of it would be lost.
+
+        It is written whole, so a long one is written again only when it has grown by a third: in all, at most four
+        times what was added, whatever its length. What is lost meanwhile costs its prefill.
+
+        Args:
+            state: what the memory holds, if that was copied already.
+            at_end: this is the last opportunity: it is saved if it is worth restoring.
+        """
+        files, sequence = self._files, self.sequence
+        if files is None or not self.live.stem or files.writer.is_busy or not sequence.tokens:
+            return
+        self._mend()
+        tokens = token_bytes(sequence.tokens)
+        saved = [one for one in self._own() if one.is_whole and one.file is not None and one.stem == self.live.stem]
+        held = max((shared_tokens(one.tokens, tokens) for one in saved), default=0)
+        if sequence.is_recurrent and not any(tokens.startswith(one.tokens) for one in saved):
+            held = 0  # what is saved goes on differently
+        new = len(sequence) - held
+        if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) and self._budget.allows()):
+            return
+        size = sequence.state_size()
+        if size > files.limit or size > available_bytes() // 2:
+            return
+        whole = state or self._whole(())
+        partials = [
+            one for one in self._own() if one is not whole and one.data is not None and tokens.startswith(one.tokens)
+        ]
+        parts = [whole]
+        for one in sorted(partials, key=len, reverse=True)[:_SAVED_PARTIALS]:
+            if (size := size + one.restored_bytes) <= files.limit:
+                parts.append(one)
+        files.write(self.live.stem, parts, self._draft_key)
+        self._budget.spend(sum(one.restored_bytes for one in parts))
+
+    def is_another(self, chat_id: str) -> bool:
+        """Return whether a chat is another one than the memory holds."""
+        return not chat_id or kv_stem(chat_id) != self.live.stem
+
+    def texts(self, limit: int, without: str) -> list[list[int]]:
+        """Return tokens of other conversations, last used first, at most `limit` in all; not of the chat `without`."""
+        self._find_saved()
+        found: list[list[int]] = []
+        for one in self._own():
+            if limit > 0 and one.history is not None and one.stem != kv_stem(without):
+                found.append(one.history.tokens[:limit])
+                limit -= len(found[-1])
+        return found
+
+    def forget(self, chat_id: str) -> bool:
+        """Drop a chat, in memory and on disk; returns whether the memory holds it, or what may be left of it."""
+        stem = kv_stem(chat_id)
+        self._states = [one for one in self._states if one.stem != stem]
+        if self._files is not None:
+            self._files.forget(stem)
+        if self.live.stem not in (stem, ""):
+            return False
+        self.sequence.clear()
+        self.live = Live(self.live.owner)
+        return True
+
+    def close(self, is_cancelled: Callable[[], bool]) -> None:
+        """Save what the memory holds, unless `is_cancelled` meanwhile."""
+        if self._files is not None:
+            self._files.writer.finish(is_cancelled)
+            self.save(at_end=True)
+            self._files.writer.finish(is_cancelled)
+            self._files.drop(self.live.stem)
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the bytes of the memory tier in use."""
+        return sum(one.memory_bytes for one in self._states)
+
+    def _make_room(self, size: int, spared: Collection[State]) -> bool:
+        """Drop the states whose loss costs least until `size` bytes fit; False when they do not."""
+        if size > self.limit or size > available_bytes() // 2:
+            return False
+        while self.n_bytes + size > self.limit or len(self._states) >= _MOST_STATES:
+            left = [one for one in self._states if one not in spared and (one.memory_bytes or one.data is None)]
+            if not left:
+                return False
+            least = min(left, key=self._worth)
+            if least.file is not None and least.data is not None:
+                least.data = least.row = None
+            else:
+                self._states.remove(least)
+        return True
+
+    def _worth(self, state: State) -> float:
+        """Return the tokens that would be evaluated again without a state, per byte and age; 0: it is of no use."""
+        others = [one for one in self._own() if one is not state]
+        if not state.is_whole and state.data is not None:  # it takes attention that holds the tokens before
+            held = token_bytes(self.sequence.tokens)
+            if not held.startswith(state.tokens) and not any(
+                o.is_whole and o.tokens.startswith(state.tokens) for o in others
+            ):
+                return 0.0
+        before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or not state.is_whole)]
+        gap = len(state) - max(map(len, before), default=0) if state.data is not None else 1
+        return gap / (state.memory_bytes + 1) / (1 + self._requests - state.used)
+
+
+def _hashed(owner: str) -> str:
+    return hashlib.sha256(owner.encode()).hexdigest()[:20] if owner else ""

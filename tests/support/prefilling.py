@@ -1,0 +1,31 @@
+"""Prompts of tokens, evaluated as an answer does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cpuchat.engine.decoding.decode import Prefill, prefill
+from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.states.disk_writer import WriteBudget
+from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.store import StateStore
+
+
+def store_of(model: Model, limit: int = 1 << 28, files: StateFiles | None = None) -> StateStore:
+    """Return an empty store."""
+    return StateStore(model.sequence, model.vocab.raw_piece, limit, files, WriteBudget())
+
+
+def prefilled(
+    model: Model,
+    tokens: list[int],
+    store: StateStore | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, cache_n: None,
+) -> Prefill:
+    """Evaluate `tokens`, from what the memory and the `store` hold; `on_progress` as (processed, reused)."""
+    store = store or store_of(model)
+    prompt = Prompt(b"".join(map(model.vocab.raw_piece, tokens)), tokens)
+    start = store.begin(prompt, "", "")
+    return prefill(store, prompt, start, PrefillChunking.of(model), lambda done: on_progress(done, start.n))
