@@ -51,6 +51,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
     model's cores together in bytes per second (0: not measured), `cache_bytes` their L3 caches together (0: not known).
+    `state_memory` is the memory that kept states of chats may take, `partial_state` the size of one checkpoint (0: not
+    needed, its KV cache can be cut anywhere).
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
@@ -76,6 +78,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int
     cpus: tuple[int, ...] = ()
     kv_size: int = 0
+    state_memory: int = 0
+    partial_state: int = 0
     has_template: bool = True
     load_ms: float = 0.0
     fingerprint: str = ""

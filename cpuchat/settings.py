@@ -71,7 +71,8 @@ class EngineSection(Section):
     """Load options; 0 means "automatic". `experts`: how many a token uses in a mixture of experts.
 
     `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `rpc`: addresses of RPC
-    workers, `HOST:PORT,HOST:PORT`, for a model that one machine cannot hold.
+    workers, `HOST:PORT,HOST:PORT`, for a model that one machine cannot hold. `saved_kv_gb`: GB of disk, and at most
+    as much memory (never more than half of what the model leaves free), for KV caches and checkpoints of chats.
     """
 
     threads: Count = 0

@@ -166,6 +166,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         """
         n, ms = self.predicted_n + later.predicted_n, self.predicted_ms + later.predicted_ms
         spans = max(self.predicted_n - 1, 0) + max(later.predicted_n - 1, 0)
+        reuse = self.reuse
+        if reuse is not None and later.reuse is not None and later.reuse.note:  # it is said once
+            reuse = msgspec.structs.replace(reuse, note=later.reuse.note)
         speculation = None
         if self.speculation is not None and later.speculation is not None:
             is_joined = bool(self.predicted_n and later.predicted_n)
@@ -187,7 +190,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             reused_known=self.reused_known and later.reused_known,
             reasoning_n=self.reasoning_n + later.reasoning_n,
             reasoning_ms=self.reasoning_ms + later.reasoning_ms,
-            reuse=self.reuse,
+            reuse=reuse,
         )
 
     @property

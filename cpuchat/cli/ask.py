@@ -305,6 +305,7 @@ async def _print_answer(
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.session import Answer
+    from cpuchat.present import reuse
     from cpuchat.present.answers import full_summary
     from cpuchat.telemetry.roofline import after_answer
 
@@ -331,6 +332,8 @@ async def _print_answer(
         summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
         unverified = "form not verified: the server enforces it" if valid.get("valid", True) is None else ""
         terminal.note(" · ".join(filter(None, (summary, finished.note, unverified))))
+    if note := reuse.note(finished.timings):
+        terminal.note(f"cpuchat: {note}")
     if finished.stop_reason == "cancelled":
         unmet = None
     if unmet is not None:

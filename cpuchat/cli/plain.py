@@ -15,6 +15,7 @@ from cpuchat.cli.plain_chats import Commands, PlainChats
 from cpuchat.cli.terminal import Terminal, is_terminal
 from cpuchat.cli.typed_ahead import TypedAhead
 from cpuchat.errors import ContextFull, CpuchatError, UsageError
+from cpuchat.present import reuse
 from cpuchat.present.answers import WHEN_FULL, full_summary, reasoning, summarized, summary
 from cpuchat.protocol import ContextTrimmed
 from cpuchat.text import clean_line
@@ -210,6 +211,8 @@ class PlainChat:
                 sink.finish()
                 self._terminal.end_answer()
         self._terminal.note(_words(summary(finished.timings, finished.stop_reason), finished.note))
+        if note := reuse.note(finished.timings):
+            self._terminal.note(note)
         if self._conversation.history.unsaved is not None:
             self._terminal.warn(f"The answer could not be saved. {self._conversation.history.save_problem}")
         return finished

@@ -325,6 +325,7 @@ class _Serve:
 
     def _log(self, done: RequestRecord) -> None:
         """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
+        from cpuchat.present import reuse
         from cpuchat.present.answers import summary
 
         if done.result in ("refused", "queue_full"):
@@ -344,3 +345,5 @@ class _Serve:
             self._terminal.warn(f"{line}  {' '.join(done.hint.split())}")
         else:
             self._terminal.note(line)
+        if note := reuse.note(done.timings):
+            self._terminal.note(f"cpuchat: {note}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from cpuchat.present import reuse
 from cpuchat.protocol import (
     ContextTrimmed,
     Failed,
@@ -16,7 +19,7 @@ from cpuchat.protocol import (
 )
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
-from cpuchat.timings import SERVER_WIDE, SpeculationFigures, Timings
+from cpuchat.timings import SERVER_WIDE, Reuse, SpeculationFigures, Timings
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import WhenFull
@@ -55,11 +58,13 @@ def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
 
 def prefill_progress(event: PrefillProgress, left_s: float | None = None) -> str:
     """Format the state line of prefill: `processing the prompt · 512 of 4,097 tokens, 300 cached · 6 s left`; the time
-    from one second on.
+    from one second on, then why not more was reused.
     """
-    cached = f", {event.cache_n:,} cached" if event.cache_n else ""
-    left = f" · {units.time_left(left_s)}" if left_s is not None and left_s >= 1 else ""
-    return f"processing the prompt · {event.processed:,} of {plural(event.total, 'token')}{cached}{left}"
+    told = event.reuse or Reuse()
+    cached = f", {event.cache_n:,} {f'from {told.source}' if told.source else 'cached'}" if event.cache_n else ""
+    left = units.time_left(left_s) if left_s is not None and left_s >= 1 else ""
+    tokens = f"{event.processed:,} of {plural(event.total, 'token')}{cached}"
+    return " · ".join(filter(None, ("processing the prompt", tokens, left, *reuse.brief_reasons(told)[:1])))
 
 
 def reconnecting(event: Reconnecting) -> str:
@@ -142,7 +147,10 @@ def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None
     parts = _speed(timings)
     if timings.predicted_n:
         parts.append(_first_token(timings))
-    parts += [_prompt(timings), *_drafting(timings)]
+    parts.append(_prompt(timings))
+    if timings.reuse is not None:
+        parts += [reuse.restored(timings.reuse), *reuse.reasons(timings.reuse)]
+    parts += _drafting(timings)
     if roofline is not None:
         parts += _bandwidth(roofline)
     return " · ".join(filter(None, (*parts, stop_reason(reason))))
@@ -222,6 +230,8 @@ def timings_json(timings: Timings) -> dict[str, Any]:
             fields[name] = ms
     if timings.approximate:
         fields["approximate"] = True
+    if timings.reuse is not None:
+        fields["reuse"] = msgspec.to_builtins(timings.reuse)
     if timings.speculation is not None:
         fields["speculation"] = _speculation_json(timings, timings.speculation)
     return fields

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.present.reuse import kept_states
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import ago, gigabytes, plural
 
@@ -73,6 +74,7 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
         ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
         *_nodes(survey),
         ("weights", _weights(now)),
+        *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
         ("memory policy", _policy(facts, now)),
         ("memory traffic", _traffic(now)),
         ("power", _power(now)),

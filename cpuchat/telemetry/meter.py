@@ -35,6 +35,7 @@ from cpuchat.telemetry.roofline_meter import RooflineMeter
 from cpuchat.telemetry.server import ServerFigures, ServerMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 from cpuchat.telemetry.speech import Speech
+from cpuchat.timings import Reuse
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 
@@ -48,7 +49,8 @@ _LIVE_MS = 1000.0
 class Figures:
     """The current figures; None is "unknown", and `why_missing` says why.
 
-    `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache.
+    `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache;
+    `reuse` as in `Timings`.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
     decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting`, `roofline` and
@@ -78,6 +80,7 @@ class Figures:
     approximate: bool = False
     ahead: int = 0
     speech: Speech = field(default_factory=Speech)
+    reuse: Reuse | None = None
 
     def why_missing(self, name: str) -> str:
         """Return why that field is None, in a few words; "" when it is not None.
@@ -362,6 +365,7 @@ class Meter:
             prefill_processed=prefill.processed if prefill else 0,
             prefill_total=prefill.total if prefill else 0,
             prefill_cached=self._server.reused(prefill.cache_n if prefill else 0),
+            reuse=prefill.reuse if prefill else None,
             prefill_tok_s=self._prefill_rate,
             ttft_s=self._ttft_s,
             live_tok_s=live,

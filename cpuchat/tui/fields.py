@@ -60,7 +60,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.load_mode", "Load mode", "mmap starts at once; read copies the file into memory"),
         ("engine.mlock", "Lock memory", "keep the weights from being swapped out"),
         ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
-        ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, to resume chats; of memory in cpuchat serve; 0 = off"),
+        ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, and at most as much memory, to resume chats; 0 = off"),
         ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
         ("engine.rpc", "RPC workers", "HOST:PORT,…: machines that hold layers that do not fit here"),
         ("engine.rpc_layers", "RPC layers", "layers on the RPC workers; 0 = those that do not fit here"),

@@ -22,7 +22,11 @@ FIGURES = (
     ("tok/s", "decoding speed over the last second; once the answer is done, from its first token to its last"),
     ("first token", "time from sending to the first token"),
     ("prefill", "prompt tokens evaluated per second; reused tokens do not count"),
-    ("reused", "prompt tokens found in the KV cache"),
+    (
+        "reused",
+        "prompt tokens found in a KV cache, the current or a saved one; the lowest rows say why not more. Models "
+        "whose KV cache cannot be cut anywhere continue from a checkpoint; tokens after it are evaluated again",
+    ),
     ("context", "tokens in the context; older messages that no longer fit stay in the chat"),
     ("private mem", "memory of the worker alone: KV cache, buffers, repacked weights"),
     ("shared mem", "weights mapped from the file; the kernel can drop and read them again"),

@@ -21,7 +21,7 @@ from cpuchat.protocol import (
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.process import ProcessMemory
-from cpuchat.timings import SpeculationFigures, Timings
+from cpuchat.timings import Reuse, SpeculationFigures, Timings
 from tests.support.scripted_backend import DRAFTING, REFUSED
 
 MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)
@@ -37,6 +37,12 @@ READING: list[Event] = [
     PrefillProgress(request_id=1, processed=1536, total=2048, cache_n=1536),
     PrefillProgress(request_id=1, processed=1792, total=2048, cache_n=1536),
 ]
+EDITED = Reuse(source="disk", ms=40.0, changed="message", message=2, again=210)
+
+
+def reading(reuse: Reuse) -> list[Event]:
+    """Return the progress of a prompt that reused this much."""
+    return [msgspec.structs.replace(event, reuse=reuse) for event in READING]
 
 
 def writing(seconds: float, rate: float = 41.3) -> list[Event]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from cpuchat.conversation import Conversation
 from cpuchat.errors import ChatsError, CpuchatError
 from cpuchat.model_info import ModelInfo
-from cpuchat.present import answers
+from cpuchat.present import answers, reuse
 from cpuchat.protocol import (
     AnyEvent,
     CallDone,
@@ -215,6 +215,8 @@ class Answering:
                 if is_empty:
                     self._show_messages()  # without the empty answer
                     self._tell("The request was stopped before the first token.", "information")
+                if note := reuse.note(event.timings):
+                    self._tell(note, WARNING)
                 self._reader.answered(event.timings)
             case Failed():
                 self._close("")

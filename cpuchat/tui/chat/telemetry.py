@@ -7,6 +7,7 @@ its place.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
@@ -17,6 +18,7 @@ from textual.renderables.digits import Digits
 from textual.strip import Strip
 from textual.widget import Widget
 
+from cpuchat.present import reuse as words
 from cpuchat.present.answers import stop_reason
 from cpuchat.telemetry import units
 from cpuchat.tui.chat.drafting import drafting, drafting_in_line, speed_up
@@ -110,9 +112,27 @@ def timing(frame: Frame) -> list[Line]:
         frame.row("first token", "ttft_s", ttft, unit),
         *waited(frame),
         frame.row("prefill", "prefill_tok_s", rate(figures.prefill_tok_s), "tok/s"),
-        frame.row("reused", "prefill_cached", reused, "tokens"),
+        _reused(frame) if asked and figures.reuse else frame.row("reused", "prefill_cached", reused, "tokens"),
         frame.row("written", "ttft_s", written if asked else None, f"{token}{frame.approximately}"),
     ]
+
+
+def _reused(frame: Frame) -> Line:
+    """Draw `reused 3,102 of 3,140 tokens`, without the unit where the numbers need its place."""
+    figures, label = frame.figures, "reused"
+    total = f"{figures.prefill_cached or 0:,} of {figures.prefill_total:,}"
+    unit = " tokens" if len(label) + 1 + len(total) + 7 <= frame.width else ""
+    value = f"{total:>{frame.width - len(label) - len(unit)}}"
+    return [frame.text("label", label), frame.text("value", value), frame.text("label", unit)]
+
+
+def reuse(frame: Frame) -> list[Line]:
+    """Draw why not more of the prompt was reused, and from where what was reused came; nothing if that is not known."""
+    if frame.figures.reuse is None:
+        return []
+    texts = filter(None, (*words.brief_reasons(frame.figures.reuse), words.restored(frame.figures.reuse)))
+    shortest = (text if len(text) <= frame.width else re.sub("^(anew:|restored) ", "", text) for text in texts)
+    return [[frame.text("label", fit(text, frame.width))] for text in shortest]
 
 
 def context(frame: Frame) -> list[Line]:
@@ -248,7 +268,7 @@ class TelemetryPanel(_Figures):
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         gap = int(frame.tall)
-        least, most = _CURVE
+        least = _CURVE[0]
         drawn = {section: rows for section in self.SECTIONS if (rows := _rows(section, frame))}
         waits = len(waited(frame))  # rows of a server, before that of prefill
 
@@ -275,9 +295,23 @@ class TelemetryPanel(_Figures):
             if len(rows) + above + len(part) > height:
                 break
             rows += [*([[]] * above), *part]
-        room = height - len(rows) - 1 - frame.tall
+        return rows + self._below(frame, height - len(rows))
+
+    @staticmethod
+    def _below(frame: Frame, height: int) -> list[Line]:
+        """Draw, in the rows that are left, what was reused and the timeline. The latter alone while an answer is
+        written, if there is no room for both; before and after that, it gives way.
+        """
+        least, most = _CURVE
+        gap: list[Line] = [[]] if frame.tall else []
+        needed = len(gap) + 1 + least
+        told = [*gap, *told] if (told := reuse(frame)) else []
+        if frame.figures.phase == "decoding" and height >= needed > height - len(told):
+            told = []
+        rows = told[:height]
+        room = height - len(rows) - len(gap) - 1
         if room >= least and (frame.figures.history or not frame.settled):
-            rows += [*([[]] if frame.tall else []), *timeline(frame, min(most, room))]
+            rows += [*gap, *timeline(frame, min(most, room))]
         return rows
 
 

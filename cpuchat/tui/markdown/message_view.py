@@ -352,8 +352,8 @@ class OpenMessage:
         final, tail = self._stream.update()
         self._done += view.lines(final)
         if not tail:
-            # One line is kept for what comes next: the state of the prefill, then the text's first line.
-            tail = [Row([(self.pending, view.palette.dim)] if self.pending and not self.content else [])]
+            # A line is kept for what comes next: the state of the prefill, then the text's first line.
+            tail = note_rows(self.pending, view) if self.pending and not self.content else [Row()]
         if not (self.pending and not self.content):
             tail[-1].runs = [*tail[-1].runs, (CURSOR, view.palette.cursor)]
         return self._replace([*self._head, *self._done, *view.lines([*tail, *key]), view.line(Row())])

@@ -23,7 +23,7 @@ from cpuchat.protocol import (
     TextDelta,
 )
 from cpuchat.running_servers import RunningServer, recorded
-from cpuchat.timings import Timings
+from cpuchat.timings import Reuse, Timings
 from cpuchat.tui import pace
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
@@ -208,6 +208,23 @@ async def test_a_trimmed_context_is_told() -> None:
             "they stay in the chat." in app.notices
         )
         assert "without the oldest 4 messages" in app.transcript.messages[-1].note
+
+
+async def test_what_was_reused_is_told_in_whole_and_what_is_not_kept_once() -> None:
+    gate, kept = Gate(), Reuse(source="disk", changed="message", message=2, note="this KV cache is not kept")
+    *_, end = steps = answer("Yes.")
+    steps[0] = PrefillProgress(request_id=1, processed=2600, total=3140, cache_n=2102, reuse=kept)
+    steps[1:1] = [gate]
+    steps[-1] = msgspec.structs.replace(end, timings=msgspec.structs.replace(end.timings, reuse=kept))
+    async with running(ScriptedBackend([steps]), size=SMALL) as app:
+        await app.ready()
+        await app.send("Still there?", wait=False)
+        words = ("2,600 of 3,140 tokens, 2,102 from disk", "anew: message 2 was edited")
+        await app.until(lambda: all(any(one in line.text for line in app.transcript.lines) for one in words))
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        assert app.notices.count("This KV cache is not kept.") == 1
+        assert app.transcript.messages[-1].note == "1 token · first token 0.21 s"
 
 
 async def test_a_dead_worker_is_a_message_and_the_next_one_goes_on() -> None:

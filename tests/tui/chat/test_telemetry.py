@@ -13,11 +13,13 @@ from textual.containers import Horizontal
 
 from cpuchat.protocol import ModelLoaded, Speculation
 from cpuchat.telemetry.speech import Speech
-from cpuchat.timings import DrafterCount, SpeculationFigures
+from cpuchat.timings import DrafterCount, Reuse, SpeculationFigures
 from cpuchat.tui.chat.drafting import drafting
 from cpuchat.tui.chat.frame import Frame
 from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, context, speed
 from tests.support.meter_states import (
+    EDITED,
+    FINISHED,
     LOADED,
     MACHINES,
     MEMORY,
@@ -28,6 +30,7 @@ from tests.support.meter_states import (
     counting,
     drafted,
     meter_after,
+    reading,
     writing,
 )
 from tests.support.scripted_backend import DRAFTING, REFUSED
@@ -102,6 +105,51 @@ async def test_nothing_moves_while_an_answer_is_written(height: int) -> None:
                     places.setdefault(label, set()).add(y)
         assert all(cell_len(row) <= 28 for row in panel)
     assert all(len(found) == 1 for found in places.values())
+
+
+def reusing(reuse: Reuse, height: int) -> list[list[str]]:
+    """Return the rows while the prompt is processed, while the answer is written, and after that."""
+    answering = [*reading(reuse), *writing(10), drafted(DRAFTING)]
+    found = []
+    for events in (reading(reuse), answering, [*answering, FINISHED]):
+        frame = Frame(meter_after(*LOADED, *events).figures(), MEMORY, 28, height >= 20, defaultdict(Style))
+        drawn = TelemetryPanel().compose_rows(frame, height)
+        found.append(["".join(segment.text for segment in row).rstrip() for row in drawn])
+    return found
+
+
+TOLD = ["anew: message 2 was edited", "210 tokens re-evaluated", "restored from disk in 40 ms"]
+
+
+def test_why_not_more_was_reused_stands_below_and_gives_way_to_the_curve() -> None:
+    for height in (33, 40):
+        prompt, answer, after = reusing(EDITED, height)
+        assert all("reused 1,536 of 2,048 tokens" in rows for rows in (prompt, answer, after))
+        assert set(TOLD) < set(prompt) and set(TOLD) < set(after)
+        assert any(row.startswith("tok/s, last") for row in answer)
+        assert (set(TOLD) < set(answer)) == (height == 40)
+    assert all("anew: system prompt changed" in rows for rows in reusing(Reuse(changed="system"), 17))
+    assert any(row.startswith("tok/s, last") for row in reusing(Reuse(), 33)[2])
+
+
+@pytest.mark.parametrize("height", [4, 8, 12, 16, 17, 20, 24, 33, 40])
+def test_what_was_reused_moves_nothing_and_fits(height: int) -> None:
+    most = Reuse(source="memory", ms=12_345.0, changed="template", message=1234, again=131_072)
+    for reuse in (Reuse(), EDITED, most):
+        places: dict[str, set[int]] = {}
+        for rows in reusing(reuse, height)[:2]:
+            assert len(rows) <= height and all(cell_len(row) <= 28 and "…" not in row for row in rows)
+            for y, row in enumerate(rows):
+                for label in PLACES[:-1]:
+                    if row.startswith(label):
+                        places.setdefault(label, set()).add(y)
+        assert all(len(found) == 1 for found in places.values())
+
+
+def test_a_long_context_leaves_no_room_for_the_unit_of_reused_tokens() -> None:
+    assert "reused    131,071 of 131,072" in drawn(
+        "done", 40, reuse=Reuse(), prefill_cached=131_071, prefill_total=131_072
+    )
 
 
 async def test_what_matters_is_there_at_common_sizes() -> None:

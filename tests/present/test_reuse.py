@@ -1,0 +1,90 @@
+"""Tests what is said of a prompt's reused tokens, and of states that are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpuchat.present.answers import full_summary, prefill_progress, summary, timings_json
+from cpuchat.present.reuse import brief_reasons, kept_states, note, reasons, restored
+from cpuchat.protocol import PrefillProgress
+from cpuchat.timings import Reuse, Timings
+from tests.support.meter_states import EDITED, MODEL
+
+FULL = Timings(cache_n=3102, prompt_n=38, prompt_ms=145.0, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0)
+KEPT = "this chat's KV cache of 3.2 GB is larger than engine.saved_kv_gb (2 GB) and is not kept"
+
+
+def progress(reuse: Reuse | None, cache_n: int = 3102) -> str:
+    event = PrefillProgress(request_id=1, processed=3110, total=3140, cache_n=cache_n, reuse=reuse)
+    return prefill_progress(event, left_s=6).removeprefix("processing the prompt · 3,110 of 3,140 tokens")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "brief"),
+    [
+        ({"changed": "other"}, "another chat", "another chat"),
+        ({"changed": "system"}, "the system prompt changed", "system prompt changed"),
+        ({"changed": "trimmed"}, "the oldest messages were left out", "old messages left out"),
+        ({"changed": "message", "message": 2}, "message 2 was edited", "message 2 was edited"),
+        ({"changed": "template", "message": 2}, "the template changed message 2", "message 2 re-rendered"),
+    ],
+)
+def test_why_not_more_was_reused(changed: dict[str, Any], words: str, brief: str) -> None:
+    reuse = Reuse(**changed)
+    assert reasons(reuse) == [f"evaluated anew: {words}"]
+    assert brief_reasons(reuse) == [f"anew: {brief}"]
+    assert len(f"anew: {brief}") <= 28  # the columns of the panel
+
+
+def test_tokens_without_a_checkpoint_near_them_are_a_reason() -> None:
+    assert reasons(Reuse(again=210)) == ["no checkpoint nearer: 210 tokens evaluated again"]
+    assert brief_reasons(Reuse(again=1)) == ["1 token re-evaluated"]
+
+
+def test_nothing_is_said_of_a_prompt_that_goes_on() -> None:
+    assert (reasons(Reuse()), brief_reasons(Reuse()), restored(Reuse(ms=3.0))) == ([], [], "")
+    assert progress(Reuse()) == progress(None) == ", 3,102 cached · 6 s left"
+    plain = full_summary(FULL, "end")
+    assert full_summary(msgspec.structs.replace(FULL, reuse=Reuse()), "end") == plain
+
+
+def test_the_prefill_line_has_the_source_and_the_main_reason() -> None:
+    assert progress(EDITED) == ", 3,102 from disk · 6 s left · anew: message 2 was edited"
+    assert progress(Reuse(source="memory")) == ", 3,102 from memory · 6 s left"
+    assert progress(Reuse(again=210)) == ", 3,102 cached · 6 s left · 210 tokens re-evaluated"
+    assert progress(Reuse(changed="other"), cache_n=0) == " · 6 s left · anew: another chat"
+
+
+def test_the_full_summary_says_all_and_the_line_under_an_answer_nothing() -> None:
+    timings = msgspec.structs.replace(FULL, reuse=EDITED)
+    assert full_summary(timings, "cancelled").endswith(
+        "(38 new, 3,102 cached) · restored from disk in 40 ms · evaluated anew: message 2 was edited"
+        " · no checkpoint nearer: 210 tokens evaluated again · stopped"
+    )
+    assert summary(timings, "end") == summary(FULL, "end")
+
+
+def test_json_has_the_names_of_the_struct_where_it_is_known() -> None:
+    assert "reuse" not in timings_json(FULL)
+    fields = timings_json(msgspec.structs.replace(FULL, reuse=EDITED))["reuse"]
+    assert fields == {"source": "disk", "ms": 40.0, "changed": "message", "message": 2, "again": 210, "note": ""}
+
+
+def test_what_is_not_kept_is_a_sentence_also_if_the_answer_goes_on_after_a_call() -> None:
+    noted = msgspec.structs.replace(FULL, reuse=Reuse(note=KEPT))
+    assert note(noted) == f"T{KEPT[1:]}."
+    assert note(None) == note(FULL) == note(msgspec.structs.replace(FULL, reuse=EDITED)) == ""
+    both = msgspec.structs.replace(FULL, reuse=EDITED).followed_by(noted)
+    assert note(both) == note(noted)
+    assert both.reuse == msgspec.structs.replace(EDITED, note=KEPT)
+
+
+def test_what_a_model_may_keep() -> None:
+    assert kept_states(None) == kept_states(MODEL) == ""
+    whole = msgspec.structs.replace(MODEL, state_memory=1_900_000_000)
+    assert kept_states(whole) == "up to 1.9 GB in memory"
+    cut = msgspec.structs.replace(whole, partial_state=50_000_000)
+    assert kept_states(cut) == "checkpoints 50.0 MB each, up to 1.9 GB in memory"
