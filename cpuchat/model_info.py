@@ -78,8 +78,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int
     cpus: tuple[int, ...] = ()
     kv_size: int = 0
-    state_memory: int = 0
-    partial_state: int = 0
     has_template: bool = True
     load_ms: float = 0.0
     fingerprint: str = ""

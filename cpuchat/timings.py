@@ -106,8 +106,8 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     """What a prompt took from kept states of the model, and why it was not more.
 
     `source` is where the state was: "" in the context already, "memory" or "disk", from where restoring it took `ms`.
-    `changed` is what differs first from the text that was evaluated before: "" nothing (the prompt goes on), "other"
-    (another chat), "system" (the system prompt), "trimmed" (oldest messages were left out), "message" (the content of
+    `changed` is what differs first from the text that was evaluated before: "" nothing (the prompt goes on), "system"
+    (the system prompt), "trimmed" (oldest messages were left out), "message" (the content of
     message number `message`, the first one after the system prompt is 1), "template" (the template renders that message
     otherwise, for instance without its reasoning). `again` tokens are as before, but no state was kept so near: they
     were evaluated again. `note` says once what is not kept, and which setting helps.
@@ -115,7 +115,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
 
     source: Literal["", "memory", "disk"] = ""
     ms: float = 0.0
-    changed: Literal["", "other", "system", "trimmed", "message", "template"] = ""
+    changed: Literal["", "system", "trimmed", "message", "template"] = ""
     message: int = 0
     again: int = 0
     note: str = ""

@@ -8,7 +8,6 @@ from cpuchat.telemetry.units import plural
 from cpuchat.timings import Reuse, Timings
 
 _CHANGED = {
-    "other": ("another chat", "another chat"),
     "system": ("the system prompt changed", "system prompt changed"),
     "trimmed": ("the oldest messages were left out", "old messages left out"),
     "message": ("message {:,} was edited", "message {:,} was edited"),

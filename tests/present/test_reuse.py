@@ -25,7 +25,7 @@ def progress(reuse: Reuse | None, cache_n: int = 3102) -> str:
 @pytest.mark.parametrize(
     ("changed", "words", "brief"),
     [
-        ({"changed": "other"}, "another chat", "another chat"),
+        ({"changed": "trimmed"}, "the oldest messages were left out", "old messages left out"),
         ({"changed": "system"}, "the system prompt changed", "system prompt changed"),
         ({"changed": "trimmed"}, "the oldest messages were left out", "old messages left out"),
         ({"changed": "message", "message": 2}, "message 2 was edited", "message 2 was edited"),
@@ -55,7 +55,7 @@ def test_the_prefill_line_has_the_source_and_the_main_reason() -> None:
     assert progress(EDITED) == ", 3,102 from disk · 6 s left · anew: message 2 was edited"
     assert progress(Reuse(source="memory")) == ", 3,102 from memory · 6 s left"
     assert progress(Reuse(again=210)) == ", 3,102 cached · 6 s left · 210 tokens re-evaluated"
-    assert progress(Reuse(changed="other"), cache_n=0) == " · 6 s left · anew: another chat"
+    assert progress(Reuse(changed="system"), cache_n=0) == " · 6 s left · anew: system prompt changed"
 
 
 def test_the_full_summary_says_all_and_the_line_under_an_answer_nothing() -> None:

@@ -262,6 +262,10 @@ class Sequence:
         self.tokens.clear()
         self._n_checkpoint, self.is_broken = 0, False
 
+    def first_saved(self) -> int:
+        """Return the first position that every layer has in `state`: no more than a window before the end."""
+        return max(self.first_held(), len(self.tokens) - self._n_window) if self._n_window else 0
+
     def state_size(self, *, partial: bool = False) -> int:
         """Return the bytes of `state`."""
         return int(llama.llama_state_seq_get_size_ext(self.context, 0, int(partial)))

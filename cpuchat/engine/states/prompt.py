@@ -59,8 +59,9 @@ class Prompt:
         marks = [opening.find(mark.encode()) for kind in FORMATS for mark in (*kind.openings, *kind.closings)]
         markers = [len(text) - len(opening) + at for at in marks if at >= 0]
         wanted = [at for message, (at, _) in zip(self.messages, contents, strict=True) if message.role == "user"]
-        last, found, end = wanted[-1] if wanted else -1, [], len(text)
-        wanted = sorted({*wanted, *([min(markers)] if markers else [])})
+        last, end = wanted[-1] if wanted else -1, len(text)
+        found: list[tuple[int, int]] = []
+        wanted = sorted({*wanted, *sorted(markers)[:1]})
         at = n
         while at > start and wanted:  # from the end: the text of the tokens before `start` is not needed
             while wanted and wanted[-1] >= end:

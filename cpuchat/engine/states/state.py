@@ -68,6 +68,11 @@ class State:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
+    def is_in_memory(self) -> bool:
+        """Return whether dropping it would free memory."""
+        return self.data is not None or self.row is not None
+
+    @property
     def restored_bytes(self) -> int:
         """Return the bytes that restoring it copies."""
         return self.data.nbytes if self.data is not None else self.part.nbytes if self.part is not None else 0

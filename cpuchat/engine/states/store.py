@@ -42,7 +42,7 @@ _SPACING: Final = 512
 """Tokens of a long prompt between two checkpoints, at least."""
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
-_MOST_STATES: Final = 128
+_MOST_STATES: Final = 64
 """Each one is compared with every prompt."""
 _MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
 """Bytes per second of restoring; the order of magnitude decides."""
@@ -119,7 +119,7 @@ class StateStore:
         """Return the texts whose tokens are known."""
         owner = _hashed(owner)
         live = self.live.history if owner == self.live.owner else TokenHistory()
-        if self.is_another(chat_id):
+        if not chat_id or self.is_another(chat_id):
             self._find_saved()
         return (live, *(one.history for one in self._states if one.owner == owner and one.history is not None))
 
@@ -135,6 +135,9 @@ class StateStore:
                     tokens, stem = index.tokens[: part.n * TOKEN_BYTES], file.name.partition("-")[0]
                     state = State(index.owner, stem, tokens, part.is_whole, first=part.first, history=history)
                     state.file, state.part = file, part
+                    if index.draft is not None and part.is_whole and index.draft_key == self._draft_key:
+                        state.draft = State(index.owner, stem, index.tokens[: index.draft.n * TOKEN_BYTES], True)
+                        state.draft.file, state.draft.part = file, index.draft
                     self._states.append(state)
         for gone in known.values():  # written anew, or deleted
             gone.file = gone.part = None
@@ -144,7 +147,8 @@ class StateStore:
     def begin(self, prompt: Prompt, owner: str, chat_id: str) -> Start:
         """Go to where `prompt` is evaluated soonest. What the memory loses of another conversation by that is kept.
 
-        A set abort flag ends reading from disk: less is reused then.
+        Raises:
+            Aborted: stopped while a state was read from disk; nothing has changed.
         """
         self._requests += 1
         owner, stem = _hashed(owner), kv_stem(chat_id) if chat_id else ""
@@ -157,13 +161,13 @@ class StateStore:
         row = next((one for one in self._own() if one.row is not None and one.tokens == key), None)
         plan = self._best(key, row)
         self._keep_lost(plan, stem)
+        is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
         while (source := self._go(plan)) is None:
             broken = plan.base if plan.base is not None else plan.partial
             self._states = [one for one in self._states if one is not broken]
             plan = self._best(key, row)
         base = plan.base if plan.base is not None and plan.base.history is not None else self.live
         assert base.history is not None
-        is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
         changed, message = prompt.changed(base.history.text) if is_same or stem == base.stem else ("", 0)
         known = max(
             (one.history for one in (self.live, *self._own()) if one.history), key=lambda h: h.shared(prompt.text)
@@ -213,11 +217,13 @@ class StateStore:
     def _go(self, plan: _Plan) -> Literal["", "memory", "disk"] | None:
         """Take the memory to the end of a plan; returns where its states were, None when it failed."""
         sequence, source = self.sequence, ""
-        for one in (plan.base, plan.partial):
-            if one is None or (one.data is None and one.part is None):  # cutting is enough
-                continue
-            source = "disk" if one.data is None or source == "disk" else "memory"
-            data, one.used = self._loaded(one), self._requests
+        # Where cutting is enough, nothing was copied.
+        states = [one for one in (plan.base, plan.partial) if one is not None and one.restored_bytes]
+        if states:
+            source = "disk" if any(one.data is None for one in states) else "memory"
+        loaded = [(one, self._loaded(one)) for one in states]
+        for one, data in loaded:
+            one.used = self._requests
             if data is None:
                 return None
             if not (sequence.set_state(one.list(), data) if one.is_whole else sequence.set_partial(len(one), data)):
@@ -287,7 +293,7 @@ class StateStore:
                 return one
         size = sequence.state_size()
         has_room = self._make_room(size, spared)
-        state = State(live.owner, live.stem, tokens, True, sequence.state(), sequence.first_held())
+        state = State(live.owner, live.stem, tokens, True, sequence.state(), sequence.first_saved())
         state.history, state.used = live.history.copy(), self._requests
         held = token_bytes(self._draft.tokens) if self._draft is not None else b""
         if self._draft is not None and 2 * len(held) >= len(tokens) and tokens.startswith(held):
@@ -327,7 +333,7 @@ class StateStore:
         state = State(self.live.owner, self.live.stem, tokens, sequence.needs_partial and not sequence.is_divisible)
         state.used, state.row = self._requests, None if row is None else row.copy()
         if sequence.needs_partial:
-            state.data, state.first = sequence.state(partial=True), sequence.first_held()
+            state.data, state.first = sequence.state(partial=True), sequence.first_saved()
         self._states.append(state)
         self._at, self._seconds, self._copying = len(sequence), 0.0, perf_counter() - start
 
@@ -385,8 +391,8 @@ class StateStore:
         self._budget.spend(sum(one.restored_bytes for one in parts))
 
     def is_another(self, chat_id: str) -> bool:
-        """Return whether a chat is another one than the memory holds."""
-        return not chat_id or kv_stem(chat_id) != self.live.stem
+        """Return whether a named chat is another one than the memory holds."""
+        return bool(chat_id) and kv_stem(chat_id) != self.live.stem
 
     def texts(self, limit: int, without: str) -> list[list[int]]:
         """Return tokens of other conversations, last used first, at most `limit` in all; not of the chat `without`."""
@@ -421,34 +427,35 @@ class StateStore:
     @property
     def n_bytes(self) -> int:
         """Return the bytes of the memory tier in use."""
-        return sum(one.memory_bytes for one in self._states)
+        return sum(one.memory_bytes for one in self._states if one.is_in_memory)
 
     def _make_room(self, size: int, spared: Collection[State]) -> bool:
         """Drop the states whose loss costs least until `size` bytes fit; False when they do not."""
         if size > self.limit or size > available_bytes() // 2:
             return False
-        while self.n_bytes + size > self.limit or len(self._states) >= _MOST_STATES:
-            left = [one for one in self._states if one not in spared and (one.memory_bytes or one.data is None)]
+        held = token_bytes(self.sequence.tokens)
+        while (left := [one for one in self._states if one.is_in_memory]) and (
+            self.n_bytes + size > self.limit or len(left) >= _MOST_STATES
+        ):
+            left = [one for one in left if one not in spared]
             if not left:
                 return False
-            least = min(left, key=self._worth)
-            if least.file is not None and least.data is not None:
+            least = min(left, key=lambda one: self._worth(one, held))
+            if least.file is not None:
                 least.data = least.row = None
             else:
                 self._states.remove(least)
         return True
 
-    def _worth(self, state: State) -> float:
+    def _worth(self, state: State, held: bytes) -> float:
         """Return the tokens that would be evaluated again without a state, per byte and age; 0: it is of no use."""
-        others = [one for one in self._own() if one is not state]
-        if not state.is_whole and state.data is not None:  # it takes attention that holds the tokens before
-            held = token_bytes(self.sequence.tokens)
-            if not held.startswith(state.tokens) and not any(
-                o.is_whole and o.tokens.startswith(state.tokens) for o in others
-            ):
-                return 0.0
-        before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or not state.is_whole)]
-        gap = len(state) - max(map(len, before), default=0) if state.data is not None else 1
+        others = [one for one in self._states if one is not state and one.owner == state.owner]
+        is_partial = not state.is_whole and state.restored_bytes > 0
+        holders = (held, *(one.tokens for one in others if one.is_whole))
+        if is_partial and not any(tokens.startswith(state.tokens) for tokens in holders):
+            return 0.0  # nothing holds the attention that it goes back on
+        before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or is_partial)]
+        gap = len(state) - max(map(len, before), default=0) if state.restored_bytes else 1
         return gap / (state.memory_bytes + 1) / (1 + self._requests - state.used)
 
 
