@@ -171,24 +171,28 @@ class StateFiles:
             # A later `record` changes the history.
             index = Index(self._key, whole.owner, whole.tokens, whole.history.copy(), (), None, draft_key)
             with contextlib.ExitStack() as renamed, atomic_writer(file, sync=False) as stream:
-                parts: list[Part] = []
-                for one in (*states, *((whole.draft,) if whole.draft is not None else ())):
-                    parts.append(self._write_part(stream, stem, one))
-                draft = parts.pop() if whole.draft is not None else None
-                content = msgspec.msgpack.encode(msgspec.structs.replace(index, parts=tuple(parts), draft=draft))
+                written = [(one, part) for one in states if (part := self._write_part(stream, stem, one)) is not None]
+                draft = self._write_part(stream, stem, whole.draft) if whole.draft is not None else None
+                parts = tuple(part for _, part in written)
+                content = msgspec.msgpack.encode(msgspec.structs.replace(index, parts=parts, draft=draft))
                 stream.write(content + _FOOTER.pack(_MAGIC, len(content), zlib.crc32(content)))
                 renamed.enter_context(self._lock)
                 if stem in self._dropped:
                     raise _DroppedError
         except (OSError, _DroppedError):
             return
-        for one, part in zip(states, parts, strict=True):
+        for one, part in written:
             one.part, one.file = part, file
         self._evict(keep=file)
 
-    def _write_part(self, stream: BinaryIO, stem: str, state: State) -> Part:
-        assert state.data is not None
-        at, checksum, view = stream.tell(), 0, state.data.data
+    def _write_part(self, stream: BinaryIO, stem: str, state: State) -> Part | None:
+        """Write a state, one that is only on disk from its file; None: it is gone."""
+        data = state.data
+        if data is None and state.file is not None and state.part is not None:
+            data = self.read(state.file, state.part, lambda: False)
+        if data is None:
+            return None
+        at, checksum, view = stream.tell(), 0, data.data
         for start in range(0, len(view), _SLICE):
             self.writer.wait_until_idle()
             if stem in self._dropped:
