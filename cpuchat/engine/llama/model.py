@@ -155,8 +155,8 @@ class Model:
         )
         params.flash_attn_type = plan.flash_attn
         params.type_k, params.type_v = plan.type_k, plan.type_v
-        # A window-sized cache would lose the tokens that a rolled back sequence attends to.
-        params.swa_full = True
+        # Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts.
+        params.swa_full = False
         if has_recurrent_state(self._model):
             request_rollback(params, plan.n_rs_seq)
         self._context = llama.llama_init_from_model(self._model, params)
