@@ -1,7 +1,7 @@
 """Computes whether a model fits into memory, from its header, before anything is loaded.
 
-Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp and, where layers have a
-sliding window, llama-kv-cache-iswa.cpp), the compute buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
+Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp and, for sliding windows,
+llama-kv-cache-iswa.cpp), the compute buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     `weights` the file's tensors; `repack` the private repacked copy of some of them; `kv` the KV cache and
     recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
-    the system may drop because `repack` replaces it.
+    the system may drop because `repack` replaces it, or that is to be read from disk for every token.
     """
 
     weights: int
@@ -78,7 +78,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     def breakdown(self, draft: MemoryNeed | None = None) -> str:
         """Explain `least` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`."""
-        parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"]
+        parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"] if self.weights > self.reclaimable else []
         if self.repack:
             parts.append(f"repacked copy {gigabytes(self.repack)}")
         if self.kv:
@@ -273,11 +273,13 @@ def required_memory(
     """Return the memory for the model of `header` (of `read_model`) with a context of `n_ctx` tokens.
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
-    memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
-    logits are kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
+    memory is read from disk again for every token. With `options.from_disk` that is wanted, and nothing is repacked.
+    `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
+    of the snapshots of a recurrent state.
     """
-    copied = list(repacked(header, _this_cpu())) if options.use_repack else []
+    copied = list(repacked(header, _this_cpu())) if options.use_repack and not options.from_disk else []
     repack = sum(nbytes for _, _, nbytes in copied)
+    reclaimable = header.size if options.from_disk else sum(tensor.nbytes for tensor, _, _ in copied)
     # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.
     locked = options.mlock and options.load_mode == "mmap"
     copies, graph = rollback_bytes(header, n_rs_seq)
@@ -286,9 +288,14 @@ def required_memory(
         repack=repack,
         kv=kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
-        reclaimable=0 if locked else sum(tensor.nbytes for tensor, _, _ in copied),
+        reclaimable=0 if locked else reclaimable,
         n_ctx=n_ctx,
     )
+
+
+def may_stay_on_disk(options: LoadOptions) -> bool:
+    """Return whether these options allow weights that stay on disk: mapped, not locked, and not on RPC workers."""
+    return options.load_mode == "mmap" and not options.mlock and not options.rpc
 
 
 def plan_memory(
@@ -311,6 +318,7 @@ def needs_workers(header: GGUFHeader, options: LoadOptions, available: int) -> b
     """Return whether RPC workers have to hold some layers: it was asked for, or they do not fit here."""
     if not options.rpc or options.rpc_layers:
         return bool(options.rpc)
+    options = msgspec.structs.replace(options, from_disk=False)
     return required_memory(header, options, choose_context(header, options, available)).least > available
 
 
@@ -335,6 +343,7 @@ def layers_elsewhere(header: GGUFHeader, options: LoadOptions, n_ctx: int, exces
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
     """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens."""
+    options = msgspec.structs.replace(options, from_disk=False)
     if draft.is_head:  # llama-server's default
         options = msgspec.structs.replace(options, type_k="f16", type_v="f16")
     return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
@@ -390,6 +399,7 @@ def check_fit(
         return
     available_bytes -= total - need.least
     ideas: list[str] = []
+    stays_on_disk = False
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
         quantized = msgspec.structs.replace(options, type_k="q8_0", type_v="q8_0", flash_attn="auto")
@@ -399,10 +409,14 @@ def check_fit(
             longer = min(largest_context(header, quantized, available_bytes), need.n_ctx)
             if longer > fitting:
                 ideas.append(f"a q8_0 KV cache allows {longer} tokens")
+        on_disk = required_memory(header, msgspec.structs.replace(options, from_disk=True), need.n_ctx)
+        stays_on_disk = may_stay_on_disk(options) and on_disk.least <= available_bytes
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
         ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0)"]
     if not ideas:
         ideas.append("choose a smaller model or quantization")
+    if stays_on_disk:
+        ideas.append("read the weights from disk for every token, which is slow (--from-disk)")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
         f"Not enough memory: the model needs {gigabytes(total)} GB = {need.breakdown(draft)}, and "

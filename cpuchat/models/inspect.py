@@ -110,8 +110,9 @@ class Inspection(Data, frozen=True):
     `kind`: "model", or what it is instead ("an adapter of a model").
     Sizes in bytes; `size` of all tensors, `file_size` of all files. `bytes_per_token` is what a plain pass reads with
     an empty context; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a sliding window take
-    beside that, both as F16, and `state` a recurrent model's state, as F32. `heads` and `heads_kv` are the largest of all layers. `window`: the sliding window of
-    `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `gguf.checks`.
+    beside that, both as F16, and `state` a recurrent model's state, as F32. `heads` and `heads_kv` are the largest of
+    all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses
+    ("it has 0 layers"), see `gguf.checks`.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Tells which layers of a model attend to a sliding window only, from its header.
 
-Follows llama.cpp of llama-cpp-python 0.3.36: `load_swa_pattern(...)`, `is_swa_impl` and `n_swa` in src/models/*.cpp. Both
-the memory of such layers (`fit`) and what they read (`traffic`) depend on it.
+Follows llama.cpp of llama-cpp-python 0.3.36: `load_swa_pattern(...)`, `is_swa_impl` and `n_swa` in src/models/*.cpp.
+Both the memory of such layers (`fit`) and what they read (`traffic`) depend on it.
 """
 
 from __future__ import annotations

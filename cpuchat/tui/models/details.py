@@ -32,8 +32,9 @@ SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder"
 
 @dataclass(frozen=True)
 class ModelDetails:
-    """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded beside it, and `problem` why
-    its header cannot be read. `reading`: it is being read, `prediction` is estimated by the size so far; None: unknown.
+    """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded
+    beside it, and `problem` why its header cannot be read. `reading`: it is being read, `prediction` is estimated by
+    the size so far; None: unknown.
     """
 
     prediction: Prediction | None = None
