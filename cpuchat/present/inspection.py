@@ -88,7 +88,7 @@ def _memory(model: Inspection) -> Rows:
 
 
 def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
-    """Format what a KV cache takes, in bytes: `82 KB per token of context as F16 + 0.7 GB for sliding windows`."""
+    """Format what a KV cache takes, in bytes: `82 kB per token of context as F16 + 654 MB for sliding windows`."""
     parts = [f"{units.size(per_token)} per token of context{kind}" if per_token else ""]
     parts.append(f"{units.size(windowed)} for sliding windows" if windowed else "")
     return " + ".join(filter(None, parts))

@@ -142,7 +142,8 @@ def _reads(known: ModelDetails) -> str:
     if known.prediction is None:
         return ""
     reads = [f"{units.size(known.prediction.bytes_per_token)} per token" if known.prediction.bytes_per_token else ""]
-    reads.append(kv_growth(known.kv_per_token, known.kv_windowed))
+    growth = kv_growth(known.kv_per_token, known.kv_windowed)
+    reads.append(f"KV {growth}" if growth else "")
     return " · ".join(filter(None, reads))
 
 
