@@ -70,6 +70,7 @@ class LoadOptions(Data, frozen=True):
 
     `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `poll` is how hard idle threads spin,
     0-100; `use_repack` allows llama.cpp to keep a repacked private copy of the weights that computes faster.
+    `from_disk` allows models larger than memory: their weights stay on disk and are read from there for every token.
     `n_experts` is how many experts a token uses in a mixture of experts; fewer than the model was trained with change
     its quality. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is
     what the first answer asks for: some engines can change that only by a new start.
@@ -88,6 +89,7 @@ class LoadOptions(Data, frozen=True):
     flash_attn: FlashAttention = "auto"
     load_mode: LoadMode = "mmap"
     mlock: bool = False
+    from_disk: bool = False
     use_repack: bool = True
     n_experts: int = 0
     probe: bool = False

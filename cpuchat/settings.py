@@ -86,6 +86,7 @@ class EngineSection(Section):
     cache_type_v: CacheType = "f16"
     load_mode: LoadMode = "mmap"
     mlock: bool = False
+    from_disk: bool = False
     repack: bool = True
     poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
     saved_kv_gb: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2.0
@@ -114,6 +115,7 @@ class EngineSection(Section):
             flash_attn=self.flash_attn,
             load_mode=self.load_mode,
             mlock=self.mlock,
+            from_disk=self.from_disk,
             use_repack=self.repack,
             n_experts=self.experts,
             rpc=parse_workers(self.rpc),

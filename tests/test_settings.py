@@ -247,6 +247,13 @@ def test_a_wrong_value_that_may_be_missing_is_explained_in_words() -> None:
         settings.parse('[sampling]\ntemperature = "hot"\n')
 
 
+def test_weights_stay_on_disk_only_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not settings.parse("").load_options().from_disk
+    assert settings.parse("[engine]\nfrom_disk = true\n").load_options().from_disk
+    monkeypatch.setenv("CPUCHAT_ENGINE_FROM_DISK", "true")
+    assert settings.update({"engine": {"threads": 2}}).load_options().from_disk
+
+
 def test_environment_variables_stand_over_the_file_and_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.update({"engine": {"threads": 2, "batch": 64}, "model": {"last": "/seen.gguf"}})
     monkeypatch.setenv("CPUCHAT_ENGINE_THREADS", "3")

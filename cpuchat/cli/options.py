@@ -220,6 +220,11 @@ def engine_options() -> Decorator:
         setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
         setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
         setting(
+            "--from-disk/--no-from-disk",
+            "engine.from_disk",
+            "Load models larger than memory too: weights stay on disk and are read for every token. Slow.",
+        ),
+        setting(
             "--experts",
             "engine.experts",
             "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",

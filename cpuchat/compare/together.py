@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from cpuchat.compare.side import Side
 from cpuchat.errors import CpuchatError
 from cpuchat.models.drafts.choice import choose_draft
@@ -27,7 +29,7 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     except (CpuchatError, OSError):
         return 0, ""
     available = memory_here(settings[0])
-    options = [one.load_options() for one in settings]
+    options = [msgspec.structs.replace(one.load_options(), from_disk=False) for one in settings]
     needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
     total = sum(need.least for need in needs)
     same_file = os.path.realpath(sides[0].path) == os.path.realpath(sides[1].path)

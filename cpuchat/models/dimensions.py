@@ -43,6 +43,8 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     experts: int = 0
     used: int = 0
     kv_row: int = 0
+    window: int = 0
+    full: int = 0
 
     @property
     def kv_values(self) -> int:
@@ -102,7 +104,11 @@ def typical_work(
         n_expert=known.experts if routed else 0,
         n_expert_used=known.used if routed else 0,
         alike=ALIKE,
-        attention=(Attention(2.0 * known.layers * known.kv_values, known.layers * known.heads * 2 * known.head),),
+        attention=tuple(
+            Attention(2.0 * layers * known.kv_values, layers * known.heads * 2 * known.head, window)
+            for layers, window in ((known.full, 0), (known.layers - known.full, known.window))
+            if layers
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Computes whether a model fits into memory, from its header, before anything is loaded.
 
-Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp), the compute buffer as
-an estimate that was fitted to its log lines (`_compute_bytes`).
+Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp and, for sliding windows,
+llama-kv-cache-iswa.cpp), the compute buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,10 +18,12 @@ from cpuchat.hardware.instructions import Instructions, instructions
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.repack import repacked
+from cpuchat.models.windows import windows_of
 from cpuchat.protocol import LoadOptions
 
 GB = 1e9
 CONTEXT_STEP = 256  # llama.cpp pads n_ctx to this
+_LONG = 1 << 31  # tokens, longer than any window
 # The process itself: interpreter, libraries, batch arrays, graph metadata.
 PROCESS_BYTES = 120_000_000
 # Positions of one batch whose logits are kept: those of the longest verify pass (engine.options.N_OUTPUTS_MAX).
@@ -53,7 +56,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     `weights` the file's tensors; `repack` the private repacked copy of some of them; `kv` the KV cache and
     recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
-    the system may drop because `repack` replaces it.
+    the system may drop because `repack` replaces it, or that is to be read from disk for every token.
     """
 
     weights: int
@@ -75,7 +78,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     def breakdown(self, draft: MemoryNeed | None = None) -> str:
         """Explain `least` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`."""
-        parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"]
+        parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"] if self.weights > self.reclaimable else []
         if self.repack:
             parts.append(f"repacked copy {gigabytes(self.repack)}")
         if self.kv:
@@ -90,19 +93,52 @@ def _this_cpu() -> Instructions:
     return instructions()
 
 
-def kv_bytes(header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
-    """Return the bytes of KV cache and recurrent state of one sequence.
+class KVRow(NamedTuple):
+    """A token's K and V in one layer, in values; (0, 0) without attention. `window` as in `windows_of`."""
 
-    Sliding windows are counted in full (the engine keeps them in full, and speculation needs that).
-    """
-    n_ctx = -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
+    k: int
+    v: int
+    window: int
+
+    def nbytes(self, type_k: str, type_v: str) -> int:
+        """Return the bytes of the row in these cache types."""
+        kinds = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
+        return sum(-(-values // kind.block) * kind.nbytes for values, kind in zip(self[:2], kinds, strict=True))
+
+
+def kv_bytes(
+    header: GGUFHeader, n_ctx: int, type_k: str = "f16", type_v: str = "f16", n_ubatch: int = LoadOptions().n_ubatch
+) -> int:
+    """Return the bytes of KV cache and recurrent state of one sequence."""
+    rows = kv_by_window(header, type_k, type_v).items()
+    return sum(nbytes * kv_cells(window, n_ctx, n_ubatch) for window, nbytes in rows) + state_bytes(header)
+
+
+def kv_cells(window: int, n_ctx: int, n_ubatch: int) -> int:
+    """Return the tokens that the cache of a layer with this window holds (0: none), as in llama_kv_cache_iswa."""
+    n_ctx, windowed = (-(-cells // CONTEXT_STEP) * CONTEXT_STEP for cells in (n_ctx, window + n_ubatch))
+    return min(n_ctx, windowed) if window else n_ctx
+
+
+def kv_by_window(header: GGUFHeader, type_k: str = "f16", type_v: str = "f16") -> dict[int, int]:
+    """Return the bytes of KV cache that a token takes in all layers, by their window (0: none), widest last."""
+    totals: Counter[int] = Counter()
     rows = kv_rows(header)
-    own = rows[: len(rows) - header.number("attention.shared_kv_layers")]
-    return n_ctx * sum(row_bytes(row, type_k, type_v) for row in own) + state_bytes(header)
+    for row in rows[: len(rows) - header.number("attention.shared_kv_layers")]:
+        totals[row.window] += row.nbytes(type_k, type_v)
+    return {window: nbytes for window, nbytes in sorted(totals.items()) if nbytes}
 
 
-def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
-    """Return the sizes of a K and a V row of every layer, in values; (0, 0) for layers without attention.
+def kv_growth(header: GGUFHeader, options: LoadOptions) -> tuple[int, int]:
+    """Return the bytes of KV cache that each token of the context takes, and those that long contexts take beside it:
+    layers with a sliding window keep no more."""
+    rows = kv_by_window(header, options.type_k, options.type_v)
+    growing = rows.pop(0, 0)
+    return growing, sum(nbytes * kv_cells(window, _LONG, _n_ubatch(options)) for window, nbytes in rows.items())
+
+
+def kv_rows(header: GGUFHeader) -> list[KVRow]:
+    """Return the K and V rows of every layer.
 
     From the shapes of the layer's tensors where possible, else from the head counts. With multi-head
     latent attention only the compressed K row is kept. A draft head has only the layers in its file.
@@ -112,11 +148,12 @@ def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
     is_mla = bool(header.number("attention.key_length_mla"))
     k_length = max(header.key_length, header.number("attention.key_length_swa"))
     v_length = max(header.value_length, header.number("attention.value_length_swa"))
+    windows = dict(enumerate(windows_of(header)))
     numbered = [(str(layer), heads) for layer, heads in enumerate(header.heads_kv)]
     if header.is_head and numbered:  # its layers are the last of a model's, and it counts them all
         there = {t.name.split(".")[1] for t in header.tensors if t.name.startswith("blk.")}
         numbered = [(layer, numbered[-1][1]) for layer in sorted(there)]
-    rows = []
+    rows: list[KVRow] = []
     for layer, heads in numbered:
         prefix = f"blk.{layer}."
         k_row, v_row = heads * k_length, heads * v_length
@@ -127,14 +164,8 @@ def kv_rows(header: GGUFHeader) -> list[tuple[int, int]]:
             k_row, v_row = shapes[prefix + "attn_kv_a_mqa.weight"][1], 0
         elif layer in recurrent:
             k_row = v_row = 0
-        rows.append((k_row, v_row))
+        rows.append(KVRow(k_row, v_row, windows.get(int(layer), 0) if layer.isdecimal() else 0))
     return rows
-
-
-def row_bytes(row: tuple[int, int], type_k: str, type_v: str) -> int:
-    """Return the bytes of one token's K and V rows (values, as of `kv_rows`) in these cache types."""
-    kinds = BY_NAME[type_k.upper()], BY_NAME[type_v.upper()]
-    return sum(-(-values // kind.block) * kind.nbytes for values, kind in zip(row, kinds, strict=True))
 
 
 def state_bytes(header: GGUFHeader) -> int:
@@ -172,7 +203,7 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
         return 0
     layers, (convolution, rest) = len(_recurrent_layers(header)), _recurrent_bytes(header)
     budget = max(_SNAPSHOT_BYTES, int(_SNAPSHOT_SHARE * header.size))
-    n = min(most_snapshots(min(options.n_ubatch, options.n_batch)), budget // max(layers * (convolution + rest), 1))
+    n = min(most_snapshots(_n_ubatch(options)), budget // max(layers * (convolution + rest), 1))
     if header.architecture in _COPYING_ARCHITECTURES:
         copied = _COPY_COST * layers * convolution
         n = min(n, int(_COPY_SHARE * _bytes_per_token(header) / max(copied, 1)))
@@ -206,6 +237,11 @@ def rollback_bytes(header: GGUFHeader, n_rs_seq: int) -> tuple[int, int]:
     return copies * layers * state, (copies + 3) * state
 
 
+def _n_ubatch(options: LoadOptions) -> int:
+    """Return the tokens of a graph (cparams.n_ubatch), of a context that is not shorter."""
+    return min(options.n_ubatch, options.n_batch)
+
+
 def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int) -> int:
     """Estimate of llama.cpp's "compute buffer size" plus its output buffer.
 
@@ -213,7 +249,7 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
     of 128 and 512, flash attention on and off: never below, at most a third above. The buffer is shared by parts of
     the graph that do not run at once, so the widest of attention, feed-forward, recurrence and logits counts.
     """
-    rows = min(options.n_ubatch, options.n_batch, n_ctx) or 1
+    rows = min(_n_ubatch(options), n_ctx) or 1
     flash = options.flash_attn != "off"  # "auto" means on for every model that allows it on a CPU
     width = header.n_embd
     attention = 5 * width + 2 * header.n_head * header.key_length
@@ -237,22 +273,29 @@ def required_memory(
     """Return the memory for the model of `header` (of `read_model`) with a context of `n_ctx` tokens.
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
-    memory is read from disk again for every token. `n_outputs` is the number of positions of one batch whose
-    logits are kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
+    memory is read from disk again for every token. With `options.from_disk` that is wanted, and nothing is repacked.
+    `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
+    of the snapshots of a recurrent state.
     """
-    copied = list(repacked(header, _this_cpu())) if options.use_repack else []
+    copied = list(repacked(header, _this_cpu())) if options.use_repack and not options.from_disk else []
     repack = sum(nbytes for _, _, nbytes in copied)
+    reclaimable = header.size if options.from_disk else sum(tensor.nbytes for tensor, _, _ in copied)
     # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.
     locked = options.mlock and options.load_mode == "mmap"
     copies, graph = rollback_bytes(header, n_rs_seq)
     return MemoryNeed(
         weights=header.size,
         repack=repack,
-        kv=kv_bytes(header, n_ctx, options.type_k, options.type_v) + copies,
+        kv=kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
-        reclaimable=0 if locked else sum(tensor.nbytes for tensor, _, _ in copied),
+        reclaimable=0 if locked else reclaimable,
         n_ctx=n_ctx,
     )
+
+
+def may_stay_on_disk(options: LoadOptions) -> bool:
+    """Return whether these options allow weights that stay on disk: mapped, not locked, and not on RPC workers."""
+    return options.load_mode == "mmap" and not options.mlock and not options.rpc
 
 
 def plan_memory(
@@ -275,6 +318,7 @@ def needs_workers(header: GGUFHeader, options: LoadOptions, available: int) -> b
     """Return whether RPC workers have to hold some layers: it was asked for, or they do not fit here."""
     if not options.rpc or options.rpc_layers:
         return bool(options.rpc)
+    options = msgspec.structs.replace(options, from_disk=False)
     return required_memory(header, options, choose_context(header, options, available)).least > available
 
 
@@ -292,12 +336,14 @@ def layers_elsewhere(header: GGUFHeader, options: LoadOptions, n_ctx: int, exces
     for number, layer in enumerate(reversed(range(header.n_layer))):
         if number >= (options.rpc_layers or header.n_layer) or (not options.rpc_layers and saved >= excess):
             return number, saved
-        saved += weights[str(layer)] + n_ctx * row_bytes(rows[layer], options.type_k, options.type_v)
+        cells = kv_cells(rows[layer].window, n_ctx, _n_ubatch(options))
+        saved += weights[str(layer)] + cells * rows[layer].nbytes(options.type_k, options.type_v)
     return header.n_layer, saved
 
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
     """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens."""
+    options = msgspec.structs.replace(options, from_disk=False)
     if draft.is_head:  # llama-server's default
         options = msgspec.structs.replace(options, type_k="f16", type_v="f16")
     return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
@@ -353,6 +399,7 @@ def check_fit(
         return
     available_bytes -= total - need.least
     ideas: list[str] = []
+    stays_on_disk = False
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
         quantized = msgspec.structs.replace(options, type_k="q8_0", type_v="q8_0", flash_attn="auto")
@@ -362,10 +409,14 @@ def check_fit(
             longer = min(largest_context(header, quantized, available_bytes), need.n_ctx)
             if longer > fitting:
                 ideas.append(f"a q8_0 KV cache allows {longer} tokens")
+        on_disk = required_memory(header, msgspec.structs.replace(options, from_disk=True), need.n_ctx)
+        stays_on_disk = may_stay_on_disk(options) and on_disk.least <= available_bytes
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
         ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0)"]
     if not ideas:
         ideas.append("choose a smaller model or quantization")
+    if stays_on_disk:
+        ideas.append("read the weights from disk for every token, which is slow (--from-disk)")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
         f"Not enough memory: the model needs {gigabytes(total)} GB = {need.breakdown(draft)}, and "

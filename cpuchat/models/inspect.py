@@ -16,7 +16,9 @@ from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.types import BY_NAME
 from cpuchat.models.gguf.vocabulary import vocabulary
 from cpuchat.models.hub.repository import Data
-from cpuchat.models.traffic import traffic_of, windows_of
+from cpuchat.models.traffic import traffic_of
+from cpuchat.models.windows import windows_of
+from cpuchat.protocol import LoadOptions
 from cpuchat.telemetry.traffic import pass_bytes
 
 # Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
@@ -107,9 +109,10 @@ class Inspection(Data, frozen=True):
 
     `kind`: "model", or what it is instead ("an adapter of a model").
     Sizes in bytes; `size` of all tensors, `file_size` of all files. `bytes_per_token` is what a plain pass reads with
-    an empty context, `kv_per_token` what a token of context takes and `state` a recurrent model's state, both as F16
-    (the latter F32). `heads` and `heads_kv` are the largest of all layers. `window`: the sliding window of
-    `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `gguf.checks`.
+    an empty context; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a sliding window take
+    beside that, both as F16, and `state` a recurrent model's state, as F32. `heads` and `heads_kv` are the largest of
+    all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses
+    ("it has 0 layers"), see `gguf.checks`.
     """
 
     name: str
@@ -134,6 +137,7 @@ class Inspection(Data, frozen=True):
     window: int
     windowed_layers: int
     kv_per_token: int
+    kv_windowed: int
     state: int
     bytes_per_token: int
     experts: Experts | None
@@ -159,6 +163,7 @@ _SAME = (
 def inspect(header: GGUFHeader) -> Inspection:
     """Describe the model of `header` (of all parts, from `read_model`). About 0.1 s for 150k tokens."""
     windows = [window for window in windows_of(header) if window]
+    kv_per_token, kv_windowed = fit.kv_growth(header, LoadOptions())
     return Inspection(
         **{name: getattr(header, name) for name in _SAME},
         file=header.path.name,
@@ -168,7 +173,8 @@ def inspect(header: GGUFHeader) -> Inspection:
         heads_kv=max(header.heads_kv, default=0),
         window=max(windows, default=0),
         windowed_layers=len(windows),
-        kv_per_token=(fit.kv_bytes(header, fit.CONTEXT_STEP) - fit.state_bytes(header)) // fit.CONTEXT_STEP,
+        kv_per_token=kv_per_token,
+        kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
         bytes_per_token=round(pass_bytes(traffic_of(header), 1, 0)),
         experts=_experts(header),

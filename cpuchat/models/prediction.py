@@ -153,6 +153,7 @@ def _by_header(
     *,
     exact: bool = True,
 ) -> Prediction:
+    options = msgspec.structs.replace(options, from_disk=False)  # what could be loaded that way only is too large
     need, _ = plan_memory(header, options, machine.available)
     work = model_work(
         header,

@@ -15,11 +15,12 @@ from cpuchat.errors import CpuchatError, ModelNotFound, UsageError
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.dimensions import typical_work
 from cpuchat.models.file_names import without_prefix
-from cpuchat.models.fit import kv_bytes
+from cpuchat.models.fit import kv_by_window, kv_cells
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.work import model_work
+from cpuchat.protocol import LoadOptions
 from cpuchat.synthetic.model import header_of
 from cpuchat.synthetic.shapes import SHAPES
 
@@ -30,7 +31,8 @@ _TOO_SMALL = 1e6  # parameters: a header without matrices
 
 
 class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in a quantization. `size`: bytes of its file; `kv_row`: bytes of KV cache for a token of context.
+    """A model in a quantization. `size`: bytes of its file; `kv_rows`: bytes of KV cache for a token, by the sliding
+    window of the layers (0: none).
 
     `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
     file here, "" for none.
@@ -40,9 +42,14 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str
     size: float
     work: ModelWork
-    kv_row: float
+    kv_rows: dict[int, float]
     exact: bool = False
     path: str = ""
+
+    def kv_bytes(self, n_ctx: int) -> float:
+        """Return the bytes of the KV cache for a context of `n_ctx` tokens."""
+        n_ubatch = LoadOptions().n_ubatch
+        return sum(nbytes * kv_cells(window, n_ctx, n_ubatch) for window, nbytes in self.kv_rows.items())
 
 
 def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
@@ -167,7 +174,7 @@ def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
         quantization=header.quantization,
         size=header.size,
         work=model_work(header, alike=ALIKE),
-        kv_row=(kv_bytes(header, 4096) - kv_bytes(header, 0)) / 4096,
+        kv_rows={window: float(nbytes) for window, nbytes in kv_by_window(header).items()},
         exact=True,
         path=str(header.path) if header.path.is_file() else "",
     )
@@ -178,5 +185,5 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
     kind = quantization or entry.quantization or USUAL
     size = entry.sizes.get(kind, 0.0) * 1e9 or 1e9 * entry.params * quant_type(kind).bits / 8
     work = typical_work(size, kind, params=1e9 * entry.params, active=entry.active_share, id=entry.id)
-    kv_row = sum(one.nbytes for one in work.attention)
-    return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_row=kv_row)
+    kv_rows = {one.window: one.nbytes for one in work.attention}
+    return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_rows=kv_rows)

@@ -283,8 +283,8 @@ def _memory_ceiling(machine: MachineSpec, plan: Plan) -> Range:
 def _memory(
     machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: Workload, users: int
 ) -> Memory:
-    kv = users * (workload.n_ctx * model.kv_row + model.work.state)
-    beside = draft.size + users * workload.n_ctx * draft.kv_row if draft is not None else 0.0
+    kv = users * (model.kv_bytes(workload.n_ctx) + model.work.state)
+    beside = draft.size + users * draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     total = 1e9 * machine.memory_gb.value
     return Memory(
         weights=model.size,

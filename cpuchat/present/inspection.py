@@ -82,9 +82,16 @@ def _memory(model: Inspection) -> Rows:
     return [
         ("size", f"{units.size(model.file_size)}, tensors {units.size(model.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
-        ("KV cache", f"{units.size(model.kv_per_token)} per token of context as F16" if model.kv_per_token else ""),
+        ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
+
+
+def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
+    """Format what a KV cache takes, in bytes: `82 kB per token of context as F16 + 654 MB for sliding windows`."""
+    parts = [f"{units.size(per_token)} per token of context{kind}" if per_token else ""]
+    parts.append(f"{units.size(windowed)} for sliding windows" if windowed else "")
+    return " + ".join(filter(None, parts))
 
 
 def _tensors(model: Inspection) -> Rows:

@@ -69,6 +69,8 @@ def shape_metadata(shape: Shape, quant: str, name: str) -> dict[str, Any]:
     }
     if shape.head:
         values |= {f"{a}.attention.key_length": shape.head, f"{a}.attention.value_length": shape.head}
+    if shape.window:
+        values[f"{a}.attention.sliding_window"] = shape.window
     if shape.n_expert:
         values |= {
             f"{a}.expert_count": shape.n_expert,
@@ -95,13 +97,16 @@ def layer_tensors(
         matrices += [("ffn_gate_exps", (h, ff, n)), ("ffn_up_exps", (h, ff, n)), ("ffn_down_exps", (ff, h, n))]
     else:
         matrices += [("ffn_gate", (h, ff)), ("ffn_up", (h, ff)), ("ffn_down", (ff, h))]
+    norms = {"attn_norm": h, "ffn_norm": h}
+    if shape.architecture in ("qwen3moe", "gemma3"):
+        norms |= {"attn_q_norm": shape.head_size, "attn_k_norm": shape.head_size}
+    if shape.architecture == "gemma3":
+        norms |= {"post_attention_norm": h, "post_ffw_norm": h}
     for layer in range(shape.n_layer):
         prefix = f"blk.{layer}."
-        for norm, size in (("attn_norm", h), ("ffn_norm", h)):
+        for norm, size in norms.items():
             yield from_array(f"{prefix}{norm}.weight", np.ones(size, np.float32))
-        if shape.architecture == "qwen3moe":
-            for norm in ("attn_q_norm", "attn_k_norm"):
-                yield from_array(f"{prefix}{norm}.weight", np.ones(shape.head_size, np.float32))
+        if shape.n_expert:
             yield random_tensor(f"{prefix}ffn_gate_inp.weight", (h, shape.n_expert), "F32", seed, STD)
         for name, size in matrices:
             full = f"{prefix}{name}.weight"

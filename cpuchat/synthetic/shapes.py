@@ -9,12 +9,13 @@ import msgspec
 from cpuchat.errors import UsageError
 from cpuchat.models.gguf.types import BY_NAME, FILE_TYPE_BY_NAME
 
-Architecture = Literal["qwen2", "llama", "qwen3moe"]
+Architecture = Literal["qwen2", "llama", "qwen3moe", "gemma3"]
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a model, with the names that GGUF uses. `head` 0 means n_embd / n_head; `tied`: the embedding is the
-    head, too. `n_ff` of a mixture of experts is that of one expert."""
+    head, too. `n_ff` of a mixture of experts is that of one expert. `window`: tokens that five of six layers of Gemma 3
+    attend to."""
 
     name: str
     architecture: Architecture
@@ -28,6 +29,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     head: int = 0
     n_expert: int = 0
     n_expert_used: int = 0
+    window: int = 0
     rope_base: float = 1e6
     n_ctx: int = 32768
 
@@ -36,7 +38,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return self.head or self.n_embd // self.n_head
 
 
-# From the published configurations of Qwen2.5, Llama 3 and Qwen3; "tiny" and "0.05b" are our own.
+# From the published configurations of Qwen2.5, Llama 3, Qwen3 and Gemma 3; "tiny" and "0.05b" are our own.
 _ALL = (
     Shape(name="tiny", architecture="qwen2", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=2048),
     Shape(name="0.05b", architecture="qwen2", n_layer=6, n_embd=512, n_head=8, n_head_kv=2, n_ff=1536, n_vocab=32768),
@@ -58,6 +60,8 @@ _ALL = (
           n_vocab=128256, rope_base=5e5, n_ctx=131072),
     Shape(name="30b-a3b", architecture="qwen3moe", n_layer=48, n_embd=2048, n_head=32, n_head_kv=4, n_ff=768,
           n_vocab=151936, head=128, n_expert=128, n_expert_used=8, n_ctx=40960),
+    Shape(name="27b-gemma3", architecture="gemma3", n_layer=62, n_embd=5376, n_head=32, n_head_kv=16, n_ff=21504,
+          n_vocab=262144, tied=True, head=128, window=1024, n_ctx=131072),
 )  # fmt: skip
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 

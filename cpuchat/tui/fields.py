@@ -59,6 +59,7 @@ TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("engine.cache_type_v", "KV cache type, V", "below f16 it needs flash attention"),
         ("engine.load_mode", "Load mode", "mmap starts at once; read copies the file into memory"),
         ("engine.mlock", "Lock memory", "keep the weights from being swapped out"),
+        ("engine.from_disk", "Weights on disk", "models larger than memory: read for every token, so slow"),
         ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
         ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, and at most as much memory, to resume chats; 0 = off"),
         ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),

@@ -17,6 +17,7 @@ from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.protocol import CacheType, LoadOptions
+from cpuchat.synthetic.model import header_of as header_of_shape
 from cpuchat.synthetic.model import write_model
 from cpuchat.synthetic.shapes import SHAPES
 from tests.models.llama import Llama
@@ -125,6 +126,21 @@ def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
     need = fit.required_memory(read_header(models["llama"]), LoadOptions(), 512)
     assert need.repack > need.reclaimable > 0
     assert need.least > fit.required_memory(read_header(models["llama"]), LoadOptions(use_repack=False), 512).least
+
+
+def test_layers_with_a_window_keep_no_more_than_it_and_one_batch() -> None:
+    header = header_of_shape("27b-gemma3", "Q4_K_M")  # 52 of 62 layers attend to 1024 tokens
+    row = 2 * 2 * 16 * 128
+    assert fit.kv_bytes(header, 131_072) == row * (10 * 131_072 + 52 * (1024 + 512))
+    assert fit.kv_bytes(header, 131_072, n_ubatch=600) == row * (10 * 131_072 + 52 * 1792)  # padded to 256
+    assert fit.kv_bytes(header, 512) == row * 62 * 512
+    assert fit.kv_growth(header, LoadOptions(n_ubatch=256)) == (10 * row, 52 * 1280 * row)
+    options = LoadOptions(n_ctx=131_072, rpc=("a:1",))
+    layers, saved = fit.layers_elsewhere(header, options, 131_072, 1)
+    last = sum(t.nbytes for t in header.tensors if t.name.startswith("blk.61."))
+    assert (layers, saved) == (1, last + 1536 * row)
+    available = fit.required_memory(header, LoadOptions(), 65_536).least
+    assert fit.largest_context(header, LoadOptions(), available) == 65_536
 
 
 def test_the_largest_context_is_the_largest(models: dict[str, Path]) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from cpuchat.model_info import KVTraffic, Traffic
 from cpuchat.models.gguf.arrays import LazyArray
-from cpuchat.models.traffic import traffic_of, windows_of
+from cpuchat.models.traffic import traffic_of
+from cpuchat.models.windows import windows_of
 from tests.models.test_fit import header_of
 
 BOOL = 7  # GGUF value type
@@ -114,7 +115,10 @@ def test_windows_that_llama_cpp_does_not_use() -> None:
 def test_without_flash_attention_everything_is_read_in_steps() -> None:
     values = {"general.architecture": "gemma2", "gemma2.block_count": 2}
     found = traffic_of(header_of(values, layers(2)), flash_attn=False)
-    assert found.kv == (KVTraffic(bytes_per_token=2 * 2 * 128, step=256),)
+    assert found.kv == (
+        KVTraffic(bytes_per_token=2 * 128, step=256),
+        KVTraffic(bytes_per_token=2 * 128, window=4096 + 512, step=256),
+    )
 
 
 def test_layers_that_share_a_cache_read_that_of_their_kind() -> None:

@@ -30,7 +30,7 @@ def test_the_catalog_gives_about_what_a_header_gives(catalog: Catalog, shape: st
     exact, rough = find_model(f"{shape}:{quantization}", catalog), find_model(f"{id}:{quantization}", catalog)
     assert exact.exact
     assert not rough.exact
-    assert rough.kv_row == pytest.approx(exact.kv_row)
+    assert rough.kv_rows == pytest.approx(exact.kv_rows)
     assert rough.size == pytest.approx(exact.size, rel=0.06)
     for n in (1, 8):
         assert bytes_read(rough.work, n, 1000) == pytest.approx(bytes_read(exact.work, n, 1000), rel=0.1)
@@ -49,7 +49,7 @@ def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
         model = from_catalog(entry)
         assert model.size > 0
         assert model.work.weight_bytes <= 1.01 * model.size
-        assert model.kv_row > 0
+        assert model.kv_bytes(4096) > 0
 
 
 def test_known_configurations_are_of_models_of_the_catalog(catalog: Catalog) -> None:

@@ -100,7 +100,7 @@ def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> 
     assert plan.shared_tok_s.value == pytest.approx(n * batch_rate(profile, plan.model.work, n, plan.workload.n_past))
     small = msgspec.structs.replace(plan.machine, memory_gb=Figure(12.0))
     crowded = make_plan(small, plan.model, plan.workload)
-    each = crowded.workload.n_ctx * crowded.model.kv_row
+    each = crowded.model.kv_bytes(crowded.workload.n_ctx)
     assert crowded.users_by_memory == int((crowded.memory.usable - crowded.memory.needed + each) // each)
     assert crowded.users is not None
     assert crowded.users.high <= crowded.users_by_memory < n

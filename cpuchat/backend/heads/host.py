@@ -109,7 +109,7 @@ def parameters(server: ServerOptions, xllamacpp: Any) -> Any:
         cpu.poll = 0
         cpu.cpumask = [number in server.cpus for number in range(len(cpu.cpumask))]
         cpu.mask_valid = cpu.strict_cpu = True
-    params.no_extra_bufts = not options.use_repack
+    params.no_extra_bufts = options.from_disk or not options.use_repack
     params.endpoint_metrics = True
     params.endpoint_slots = True
     _set_types(params, options, xllamacpp)

@@ -78,7 +78,7 @@ def command(server: ServerOptions) -> list[str]:
     if options.mlock or options.load_mode == "read":
         modes = ["mmap"] if options.load_mode == "mmap" else []
         found += ["--load-mode", "+".join([*modes, *(["mlock"] if options.mlock else [])]) or "none"]
-    if not options.use_repack:
+    if options.from_disk or not options.use_repack:
         found.append("--no-repack")
     return found
 

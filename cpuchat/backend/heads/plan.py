@@ -11,11 +11,13 @@ from cpuchat.backend.heads.options import Drafting, ServerOptions
 from cpuchat.backend.heads.process import free_port
 from cpuchat.backend.placing import place_here
 from cpuchat.errors import DoesNotFit, EngineMissing
+from cpuchat.hardware.disk import read_rate
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.model_info import ModelInfo
 from cpuchat.models.fingerprint import file_fingerprint
 from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_elsewhere, required_memory
+from cpuchat.models.from_disk import slowness, where_needed
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
 from cpuchat.protocol import LoadOptions
@@ -26,7 +28,9 @@ _MOST_CACHE_MIB = 8192  # llama-server's own limit
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
-    """What a load needs to know of the files and of the machine. `head` is None for one that the model contains."""
+    """What a load needs to know of the files and of the machine. `head` is None for one that the model contains, `slow`
+    is the note about weights that stay on disk.
+    """
 
     path: Path
     options: LoadOptions
@@ -36,6 +40,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
     head: GGUFHeader | None
     server: ServerOptions
     fingerprint: str
+    slow: str = ""
 
     @classmethod
     def of(cls, path: Path, options: LoadOptions, spec: PlacementSpec) -> ServerPlan:
@@ -52,6 +57,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         kind = require_head(path, draft) if draft is not None else None
         program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
         head = read_model(draft) if draft is not None and kind is not None and draft != path else None
+        options, slow = where_needed(header, options, available_bytes()), ""
         n_ctx, layers, spare = _fit(header, head, options)
         if layers and not program:
             raise EngineMissing(
@@ -71,7 +77,10 @@ class ServerPlan(msgspec.Struct, frozen=True):
             cpus=placement.cpus,
             options=options,
         )
-        return cls(path, options, placement, kind, header, head, server, file_fingerprint(path))
+        if options.from_disk:
+            need = required_memory(header, options, n_ctx)
+            slow = slowness(header, need, available_bytes(), read_rate(header.path), options.n_experts)
+        return cls(path, options, placement, kind, header, head, server, file_fingerprint(path), slow)
 
     def described(self, model: ModelInfo) -> ModelInfo:
         """Return the model that the server describes as one of this machine."""
@@ -106,6 +115,8 @@ class ServerPlan(msgspec.Struct, frozen=True):
         notes = [f"Answered by {ENGINE}{drafts}."]
         if options.draft_path and not head:
             notes.append(f"{Path(options.draft_path).name} is not used: with RPC workers, only draft heads are.")
+        if self.slow:
+            notes.append(self.slow)
         if layers:
             notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {', '.join(options.rpc)}.")
         return notes

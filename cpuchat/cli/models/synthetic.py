@@ -49,7 +49,7 @@ def synthetic(
 ) -> int:
     """Write a model with random weights, in the SHAPE of a real one, to OUT.
 
-    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b or 30b-a3b. The model
+    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b, 30b-a3b or 27b-gemma3. The model
     writes nonsense, but costs as much memory and computation as a real one.
     """
     from cpuchat.synthetic.model import write_model

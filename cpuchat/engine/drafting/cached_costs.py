@@ -64,8 +64,9 @@ def calibrated_costs(
     file = Path(command.calibration_file) if command.calibration_file else None
     target_key = calibration_key(target, None)
     key = calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else target_key
-    costs = load_costs(file, key, any_age=not command.options.calibrate)
-    if not command.options.calibrate:
+    calibrate = command.options.calibrate and not target.plan.from_disk  # each pass would read the disk
+    costs = load_costs(file, key, any_age=not calibrate)
+    if not calibrate:
         return costs, "" if costs else UNCALIBRATED
     known, earlier = load_costs(file, target_key), load_costs(file, key, any_age=True)
     if any(one is not None and one.disturbed for one in (costs, known)) and _cores_idle(target.pool.cpus):

@@ -144,6 +144,7 @@ def _load_draft(
             n_ctx=min(target.sequence.n_ctx, trained),
             n_experts=0,
             draft_path="",
+            from_disk=False,
         )
         draft = Model.load(
             path, options, target.pool, on_progress=on_progress, abort=abort, available=max(available, 0)

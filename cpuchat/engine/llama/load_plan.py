@@ -14,6 +14,7 @@ import msgspec
 from cpuchat.engine.llama import bindings
 from cpuchat.errors import ModelUnsupported, UsageError
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
+from cpuchat.models.from_disk import where_needed
 from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.protocol import MIN_CTX, LoadOptions
@@ -42,6 +43,7 @@ class LoadPlan:
         n_rs_seq: snapshots of a recurrent state to request (`rollback.Bounded`).
         notes: for the user.
         experts: header value to override so that a token uses another number of experts.
+        from_disk: the weights stay on disk.
     """
 
     n_ctx: int
@@ -56,6 +58,7 @@ class LoadPlan:
     n_rs_seq: int = 0
     notes: tuple[str, ...] = ()
     experts: tuple[str, int] | None = None
+    from_disk: bool = False
 
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX) -> LoadPlan:
@@ -81,6 +84,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
     if experts is not None:
         notes.append(_expert_note(experts[1], header.number(_EXPERTS_USED)))
         header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
+    options = where_needed(header, options, available)
     need, n_rs_seq = plan_memory(header, options, available, n_outputs)
     n_ctx = need.n_ctx
     check_fit(need, available, header, options)
@@ -104,6 +108,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
         n_rs_seq=n_rs_seq,
         notes=tuple(notes),
         experts=experts,
+        from_disk=options.from_disk,
     )
 
 

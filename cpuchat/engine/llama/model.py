@@ -23,9 +23,11 @@ from cpuchat.engine.llama.spm_coverage import spm_coverage
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.errors import DoesNotFit, GenerationFailed, Interrupted, ModelDamaged, ModelUnsupported
+from cpuchat.hardware.disk import read_rate
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.model_info import ModelInfo
 from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.from_disk import slowness
 from cpuchat.models.gguf.checks import check_header
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.protocol import LoadOptions
@@ -87,13 +89,18 @@ class Model:
         bindings.start()
         started = perf_counter()
         header = read_model(path)
-        plan = plan_load(header, options, available_bytes() if available is None else available, n_outputs)
+        available = available_bytes() if available is None else available
+        plan = plan_load(header, options, available, n_outputs)
         check_header(header)
         on_header(header)
         model = cls(header, plan, options, abort)
         bindings.log.clear()
         try:
-            if options.load_mode == "mmap":
+            if plan.from_disk:
+                rate = read_rate(header.path)
+                model._notes.append(slowness(header, plan.need, available, rate, options.n_experts))
+                on_progress("reading", 0, header.file_size)
+            elif options.load_mode == "mmap":
                 model._notes += place_pages(header)
                 read_ahead(header, on_progress, abort)
             with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
@@ -124,7 +131,7 @@ class Model:
 
         params = llama.llama_model_default_params()
         params.load_mode = self.plan.load_mode
-        params.use_extra_bufts = self.options.use_repack
+        params.use_extra_bufts = self.options.use_repack and not self.plan.from_disk
         params.n_gpu_layers = 0
         if self.plan.experts is not None:
             params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))
@@ -155,7 +162,9 @@ class Model:
         )
         params.flash_attn_type = plan.flash_attn
         params.type_k, params.type_v = plan.type_k, plan.type_v
-        params.swa_full = False  # the store of states goes back where a window-sized cache cannot
+# Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
+        # back where such a cache cannot.
+        params.swa_full = False
         if has_recurrent_state(self._model):
             request_rollback(params, plan.n_rs_seq)
         self._context = llama.llama_init_from_model(self._model, params)

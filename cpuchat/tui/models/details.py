@@ -13,6 +13,7 @@ from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.model import LocalModel
 from cpuchat.present import downloads, prediction
+from cpuchat.present.inspection import kv_growth
 from cpuchat.servers import Source
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import tokens
@@ -31,12 +32,14 @@ SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder"
 
 @dataclass(frozen=True)
 class ModelDetails:
-    """The facts about one entry. `kv_per_token` in bytes; `draft` is what would be loaded beside it, and `problem` why
-    its header cannot be read. `reading`: it is being read, `prediction` is estimated by the size so far; None: unknown.
+    """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded
+    beside it, and `problem` why its header cannot be read. `reading`: it is being read, `prediction` is estimated by
+    the size so far; None: unknown.
     """
 
     prediction: Prediction | None = None
     kv_per_token: int = 0
+    kv_windowed: int = 0
     draft: str = ""
     problem: str = ""
     reading: bool = False
@@ -139,7 +142,8 @@ def _reads(known: ModelDetails) -> str:
     if known.prediction is None:
         return ""
     reads = [f"{units.size(known.prediction.bytes_per_token)} per token" if known.prediction.bytes_per_token else ""]
-    reads.append(f"KV {units.size(known.kv_per_token)} per token of context" if known.kv_per_token else "")
+    growth = kv_growth(known.kv_per_token, known.kv_windowed)
+    reads.append(f"KV {growth}" if growth else "")
     return " · ".join(filter(None, reads))
 
 

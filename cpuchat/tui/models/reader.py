@@ -109,7 +109,7 @@ class ModelsReader:
     def details(self, model: LocalModel, machine: Machine) -> ModelDetails:
         """Return the details of one model on this machine, with the draft model that would be loaded beside it."""
         from cpuchat.models.drafts.choice import choose_draft
-        from cpuchat.models.fit import kv_rows, row_bytes
+        from cpuchat.models.fit import kv_growth
         from cpuchat.models.prediction import predict
         from cpuchat.models.tuned_machine import TunedMachine
 
@@ -122,9 +122,11 @@ class ModelsReader:
             beside = self.header(draft) if draft not in (None, model.path) else None  # it contains its head
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))
+        kv_per_token, kv_windowed = kv_growth(header, options)
         return ModelDetails(
             prediction=predict(header, options, tuned.of(model.path), draft=beside),
-            kv_per_token=sum(row_bytes(row, options.type_k, options.type_v) for row in kv_rows(header)),
+            kv_per_token=kv_per_token,
+            kv_windowed=kv_windowed,
             draft=beside.name if beside is not None else note,
         )
 

@@ -16,7 +16,7 @@ from cpuchat.protocol import LoadOptions
 from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
-ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35")
+ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3")
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,13 @@ def _logged(lines: list[str], what: str) -> float:
     return sum(map(float, sizes)) * 2**20
 
 
+@pytest.mark.parametrize("n_ctx", [256, 1024])  # both sides of the window of Gemma 3
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_memory_is_what_llama_cpp_says(arch: Architecture, load: Callable[..., Model], tmp_path: Path) -> None:
+def test_memory_is_what_llama_cpp_says(
+    arch: Architecture, n_ctx: int, load: Callable[..., Model], tmp_path: Path
+) -> None:
     file = write_tiny_gguf(tmp_path / "wide-F32.gguf", arch=arch, n_layer=6, n_embd=256, n_ff=256)
-    model = load(file, LoadOptions(n_ctx=1024, n_batch=64, n_ubatch=64))
+    model = load(file, LoadOptions(n_ctx=n_ctx, n_batch=64, n_ubatch=64))
     lines, need = bindings.log.lines(), model.plan.need
     assert need.kv == pytest.approx(_logged(lines, "KV") + _logged(lines, "RS"), abs=0.02 * 2**20)
     compute, estimate = _logged(lines, "compute"), need.compute - fit.PROCESS_BYTES

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat import paths
+from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.paths import kv_stem
 from cpuchat.protocol import GenerationFinished, Message, PrefillProgress, Sampling, Speculation, TextDelta
 from cpuchat.timings import Timings
@@ -248,17 +250,18 @@ def test_what_is_too_large_to_be_saved_is_said_once(files: dict[str, Path], tmp_
     talk.engine.close()
 
 
-def test_the_draft_models_state_is_kept_too(demo_target: Path, demo_draft: Path, tmp_path: Path) -> None:
-    options = msgspec.structs.replace(WIDE, draft_path=str(demo_draft))
+def test_the_draft_models_state_is_kept_too(tmp_path: Path) -> None:
+    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    options = msgspec.structs.replace(WIDE, draft_path=str(draft))
     speculation = Speculation(drafters=("draft",), depth=3)
     question = user("Why does a CPU write slower than it reads the prompt?")
     chat = Chat()
-    chat.load(demo_target, options, state_dir=tmp_path / "kv")
+    chat.load(demo, options, state_dir=tmp_path / "kv")
     chat.ask(question, chat_id="a", speculation=speculation)
     turns = (question, assistant(chat.text), user("And then?"))
     held = len(chat.engine._setup.draft.sequence)  # type: ignore[union-attr]
     chat.restart()
-    chat.load(demo_target, options, state_dir=tmp_path / "kv")
+    chat.load(demo, options, state_dir=tmp_path / "kv")
     seen: list[int] = []
     chat.react = lambda e: (
         seen.append(len(chat.engine._setup.draft.sequence)) if isinstance(e, PrefillProgress) else None
