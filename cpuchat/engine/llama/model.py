@@ -162,7 +162,7 @@ class Model:
         )
         params.flash_attn_type = plan.flash_attn
         params.type_k, params.type_v = plan.type_k, plan.type_v
-# Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
+        # Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
         # back where such a cache cannot.
         params.swa_full = False
         if has_recurrent_state(self._model):
