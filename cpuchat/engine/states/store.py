@@ -380,11 +380,10 @@ class StateStore:
         if size > files.limit or size > available_bytes() // 2:
             return
         whole = state or self._whole(())
-        partials = [
-            one for one in self._own() if one is not whole and one.restored_bytes and tokens.startswith(one.tokens)
-        ]
+        kind = [one for one in self._own() if one.is_whole != sequence.is_divisible and one is not whole]
+        partials = {one.tokens: one for one in kind if one.restored_bytes and tokens.startswith(one.tokens)}
         parts = [whole]
-        for one in sorted({one.tokens: one for one in partials}.values(), key=len, reverse=True)[:_SAVED_PARTIALS]:
+        for one in sorted(partials.values(), key=len, reverse=True)[:_SAVED_PARTIALS]:
             if (size := size + one.restored_bytes) <= files.limit:
                 parts.append(one)
         files.write(self.live.stem, parts, self._draft_key)
