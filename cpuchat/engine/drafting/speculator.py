@@ -181,8 +181,13 @@ class Speculator:
                 self._lookup_debt = max(self._lookup_debt, -_LOOKUP_AHEAD * seconds) + spent
         self._lookup_debt -= self.lookup_share * seconds
 
-    def record_verify(self, proposal: Proposal, accepted: int, compared: int, seconds: float) -> None:
-        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too."""
+    def record_verify(
+        self, proposal: Proposal, accepted: int, compared: int, seconds: float, rollback: float, again: int
+    ) -> None:
+        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too.
+
+        After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes.
+        """
         draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
         by_model = proposal.drafter == "draft"
         overlap = self._model is not None and (self._model.has_split_cores or (by_model and self._model.overlap))
@@ -196,6 +201,8 @@ class Speculator:
                 draft_ms,
                 self._model.unread if self._model is not None and by_model else 0,
                 overlap,
+                1e3 * rollback,
+                again,
             )
         )
 

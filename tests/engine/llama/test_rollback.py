@@ -13,7 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cpuchat.engine.decoding import speculative
+from cpuchat.engine.drafting import speculator
 from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama import sequence as sequence_module
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.rollback import Bounded, Checkpoint, NoRollback, Rollback, request_rollback
@@ -21,6 +24,7 @@ from cpuchat.engine.llama.rollback_probe import can_roll_back, detect_rollback
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.models import fit
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
+from cpuchat.speculation.pass_record import PassRecord
 from tests.support.pairs import FLAT, Talker, Wandering, assert_same
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
@@ -135,6 +139,42 @@ def test_answers_with_drafts(any_model: Model, files: dict[str, Path], load: Cal
         refused += other.figures.draft_n - other.figures.draft_n_accepted
         prompt = [*prompt, *one.tokens, *b" and then"]
     assert refused > 0
+
+
+@pytest.mark.parametrize("arch", KINDS)
+@pytest.mark.parametrize("snapshots", [True, False], ids=["snapshots", "checkpoint"])
+def test_every_pass_is_counted_and_timed(
+    arch: Architecture,
+    snapshots: bool,
+    files: dict[str, Path],
+    load: Callable[..., Model],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where accepted tokens are evaluated again, that reads the weights and takes time like any other pass."""
+    if not snapshots:
+        monkeypatch.setattr(fit, "_COPY_SHARE", 0.0)
+    talker = Talker(load(files[arch], OPTIONS), costs=FLAT).decide(Wandering(3))
+    clock, decode = [0.0], llama.llama_decode
+
+    def one_second(*of: object) -> int:
+        clock[0] += 1.0
+        return decode(*of)
+
+    monkeypatch.setattr(llama, "llama_decode", one_second)
+    for module in (sequence_module, speculative, speculator):
+        monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    records: list[PassRecord] = []
+    record = talker.speculator._controller.record
+    monkeypatch.setattr(talker.speculator._controller, "record", lambda one: (records.append(one), record(one)))
+    sampling = Sampling(temperature=0.0, repeat_penalty=1.5)
+    said = talker.say([*PROMPT], Speculation(drafters=("lookup", "suffix")), sampling=sampling, max_tokens=80)
+    assert said.figures is not None and said.figures.draft_n_accepted < said.figures.draft_n
+    assert said.figures.passes == clock[0] - 1.0  # the prompt
+    assert 1e3 * said.figures.passes == sum(one.verify_ms + one.rollback_ms for one in records)
+    assert said.result.last - said.result.first == said.figures.passes
+    assert said.result.overhead_seconds == 0.0
+    is_evaluated_again = any(one.again for one in records)
+    assert is_evaluated_again == (talker.target.sequence.rollback.kind == "checkpoint")
 
 
 def test_kind_is_found_by_trying(any_model: Model) -> None:
