@@ -118,6 +118,8 @@ class Answer:
             loaded.restore(command.chat_id, saved, text, prompt)
         if loaded.pool is not None:
             loaded.history = loaded.pool.exchange(self._sequence, loaded.history, text, prompt)
+        # Beside the prefill, and where most of the prompt is cached, beside the first tokens.
+        self._output_thread.run(loaded.speculator.index_prompt(command.speculation, prompt))
         prefilled = self._prefill(text, prompt)
         if prefilled is None:
             return

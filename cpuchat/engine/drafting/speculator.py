@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import Final
@@ -73,7 +74,7 @@ class Speculator:
         self._model = self._draft if "draft" in options.drafters else None
         self._cascade: Cascade | None = None
         self._stats = SpeculationStats()
-        self._n_reported = 0  # tokens of the answer that the drafters know
+        self._n_reported = self._n_indexed = 0  # tokens of the answer that the draft model and the free drafters know
         self._lookup_debt = 0.0  # seconds spent on looking for drafts in vain, less what may be
         self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
         self._was_asked = False
@@ -91,26 +92,42 @@ class Speculator:
             if self._draft is not None:
                 self._draft.forget()
 
+    def index_prompt(self, options: Speculation, text: Tokens[int]) -> Iterator[None]:
+        """Return the steps that index `text`, which the next answer is to, for the free drafters.
+
+        Any thread may take them, while the prompt is evaluated and after it: free drafters propose nothing until all
+        are taken. The next call ends them.
+        """
+        is_wanted = self._free(options) and not self._why_off(options)
+        return self._index.set_in_steps(text) if is_wanted else iter(())
+
+    def _free(self, options: Speculation) -> list[Drafter]:
+        known: tuple[Drafter, ...] = (self._suffix, self._lookup)
+        return [drafter for drafter in known if drafter.name in options.drafters]
+
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
-        """Begin an answer to `text`; returns False when drafting is off, with `disabled_reason` if it was requested."""
+        """Begin an answer to `text`, for which `index_prompt` was called.
+
+        Returns False when drafting is off, with `disabled_reason` if it was requested.
+        """
         self._begin(options)
         self._suffix.use_remembered = options.across_chats
-        known: tuple[Drafter, ...] = (self._suffix, self._lookup)
-        free = [drafter for drafter in known if drafter.name in options.drafters]
+        free = self._free(options)
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
-        if free and self._max_depth:
+        if free:
             self._cascade = Cascade(self._index, free, self._controller.free_depth)
-            self._cascade.begin_answer(text)
         if self._model is not None:
             self._model.begin_answer(text, options.min_probability)
         is_wanted = self._model is not None or bool(free)
-        self.disabled_reason = (self._permanent_reason or self._too_fast()) if is_wanted else ""
+        self.disabled_reason = self._why_off(options) if is_wanted else ""
         return is_wanted and not self.disabled_reason
 
-    def _too_fast(self) -> str:
-        """Return why a model this fast is decoded without drafts; "" if it is not, or the user fixed the depth."""
+    def _why_off(self, options: Speculation) -> str:
+        """Return why nothing is drafted: it cannot be, or the model is too fast and the depth adaptive. Else ""."""
         plain = self._plain_ms
-        return "" if self._options.depth or plain is None or plain >= self.min_plain_ms else too_fast(plain)
+        if self._permanent_reason or options.depth or plain is None or plain >= self.min_plain_ms:
+            return self._permanent_reason
+        return too_fast(plain)
 
     @property
     def seconds(self) -> float:
@@ -131,25 +148,27 @@ class Speculator:
         if not self._was_asked:
             return None
         start, waited = perf_counter(), self.seconds
-        self._append(written[self._n_reported :])
-        self._n_reported = len(written)
-        proposal = self._find(min(room, self._max_depth))
+        cascade = None if self._index.is_filling else self._cascade
+        self._append(written, cascade)
+        proposal = self._find(min(room, self._max_depth), cascade)
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
         return proposal
 
-    def _append(self, tokens: Tokens[int]) -> None:
-        if self._cascade is not None:
-            self._cascade.append(tokens)
-            for drafter, buckets, accepted in self._cascade.take_scores():
+    def _append(self, written: list[int], cascade: Cascade | None) -> None:
+        if cascade is not None:
+            cascade.append(written[self._n_indexed :])
+            self._n_indexed = len(written)
+            for drafter, buckets, accepted in cascade.take_scores():
                 self._controller.record_scores(drafter, buckets, accepted)
         if self._model is not None:
-            self._model.append(tokens)
+            self._model.append(written[self._n_reported :])
+            self._n_reported = len(written)
 
-    def _find(self, room: int) -> Proposal | None:
+    def _find(self, room: int, cascade: Cascade | None) -> Proposal | None:
         if room < 1:
             return None
-        if self._cascade is not None:
-            proposal = self._cascade.propose(room, self._options.min_probability)
+        if cascade is not None:
+            proposal = cascade.propose(room, self._options.min_probability)
             if proposal:
                 return proposal
         return self._model.propose(room, fixed_depth=bool(self._options.depth)) if self._model is not None else None
