@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
+from itertools import islice
 from time import perf_counter
 from typing import Final
 
@@ -28,6 +30,8 @@ LOOKUP_SHARE: Final = 0.01
 """Share of the time of plain passes that may be spent on exploring whether to draft."""
 _LOOKUP_AHEAD: Final = 0.1
 """Limit of the exploration time that may be saved up, in plain passes."""
+_AT_ONCE: Final = 5
+"""Steps of an index that are taken at once, 1 ms: the next turn of most chats has drafts from its first token on."""
 
 
 class Speculator:
@@ -93,13 +97,15 @@ class Speculator:
                 self._draft.forget()
 
     def index_prompt(self, options: Speculation, text: Tokens[int]) -> Iterator[None]:
-        """Return the steps that index `text`, which the next answer is to, for the free drafters.
+        """Begin to index `text`, which the next answer is to, for the free drafters; returns the steps that are left.
 
         Any thread may take them, while the prompt is evaluated and after it: free drafters propose nothing until all
         are taken. The next call ends them.
         """
         is_wanted = self._free(options) and not self._why_off(options)
-        return self._index.set_in_steps(text) if is_wanted else iter(())
+        steps = self._index.set_in_steps(text) if is_wanted else iter(())
+        deque(islice(steps, _AT_ONCE))
+        return steps
 
     def _free(self, options: Speculation) -> list[Drafter]:
         known: tuple[Drafter, ...] = (self._suffix, self._lookup)
