@@ -1,30 +1,38 @@
-"""Time to the first token with a history of 2,000 tokens.
+"""Time to the first token with a history of 2,000 tokens, and with a very long one.
 
     python benchmarks/ttft.py [--quick] [--rounds N] [--model 0.5b:Q4_K_M] [--threads N]
 
 Second turn: the history is in the KV cache, some new tokens come on top. cpuchat (worker, seen from this process)
 against llama-server with its prompt cache (streamed over HTTP, seen from this process): same file, same threads, the
 same prompts; both must report the same number of tokens evaluated. After a restart: a new worker that finds the
-chat's saved KV, against a new worker that finds none.
+chat's saved KV, against a new worker that finds none. Index: from the end of the prefill to the first token, after
+131,072 tokens, in which suffix decoding looks for repetitions, against the same without drafters; the model is a tiny
+one with a recurrent state, which reads so much in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import models
 from baselines import LlamaServer, llama_server
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
-from product import Answer, answer, default_threads, worker
+from product import GREEDY, Answer, answer, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol import Generate, LoadOptions, PrefillProgress, Speculation, TextDelta
+from tests.support.tiny_gguf import write_tiny_gguf
 
 HISTORY, NEW, FIRST_ANSWER, SHORT = 2000, 32, 16, 4
 N_CTX = 4096
@@ -131,6 +139,50 @@ def restart(file: Path, threads: int, rounds: int, history: int) -> Row:
     )
 
 
+async def _after_prefill(backend: LocalBackend, prompt: str, *, drafts: bool) -> tuple[float, str]:
+    """ms from the end of the prefill to the first text, and the text."""
+    speculation = Speculation(drafters=("suffix",), depth=4) if drafts else Speculation()
+    request = Generate(prompt=prompt, sampling=GREEDY, max_tokens=FIRST_ANSWER, speculation=speculation)
+    evaluated = first = 0.0
+    text = ""
+    async for event in backend.generate(request):
+        now = time.perf_counter()
+        if isinstance(event, PrefillProgress):
+            evaluated = now
+        elif isinstance(event, TextDelta):
+            first, text = first or now, text + event.text
+    return 1e3 * (first - evaluated), text
+
+
+def index(rounds: int, n_tokens: int) -> list[Row]:
+    """A long prompt that is evaluated, and one that is in the KV cache while its index is not there."""
+    rng = random.Random(1)
+    runs: dict[str, dict[bool, list[float]]] = {"evaluated": {}, "cached": {}}
+
+    async def one(backend: LocalBackend, drafts: bool) -> None:
+        for kind, found in runs.items():
+            prompt = "".join(rng.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ .,;", k=n_tokens))
+            if kind == "cached":
+                prompt += (await _after_prefill(backend, prompt, drafts=False))[1] + "."
+            found.setdefault(drafts, []).append((await _after_prefill(backend, prompt, drafts=drafts))[0])
+
+    async def all_rounds(file: Path) -> None:
+        async with worker(file, LoadOptions(n_ctx=n_tokens + 4096)) as backend:
+            for number in range(rounds):
+                say(f"  round {number + 1}/{rounds}")
+                for drafts in (False, True):
+                    await one(backend, drafts)
+
+    with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder:
+        file = write_tiny_gguf(Path(folder) / "mamba.gguf", arch="mamba", n_ctx_train=1 << 18, likely="XYZ")
+        asyncio.run(all_rounds(file))
+    what = f"end of the prefill to the first token, {n_tokens:,} tokens"
+    return [
+        Row(f"{what} {kind}", "ms", found[True], found[False], note="the baseline drafts nothing")
+        for kind, found in runs.items()
+    ]
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="0.5b:Q4_K_M")
     parser.add_argument("--threads", type=int, default=0, help="for both sides (0: cpuchat's choice)")
@@ -146,6 +198,7 @@ def main() -> None:
     rows = [
         second_turn(file, threads, options.rounds or (2 if options.quick else 9), history),
         restart(file, threads, options.rounds or (1 if options.quick else 3), history),
+        *index(options.rounds or (1 if options.quick else 5), 1 << (13 if options.quick else 17)),
     ]
     remarks = [f"{file.name}, {threads} threads; the baseline of the restart is cpuchat itself without saved KV"]
     report("ttft", where, rows, quick=options.quick, remarks=remarks)

@@ -31,8 +31,9 @@ class DrafterCount(msgspec.Struct, frozen=True, kw_only=True):
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation in one answer so far.
 
-    `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` verify passes (every
-    evaluation of the target that wrote a token after the first one, plain steps too). `recent_*`
+    `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` of the target (all
+    between the first token and the last: verify passes, plain steps, and those that evaluate accepted tokens again
+    where a recurrent state cannot roll back the rejected ones alone). `recent_*`
     are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
     ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of

@@ -114,6 +114,8 @@ class Answer:
                 error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
             raise
         self._reuse = start.reuse
+        # Beside the prefill, and where most of the prompt is reused, beside the first tokens.
+        self._output_thread.run(loaded.speculator.index_prompt(command.speculation, prompt.tokens))
         prefilled = self._prefill(prompt, start)
         if prefilled is None:
             return

@@ -21,6 +21,8 @@ class PassRecord:
         draft_ms: how long the target waited for the draft model before this pass.
         unread: tokens of the text that the draft model had to read before it drafted.
         overlap: both models computed at the same time.
+        rollback_ms: duration of the rollback after it.
+        again: passes of that rollback, in which accepted tokens were evaluated again.
     """
 
     verify_ms: float
@@ -31,6 +33,8 @@ class PassRecord:
     draft_ms: float = 0.0
     unread: int = 0
     overlap: bool = False
+    rollback_ms: float = 0.0
+    again: int = 0
 
     @property
     def drafted(self) -> int:

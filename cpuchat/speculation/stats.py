@@ -28,8 +28,8 @@ class SpeculationStats:
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_PASSES)
 
     def record(self, record: PassRecord) -> None:
-        """Count a pass; one without a draft is a plain step."""
-        self._passes += 1
+        """Count a pass, with those of the rollback after it; one without a draft is a plain step."""
+        self._passes += 1 + record.again
         n, accepted = record.drafted, record.accepted
         if record.drafter is None or not n:
             return

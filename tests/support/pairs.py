@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -149,8 +150,9 @@ class Talker:
         on_delta: Callable[[TextDelta], None] = lambda _: None,
         on_update: Callable[[int, SpeculationFigures], None] = lambda *_: None,
         grammar: str = "",
+        index: Callable[[Iterator[None]], object] = deque,
     ) -> Said:
-        """Return an answer to `prompt`; plain without `speculation`."""
+        """Return an answer to `prompt`; plain without `speculation`. `index` takes the steps that index the prompt."""
         target, deltas = self.target, []
 
         def emit(event: Event) -> None:
@@ -166,6 +168,7 @@ class Talker:
         ends = is_eog or target.vocab.is_eog
         figures = None
         if speculation is not None:
+            index(self.speculator.index_prompt(speculation, prompt))
             assert self.speculator.begin_answer(speculation, prompt)
             decoder = SpeculativeDecoder(target.sequence, sampler, stream, ends, max_tokens, self.speculator, on_update)
             result = decoder.run(filled.row)

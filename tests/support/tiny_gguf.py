@@ -56,12 +56,13 @@ def write_tiny_gguf(
     eos_bias: float = _NEVER,
     likely: str | None = None,
     name: str = "tiny",
+    window: int = tiny_attention.WINDOW,
 ) -> Path:
     """Write a model to `path` and return it.
 
     `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
     ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding
-    windows, "deepseek2" latent attention and a mixture of experts.
+    windows of `window` tokens, "deepseek2" latent attention and a mixture of experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
     printable ASCII).
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
@@ -93,6 +94,8 @@ def write_tiny_gguf(
     writer.add_tensor("output.weight", output)
 
     layers = Layers(writer, rng, n_embd, n_ff, n_head)
+    if arch == "gemma3":
+        writer.add_sliding_window(window)
     _ARCHITECTURES[arch](writer, layers, n_layer, n_embd, n_head, n_ff)
 
     writer.add_tokenizer_model("gpt2")

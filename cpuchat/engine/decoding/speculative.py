@@ -132,10 +132,13 @@ class SpeculativeDecoder:
             reason = self._take(token, proposal.drafter if is_accepted else "")
             if reason is not None or not is_accepted:
                 break
-        seconds = perf_counter() - start
+        verified = perf_counter()
         # The last token of the answer is never part of the sequence.
         kept = n_held + len(tokens) - n_written + (reason == "end")
-        sequence.roll_back_to(min(kept, n_held + 1 + n))
+        again = sequence.roll_back_to(min(kept, n_held + 1 + n))
         if len(tokens) > n_written:
-            self._speculator.record_verify(proposal, accepted, compared, seconds)
+            rolled_back = perf_counter() - verified
+            if reason is not None:  # the rollback comes after the time of the last token
+                again, rolled_back = 0, 0.0
+            self._speculator.record_verify(proposal, accepted, compared, verified - start, rolled_back, again)
         return reason

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
+from itertools import islice
 from time import perf_counter
 from typing import Final
 
@@ -27,6 +30,8 @@ LOOKUP_SHARE: Final = 0.01
 """Share of the time of plain passes that may be spent on exploring whether to draft."""
 _LOOKUP_AHEAD: Final = 0.1
 """Limit of the exploration time that may be saved up, in plain passes."""
+_AT_ONCE: Final = 5
+"""Steps of an index that are taken at once, 1 ms: the next turn of most chats has drafts from its first token on."""
 
 
 class Speculator:
@@ -73,7 +78,7 @@ class Speculator:
         self._model = self._draft if "draft" in options.drafters else None
         self._cascade: Cascade | None = None
         self._stats = SpeculationStats()
-        self._n_reported = 0  # tokens of the answer that the drafters know
+        self._n_reported = self._n_indexed = 0  # tokens of the answer that the draft model and the free drafters know
         self._lookup_debt = 0.0  # seconds spent on looking for drafts in vain, less what may be
         self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
         self._was_asked = False
@@ -91,26 +96,44 @@ class Speculator:
             if self._draft is not None:
                 self._draft.forget()
 
+    def index_prompt(self, options: Speculation, text: Tokens[int]) -> Iterator[None]:
+        """Begin to index `text`, which the next answer is to, for the free drafters; returns the steps that are left.
+
+        Any thread may take them, while the prompt is evaluated and after it: free drafters propose nothing until all
+        are taken. The next call ends them.
+        """
+        is_wanted = self._free(options) and not self._why_off(options)
+        steps = self._index.set_in_steps(text) if is_wanted else iter(())
+        deque(islice(steps, _AT_ONCE))
+        return steps
+
+    def _free(self, options: Speculation) -> list[Drafter]:
+        known: tuple[Drafter, ...] = (self._suffix, self._lookup)
+        return [drafter for drafter in known if drafter.name in options.drafters]
+
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
-        """Begin an answer to `text`; returns False when drafting is off, with `disabled_reason` if it was requested."""
+        """Begin an answer to `text`, for which `index_prompt` was called.
+
+        Returns False when drafting is off, with `disabled_reason` if it was requested.
+        """
         self._begin(options)
         self._suffix.use_remembered = options.across_chats
-        known: tuple[Drafter, ...] = (self._suffix, self._lookup)
-        free = [drafter for drafter in known if drafter.name in options.drafters]
+        free = self._free(options)
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
-        if free and self._max_depth:
+        if free:
             self._cascade = Cascade(self._index, free, self._controller.free_depth)
-            self._cascade.begin_answer(text)
         if self._model is not None:
             self._model.begin_answer(text, options.min_probability)
         is_wanted = self._model is not None or bool(free)
-        self.disabled_reason = (self._permanent_reason or self._too_fast()) if is_wanted else ""
+        self.disabled_reason = self._why_off(options) if is_wanted else ""
         return is_wanted and not self.disabled_reason
 
-    def _too_fast(self) -> str:
-        """Return why a model this fast is decoded without drafts; "" if it is not, or the user fixed the depth."""
+    def _why_off(self, options: Speculation) -> str:
+        """Return why nothing is drafted: it cannot be, or the model is too fast and the depth adaptive. Else ""."""
         plain = self._plain_ms
-        return "" if self._options.depth or plain is None or plain >= self.min_plain_ms else too_fast(plain)
+        if self._permanent_reason or options.depth or plain is None or plain >= self.min_plain_ms:
+            return self._permanent_reason
+        return too_fast(plain)
 
     @property
     def seconds(self) -> float:
@@ -131,25 +154,27 @@ class Speculator:
         if not self._was_asked:
             return None
         start, waited = perf_counter(), self.seconds
-        self._append(written[self._n_reported :])
-        self._n_reported = len(written)
-        proposal = self._find(min(room, self._max_depth))
+        cascade = None if self._index.is_filling else self._cascade
+        self._append(written, cascade)
+        proposal = self._find(min(room, self._max_depth), cascade)
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
         return proposal
 
-    def _append(self, tokens: Tokens[int]) -> None:
-        if self._cascade is not None:
-            self._cascade.append(tokens)
-            for drafter, buckets, accepted in self._cascade.take_scores():
+    def _append(self, written: list[int], cascade: Cascade | None) -> None:
+        if cascade is not None:
+            cascade.append(written[self._n_indexed :])
+            self._n_indexed = len(written)
+            for drafter, buckets, accepted in cascade.take_scores():
                 self._controller.record_scores(drafter, buckets, accepted)
         if self._model is not None:
-            self._model.append(tokens)
+            self._model.append(written[self._n_reported :])
+            self._n_reported = len(written)
 
-    def _find(self, room: int) -> Proposal | None:
+    def _find(self, room: int, cascade: Cascade | None) -> Proposal | None:
         if room < 1:
             return None
-        if self._cascade is not None:
-            proposal = self._cascade.propose(room, self._options.min_probability)
+        if cascade is not None:
+            proposal = cascade.propose(room, self._options.min_probability)
             if proposal:
                 return proposal
         return self._model.propose(room, fixed_depth=bool(self._options.depth)) if self._model is not None else None
@@ -181,8 +206,13 @@ class Speculator:
                 self._lookup_debt = max(self._lookup_debt, -_LOOKUP_AHEAD * seconds) + spent
         self._lookup_debt -= self.lookup_share * seconds
 
-    def record_verify(self, proposal: Proposal, accepted: int, compared: int, seconds: float) -> None:
-        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too."""
+    def record_verify(
+        self, proposal: Proposal, accepted: int, compared: int, seconds: float, rollback: float, again: int
+    ) -> None:
+        """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too.
+
+        After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes.
+        """
         draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
         by_model = proposal.drafter == "draft"
         overlap = self._model is not None and (self._model.has_split_cores or (by_model and self._model.overlap))
@@ -196,6 +226,8 @@ class Speculator:
                 draft_ms,
                 self._model.unread if self._model is not None and by_model else 0,
                 overlap,
+                1e3 * rollback,
+                again,
             )
         )
 

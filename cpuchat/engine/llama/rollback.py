@@ -1,7 +1,12 @@
 """Rolling back the rejected tokens of a verify pass, whatever kind of memory the model has.
 
-Attention keeps every token apart: any number of the newest can be dropped. A recurrent state (Mamba, RWKV, the linear
-layers of hybrids) holds all tokens in one, and llama.cpp offers two ways back to an earlier one:
+Attention keeps every token apart: any number of the newest can be dropped. With window-sized caches (`swa_full` False)
+any number of the last ubatch can: `find_slot` uses a cell again only when the first token of a ubatch cannot see it.
+Further back, to `n` tokens, only while `llama_memory_seq_pos_min` is at most n + 1 - window (with chunks: the first
+position of n's chunk), which llama.cpp does not check.
+
+A recurrent state (Mamba, RWKV, the linear layers of hybrids) holds all tokens in one, and llama.cpp offers two ways
+back to an earlier one:
 
 - snapshots (`llama_context_params.n_rs_seq`, some architectures): a pass also leaves the states before its last
   n tokens, and `llama_memory_seq_rm` chooses one. Valid for the pass that wrote them only: llama.cpp checks the
@@ -9,7 +14,8 @@ layers of hybrids) holds all tokens in one, and llama.cpp offers two ways back t
 - a second sequence, which shares the state until the first one continues (`llama_memory_seq_cp`): neither
   checkpoint nor rollback copies anything, but the accepted tokens after it have to be evaluated again.
 
-(Sources: src/llama-memory-recurrent.cpp, src/llama-memory-hybrid.cpp and src/llama-arch.cpp of the pinned llama.cpp.)
+(Sources: src/llama-memory-recurrent.cpp, src/llama-memory-hybrid.cpp, src/llama-arch.cpp and src/llama-kv-cache.cpp
+of the pinned llama.cpp.)
 """
 
 from __future__ import annotations

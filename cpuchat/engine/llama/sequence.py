@@ -233,11 +233,14 @@ class Sequence:
         self.rollback.checkpoint()
         self._n_checkpoint, self._passes = len(self.tokens), 0
 
-    def roll_back_to(self, n: int) -> None:
+    def roll_back_to(self, n: int) -> int:
         """Keep the first `n` tokens, as if no other had been evaluated since `checkpoint`. Drops the logits.
 
         Cheap for the batch that follows the checkpoint while its first token is kept. What cannot be restored is
         evaluated again: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else).
+
+        Returns:
+            In how many passes that was.
 
         Raises:
             ValueError: `n` is less than at the checkpoint, or more than there are.
@@ -246,15 +249,17 @@ class Sequence:
         if not self._n_checkpoint <= n <= len(self.tokens):
             raise ValueError(f"cannot keep {n} of {len(self.tokens)} tokens with a checkpoint at {self._n_checkpoint}")
         if n == len(self.tokens):
-            return
+            return 0
         held = self.rollback.roll_back_to(n, self._n_checkpoint, self._passes)
         again = self.tokens[held or 0 : n]
         if held is None:
             self.clear()
         else:
             del self.tokens[held:]
-        for at in range(0, len(again), self.n_batch):
+        starts = range(0, len(again), self.n_batch)
+        for at in starts:
             self.extend(again[at : at + self.n_batch], whole=True)
+        return len(starts)
 
     def clear(self) -> None:
         """Drop all tokens."""

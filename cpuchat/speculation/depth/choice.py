@@ -45,7 +45,7 @@ def rates(rate: float, costs: CurrentCosts, most: int, times: Sequence[float] = 
         drafting += go * costs.draft.ms
         stopped += go * (1.0 - offered) * times[g - 1]
         go *= offered
-        rejected = costs.rollback_ms * (1.0 - full)
+        rejected = costs.rollback.ms * (1.0 - full)
         sequential.append(total / (drafting + stopped + go * times[g] + rejected))
         if costs.overlap_times is not None:
             ready = max(costs.overlap_times.ms[g], (g + 1) * costs.overlap_draft.ms)

@@ -131,7 +131,7 @@ class DepthController:
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
         n, costs, plain = record.drafted, self._costs, self.plain_ms or record.verify_ms
-        ms, gained = record.verify_ms + record.draft_ms, 0.0
+        ms, gained = record.verify_ms + record.draft_ms + record.rollback_ms, 0.0
         if record.drafter is not None:
             acceptance = self._acceptance[record.drafter]
             for j, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
@@ -249,7 +249,7 @@ class DepthController:
         for n, bucket in enumerate(proposal.buckets[: self._max_depth], 2):
             reached *= acceptance.rate(bucket)
             total += reached
-            extra = read * (total - 1) + costs.rollback_ms * (1.0 - reached)
+            extra = read * (total - 1) + costs.rollback.ms * (1.0 - reached)
             if (worth := total - rate * (times[n - 1] + extra)) > best:
                 ms = expected[n - 1] + extra
                 best, depth, loss = worth, n - 1, ms - total / rate if total - rate * ms < alternative else 0.0

@@ -99,7 +99,7 @@ class CurrentCosts:
         times: passes over n tokens, sequential; `overlap_times` while the draft model computes, None if it cannot.
         draft: one drafted token, sequential; `overlap_draft` while the target computes.
         read: one token of text that the draft model reads in a batch.
-        rollback_ms: extra after a pass in which a token was rejected.
+        rollback: after a pass in which a token was rejected.
     """
 
     def __init__(self, costs: PassCosts, *, has_draft: bool) -> None:
@@ -109,7 +109,7 @@ class CurrentCosts:
         self.draft = Following(costs.draft_ms)
         self.overlap_draft = Following(overlap.draft_ms if overlap else 0.0)
         self.read = Following(costs.read_ms or costs.draft_ms)
-        self.rollback_ms = costs.rollback_ms
+        self.rollback = Following(costs.rollback_ms)
         self._offered = 1.0
 
     @property
@@ -125,7 +125,7 @@ class CurrentCosts:
     def record_verify(self, record: PassRecord, planned: int) -> float:
         """Learn from a pass for which a drafter was asked; `planned` tokens, if it was the draft model.
 
-        Returns its ms, drafting included, without a pause of the machine.
+        Returns its ms, drafting and rollback included, the pass without a pause of the machine.
         """
         n, ms = record.drafted, record.verify_ms
         if record.overlap and self.overlap_times is not None:
@@ -142,7 +142,8 @@ class CurrentCosts:
             if n + is_short and catch_up < 0.2 * record.draft_ms:
                 drafting = self.overlap_draft if record.overlap else self.draft
                 drafting.observe((record.draft_ms - catch_up) / (n + is_short))
-        return ms + record.draft_ms + (self.rollback_ms if record.accepted < record.compared else 0.0)
+        self.rollback.observe(record.rollback_ms if record.accepted < record.compared else 0.0)
+        return ms + record.draft_ms + record.rollback_ms
 
     def catch_up_ms(self, unread: int) -> float:
         """Return the time to read so many tokens; up to two are read together with the first drafted one."""

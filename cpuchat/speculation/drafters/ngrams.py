@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Final
 
 from cpuchat.prefix import common_prefix
@@ -19,6 +22,8 @@ _REACH: Final = 16
 """Tokens in a row that are not in the source after which a copy has ended."""
 _CHANGE: Final = 4
 """Longest replacement, and longest replaced part of the source, that is remembered."""
+STEP: Final = 64
+"""Tokens of a step of `set_in_steps`: 0.2 ms, for which other threads wait for the GIL."""
 
 
 class NgramIndex:
@@ -39,6 +44,8 @@ class NgramIndex:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turn = self._finished_turn = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -55,13 +62,40 @@ class NgramIndex:
 
     def set_text(self, text: Sequence[int]) -> None:
         """Replace the text; the prefix that it shares with the one before stays indexed."""
+        for _ in self.set_in_steps(text):
+            pass
+
+    def set_in_steps(self, text: Sequence[int]) -> Iterator[None]:
+        """Begin to replace the text as `set_text`; returns the steps, for any thread to take them.
+
+        The next call ends them: a step that was begun is finished first.
+        """
+        self._turn += 1
+        return self._steps(self._turn, text)
+
+    def _steps(self, turn: int, text: Sequence[int]) -> Iterator[None]:
         new = array("i", text)
-        shared = common_prefix(self.text, new)
-        if 2 * shared < len(self.text):  # indexing it again is faster than removing the rest
-            self._clear()
-            shared = 0
-        self._truncate(shared)
-        self.extend(new[shared:])
+        with self._lock:
+            if turn != self._turn:
+                return
+            shared, length = common_prefix(self.text, new), len(self.text)
+            if 2 * shared < length:  # indexing it again is faster than removing the rest
+                self._clear()
+                shared = length = 0
+        cuts = (partial(self._truncate, max(shared, end - STEP)) for end in range(length, shared, -STEP))
+        parts = (partial(self.extend, new[at : at + STEP]) for at in range(shared, len(new), STEP))
+        for change in chain(cuts, parts):
+            yield
+            with self._lock:
+                if turn != self._turn:
+                    return
+                change()
+        self._finished_turn = turn
+
+    @property
+    def is_filling(self) -> bool:
+        """Return whether steps of `set_in_steps` are left; until then the index is that thread's which takes them."""
+        return self._finished_turn != self._turn
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens`."""

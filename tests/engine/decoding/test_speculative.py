@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol import LoadOptions, Sampling, Speculation
+from cpuchat.speculation.drafters import ngrams
 from cpuchat.speculation.pass_record import PassRecord
 from cpuchat.synthetic.pair import draft_token_table, next_token_table
 from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Always, Said, Talker, Wandering, assert_same, pair_files
@@ -136,6 +139,52 @@ def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: 
         names |= {count.name for count in said.figures.by_drafter if count.draft_n_accepted}
         prompt = [*prompt, *said.tokens, 300 + turn, *prompt[-20:]][-200:]
     assert names >= {"draft", "suffix"} and len(wandering.plans) > 4
+
+
+@pytest.mark.parametrize("drafters", [("suffix",), ("lookup",), ("draft", "suffix", "lookup")], ids="-".join)
+def test_free_drafters_wait_for_the_index_but_decoding_does_not(
+    pair: Callable[..., Talker], plain: Talker, drafters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index of the prompt is made beside the first passes, here by one step for each token."""
+    monkeypatch.setattr(ngrams, "STEP", 8)
+    drafted = pair(0.5, costs=FLAT)
+    prompt = [*chain(500, 200), *chain(500, 100)]
+    expected = plain.say(prompt, max_tokens=100)
+    pending: list[Iterator[None]] = []
+    n_filling = 0
+
+    def is_eog(token: int) -> bool:
+        nonlocal n_filling
+        n_filling += drafted.speculator._index.is_filling
+        next(pending[0], None)
+        return False
+
+    said = drafted.say(prompt, drafts(4, *drafters), max_tokens=100, is_eog=is_eog, index=pending.append)
+    assert said.tokens == expected.tokens and said.held == expected.held
+    drafter_of = [delta.drafter for delta in said.deltas for _ in range(delta.n_tokens)]
+    assert n_filling > 20
+    assert set(drafter_of[:n_filling]) <= {"", "draft"} and said.figures is not None
+    assert any(count.name in ("suffix", "lookup") and count.draft_n_accepted for count in said.figures.by_drafter)
+    written = drafted.speculator._index.text.tolist()
+    assert written == [*prompt, *said.tokens][: len(written)] and len(written) > len(prompt) + 90
+
+
+def test_the_next_answer_does_not_wait_for_the_index_of_the_last(
+    pair: Callable[..., Talker], plain: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ngrams, "STEP", 4)
+    drafted, steps = pair(0.5, costs=FLAT), list[Iterator[None]]()
+    prompt = [*chain(500, 200), *chain(500, 100)]
+    for length in (300, 200, 250):
+        said = drafted.say(prompt[:length], drafts(4, "suffix"), index=lambda one: (next(one), steps.append(one)))
+        assert said.tokens == plain.say(prompt[:length]).tokens
+        assert said.figures is not None and not said.figures.draft_n
+    drafted.speculator.forget(current=True)
+    deque(itertools.chain(*steps))
+    assert not drafted.speculator._index.text
+    said = drafted.say(prompt, drafts(4, "suffix"))
+    assert said.tokens == plain.say(prompt).tokens
+    assert said.figures is not None and said.figures.draft_n_accepted
 
 
 SAMPLINGS = {

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cpuchat.speculation.depth.choice import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
+from cpuchat.speculation.depth.current_costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
 from cpuchat.speculation.pass_record import PassRecord
 from tests.speculation.depth.simulator import true_costs, verified
@@ -281,6 +282,17 @@ def test_a_pass_that_takes_back_tokens_at_a_price_is_planned_for():
         learn(controller, 0.6, costs=base)
     assert free.plan_draft(MAX_DEPTH, 1).depth > 0
     assert dear.plan_draft(MAX_DEPTH, 1).depth == 0
+
+
+def test_a_rollback_costs_what_it_takes_and_counts_once():
+    base = replace(true_costs("F16", "0.05B"), rollback_ms=10.0)
+    costs, ms = CurrentCosts(base, has_draft=True), base.verify_ms[2]
+    rejected = replace(verified(draft(2), 1, ms), rollback_ms=150.0, again=1)
+    assert costs.record_verify(verified(draft(2), 2, ms), 2) == pytest.approx(ms)
+    assert costs.rollback.ms == 10.0
+    for _ in range(100):
+        assert costs.record_verify(rejected, 2) == pytest.approx(ms + 150.0)
+    assert costs.rollback.ms == pytest.approx(150.0, rel=0.05)
 
 
 events = st.lists(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import tracemalloc
 from array import array
+from itertools import chain, islice
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.prefix import common_prefix
+from cpuchat.speculation.drafters import ngrams
 from cpuchat.speculation.drafters.ngrams import NOWHERE, SIZES, NgramIndex, following
 
 # Few different tokens, so that much repeats, and one of each kind of extreme id.
@@ -68,6 +71,22 @@ def test_a_text_that_grows_and_is_edited_is_as_if_indexed_at_once(parts, data):
             index.extend(part)
         check(index, text)
         check_find(index, text, [*part, 7] if data.draw(st.booleans()) else part or [7])
+
+
+@given(st.lists(st.tuples(st.one_of(texts, few), st.integers(0, 30)), min_size=1, max_size=8), st.integers(1, 5))
+def test_steps_towards_a_text_may_be_given_up_for_another(attempts, size):
+    with patch.object(ngrams, "STEP", size):
+        index, others = NgramIndex(), []
+        for text, n in attempts:
+            steps = index.set_in_steps(text)
+            others.append(steps)
+            assert index.is_filling
+            for _ in islice(steps, n):
+                pass
+        for _ in chain(*others):  # those that were given up do nothing more
+            pass
+    assert not index.is_filling
+    check(index, attempts[-1][0])
 
 
 @given(few, few.filter(bool))
