@@ -32,7 +32,7 @@ class SavingChat(Chat):
         super().__init__(budget)
         self.folder = folder
         self.written = 0
-        self._known: set[tuple[str, int]] = set()
+        self._known: set[tuple[str, int, int]] = set()
         self.load(model, WIDE, state_dir=folder)
 
     @property

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from cpuchat import paths
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.paths import kv_stem
 from cpuchat.protocol import GenerationFinished, Message, PrefillProgress, Sampling, Speculation, TextDelta
@@ -159,19 +160,18 @@ def test_a_changed_system_prompt_is_said(talk: Talk) -> None:
 
 
 def test_after_a_restart_it_goes_on(talk: Talk) -> None:
-    timings = talk.grow()
-    n_past, regenerated = timings.n_past, talk.turns[:-1]
-    said = talk.text
+    n_past = talk.grow().n_past
     talk.restart()
     talk.load(talk.file, WIDE, state_dir=talk.folder)
     following = [*talk.turns, user("And now?")]
     timings = talk.tell(*following)
     assert timings.cache_n == n_past
     assert timings.reuse is not None and timings.reuse.source == "disk" and timings.reuse.ms > 0
-    assert talk.text == talk.answered_anew(*following)
+    said = talk.text
+    assert said == talk.answered_anew(*following)
     talk.restart()
     talk.load(talk.file, WIDE, state_dir=talk.folder)
-    assert talk.tell(*regenerated).prompt_n < len(regenerated[-1].content) + MARKUP  # checkpoints are saved, too
+    assert talk.tell(*following).prompt_n < len(following[-1].content) + MARKUP  # checkpoints are saved, too
     assert talk.text == said
 
 
@@ -250,6 +250,13 @@ def test_what_is_too_large_to_be_saved_is_said_once(files: dict[str, Path], tmp_
     talk.engine.close()
 
 
+def draft_of(chat: Chat) -> Sequence:
+    """Return the draft model's memory."""
+    setup = chat.engine._setup
+    assert setup is not None and setup.draft is not None
+    return setup.draft.sequence
+
+
 def test_the_draft_models_state_is_kept_too(tmp_path: Path) -> None:
     demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
     options = msgspec.structs.replace(WIDE, draft_path=str(draft))
@@ -259,13 +266,16 @@ def test_the_draft_models_state_is_kept_too(tmp_path: Path) -> None:
     chat.load(demo, options, state_dir=tmp_path / "kv")
     chat.ask(question, chat_id="a", speculation=speculation)
     turns = (question, assistant(chat.text), user("And then?"))
-    held = len(chat.engine._setup.draft.sequence)  # type: ignore[union-attr]
+    held = len(draft_of(chat))
     chat.restart()
     chat.load(demo, options, state_dir=tmp_path / "kv")
     seen: list[int] = []
-    chat.react = lambda e: (
-        seen.append(len(chat.engine._setup.draft.sequence)) if isinstance(e, PrefillProgress) else None
-    )  # type: ignore[union-attr]
+
+    def look(event: object) -> None:
+        if isinstance(event, PrefillProgress):
+            seen.append(len(draft_of(chat)))
+
+    chat.react = look
     chat.ask(*turns, chat_id="a", speculation=speculation)
     assert isinstance(chat.events[-1], GenerationFinished)
     assert held > 40 and seen[0] >= held - 4  # before anything of the prompt is evaluated
