@@ -1,7 +1,7 @@
 """Chats with two servers, and what people do to them: answer again, stop, edit, branch. For `states.py`.
 
-All texts consist of letters of which each is one token (no merge of the vocabulary applies), so both servers evaluate the
-same number of tokens, whatever their models write.
+All texts consist of letters of which each is one token (no merge of the vocabulary applies), so both servers evaluate
+the same number of tokens, whatever their models write.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Client:
         self._client.close()
 
     @contextlib.contextmanager
-    def _events(self, messages: list[Message], max_tokens: int, think: bool, **more: object) -> Iterator[Iterator[dict]]:
+    def _events(
+        self, messages: list[Message], max_tokens: int, think: bool, **more: object
+    ) -> Iterator[Iterator[dict[str, Any]]]:
         """Raises MeasureError when the server refuses the request."""
         body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
         body |= {"chat_template_kwargs": {"enable_thinking": think}, **more}
@@ -258,14 +260,16 @@ def _stop_and_ask(chat: Chat) -> Figures:
 
 
 def _stop_prefill(chat: Chat) -> Figures:
-    """What the server went on to evaluate after the client had hung up was evaluated too."""
+    """The figures are those of a stop at exactly half of the prompt. A server that has evaluated more after the client
+    hung up has done so in vain: it counts as evaluated again."""
     chat.store(STORED_TURNS + LIVE_TURNS - 2)
     messages = [*chat.messages, _user(chat.words(NEW, "new"))]
     processed = chat.client.stop_in_prefill(messages)
     seen = chat.client.ask(messages)
     total = seen.prompt_n + seen.cache_n
-    changed = total - processed
-    return {"Esc in prefill, again": Measured(max(seen.prompt_n, changed), total, changed, seen.first_ms)}
+    again, half = max(seen.prompt_n - (total - processed), 0), total - total // 2
+    first_ms = seen.first_ms * (again + half) / max(seen.prompt_n, 1)
+    return {"Esc in prefill, again": Measured(again + half, total, half, first_ms)}
 
 
 def _edit(chat: Chat) -> Figures:

@@ -4,15 +4,15 @@
 
 reuse: chats of about 4,000 tokens of small models with recurrent states (qwen35, lfm2, nemotron_h, mamba), sliding
 windows (gemma3) and plain attention (llama), by `cpuchat serve` and by llama-server with its checkpoints and prompt
-cache: the same answer again, a new message after Esc, the same message after Esc in its prefill, another end of the last
-message, templates that leave out earlier reasoning, a branch from two turns ago and the return from it, another system
-prompt. Tokens evaluated by both, tokens that no request before had (plus 64: our limit), time to the first token.
+cache: regenerate, a new message after Esc, the same message after Esc in its prefill, an edit of the end of the last
+message, a template that leaves out earlier reasoning, a branch from two turns ago and the return from it, another
+system prompt. Tokens evaluated by both; tokens that no earlier request had (plus 64: our limit); time to the first.
 
 decode: tok/s with states kept against `saved_kv_gb = 0`, of a hybrid and of a model with sliding windows.
 
-histories: random chats (sent, stopped, edited, regenerated, branched, continued after a restart and after SIGKILL); each
-answer against that of an engine that evaluates the whole prompt anew. Where they differ, the logits of the two tokens
-say whether it is rounding.
+histories: random chats (sent, stopped, edited, regenerated, branched, continued after a restart and after SIGKILL);
+each answer against that of an engine that evaluates the whole prompt anew. Where they differ, the logits of the two
+tokens say whether it is rounding.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _print_reuse(arch: str, found: dict[str, tuple[list[Measured], list[Measured
         cells = [[getattr(one, name) for one in ours] for name in ("prompt", "changed", "evaluated")]
         columns = [*map(_range, cells), _range([one.evaluated for one in theirs])]
         lines.append([f"{arch}, {what}", *columns, *first.cells()[1:4]])
-    heads = ("scenario", "prompt", "changed", "cpuchat evaluates", "llama-server", "first token", "llama-server", "ratio")
+    heads = ("scenario", "prompt", "changed", "cpuchat", "llama-server", "first token", "llama-server", "ratio")
     print(f"\n{table(lines, heads)}", flush=True)
 
 

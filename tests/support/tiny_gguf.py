@@ -57,6 +57,7 @@ def write_tiny_gguf(
     likely: str | None = None,
     window: int = tiny_attention.WINDOW,
     delta: tuple[int, int] = DELTA,
+    gain: float | None = None,
     name: str = "tiny",
 ) -> Path:
     """Write a model to `path` and return it.
@@ -67,6 +68,8 @@ def write_tiny_gguf(
     experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
     printable ASCII).
+    With a `gain` of 2 to 4 the layers outweigh the newest token and their states fade slowly, so that answers depend on
+    the whole context; without, hardly.
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
     """
     rng = np.random.default_rng(seed)
@@ -95,7 +98,7 @@ def write_tiny_gguf(
     output[tokens.index("<|im_end|>"), 0] = eos_bias
     writer.add_tensor("output.weight", output)
 
-    layers = Layers(writer, rng, n_embd, n_ff, n_head, delta)
+    layers = Layers(writer, rng, n_embd, n_ff, n_head, delta, gain)
     if arch == "gemma3":
         writer.add_sliding_window(window)
     _ARCHITECTURES[arch](writer, layers, n_layer, n_embd, n_head, n_ff)
