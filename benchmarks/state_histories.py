@@ -127,9 +127,10 @@ class _History:
 
     async def _stop_prefill(self) -> None:
         path, n = (*self._talk.path, self._user()), self._dice.randint(1, LONGEST)
+        least = self._dice.randrange(4) * OPTIONS.n_ubatch
 
         def when(event: AnyEvent, _: str) -> bool:
-            return isinstance(event, PrefillProgress) and event.processed >= event.cache_n
+            return isinstance(event, PrefillProgress) and event.processed - event.cache_n >= least
 
         await self._answer(path, n, when, self._engine.cancel)
         await self._answer(path, n)
