@@ -7,7 +7,7 @@ import gguf
 from tests.support.tiny_layers import Layers
 
 WINDOW = 32
-"""Gemma 3: tokens that every layer but each second one attends to, unless another number is asked for."""
+"""Gemma 3: tokens that every second layer attends to, unless told otherwise; the others attend to all."""
 LATENT, ROPE, NOPE, VALUE = 32, 16, 16, 16
 """DeepSeek 2: the compressed row, the part of it with positions, and sizes of a K and a V head."""
 EXPERTS, USED = 8, 2
