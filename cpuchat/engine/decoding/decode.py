@@ -66,7 +66,7 @@ def prefill(
         if sequence.abort.is_set():
             raise Aborted
         # Batches of one graph each: as fast as larger ones, finer progress, no finished work lost to a stop.
-        batch = tokens[at : min(at + chunking.size(at, sequence.n_ubatch), place)]
+        batch = tokens[at : at + chunking.size(at, place - at, sequence.n_ubatch)]
         at += len(batch)
         is_last = at == len(tokens)
         sequence.extend(batch, n_outputs=int(is_last))

@@ -15,15 +15,16 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
 
 _NODE_SECONDS: Final = 0.05
-_STEP: Final = 32
-"""Sizes are multiples of this, and at least this: smaller batches are inefficient."""
+_TILE: Final = 64
+"""Sizes are multiples of this, and at least this: for fewer tokens flash attention takes another way (GGML_FA_TILE_Q in
+ggml-cpu/common.h), which takes 2.3 times as long for each (0.5B shape behind 4,000 tokens, Zen 3)."""
 
 # Operations per second of one core, on the low side of what was measured (Zen 4, 1.5B shape: 160e9 with quantized
-# weights, 120e9 with float ones, 30e9 in attention), with and without AVX-512.
+# weights, 120e9 with float ones, 30e9 in attention without tiles), with and without AVX-512.
 _QUANTIZED_RATE: Final = {True: 150e9, False: 75e9}
 _FLOAT_RATE: Final = {True: 100e9, False: 50e9}
 _FLOATS: Final = ("F32", "F16", "BF16")
-_ATTENTION_RATE: Final = {True: 25e9, False: 12e9}
+_ATTENTION_RATE: Final = {True: 40e9, False: 20e9}
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class PrefillChunking:
         attention = 2.0 * header.n_head * (header.key_length + header.value_length)
         return cls(2 * largest, attention, model.pool.n_threads, "AVX512" in features, is_float)
 
-    def size(self, n_past: int, most: int) -> int:
-        """Return the tokens for one batch after `n_past`, at most `most`."""
-        tokens = float(most)
+    def size(self, n_past: int, left: int, n_ubatch: int) -> int:
+        """Return the tokens for one batch after `n_past`, of `left` that follow: at most `n_ubatch`."""
+        tokens = float(n_ubatch)
         if self.matmul:
             rates = _FLOAT_RATE if self.is_float else _QUANTIZED_RATE
             rate = rates[self.wide_vectors] * self.n_threads
@@ -70,4 +71,7 @@ class PrefillChunking:
             rate = _ATTENTION_RATE[self.wide_vectors] * self.n_threads
             most_pairs = _NODE_SECONDS * rate / self.attention
             tokens = min(tokens, (math.sqrt(n_past**2 + 4 * most_pairs) - n_past) / 2)
-        return min(max(int(tokens) // _STEP * _STEP, _STEP), most) if tokens < most else most
+        size = min(max(int(tokens) // _TILE * _TILE, _TILE), n_ubatch)
+        if size < left < size + _TILE:  # what would be left is less than a tile
+            return left if left <= n_ubatch else size - _TILE if size > _TILE else size
+        return min(size, left)

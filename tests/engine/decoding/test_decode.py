@@ -210,10 +210,19 @@ def test_reasoning_is_told_apart(model: Model) -> None:
 
 def test_batches_shrink_with_the_context() -> None:
     chunking = PrefillChunking(matmul=2 * 13.8e6, attention=4 * 1536, n_threads=2, wide_vectors=True)  # a 1.5B shape
-    sizes = [chunking.size(n, 512) for n in (0, 1000, 2000, 4000, 8000, 30_000)]
-    assert sizes[0] == 512 and sizes[-1] == 32
-    assert sizes == sorted(sizes, reverse=True) and all(s % 32 == 0 for s in sizes)
-    for n, size in ((2000, sizes[2]), (8000, sizes[4])):
-        assert size * (n + size) * chunking.attention / (2 * 25e9) <= 0.05
-    assert chunking.size(100_000, 20) == 20
-    assert PrefillChunking(2 * 235e6, 0, 2, False).size(0, 512) == 32
+    sizes = [chunking.size(n, 10_000, 512) for n in (0, 1000, 2000, 4000, 8000, 30_000)]
+    assert sizes[0] == 512 and sizes[-1] == 64
+    assert sizes == sorted(sizes, reverse=True) and all(s % 64 == 0 for s in sizes)
+    for n, size in ((2000, sizes[2]), (4000, sizes[3])):
+        assert size * (n + size) * chunking.attention / (2 * 40e9) <= 0.05
+    assert chunking.size(100_000, 1000, 20) == 20
+    assert PrefillChunking(2 * 235e6, 0, 2, False).size(0, 1000, 512) == 64
+
+
+@pytest.mark.parametrize("left", range(1, 400, 7))
+def test_no_batch_is_less_than_a_tile_unless_the_prompt_is(left: int) -> None:
+    chunking = PrefillChunking(matmul=2 * 235e6, attention=0, n_threads=2, wide_vectors=False)
+    sizes = []
+    while (rest := left - sum(sizes)) > 0:
+        sizes.append(chunking.size(4000, rest, 256))
+    assert min(sizes) >= min(left, 64) and max(sizes) <= 256
