@@ -54,7 +54,12 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def worker(
-    model: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT, *, state_dir: Path | None = None
+    model: Path,
+    options: LoadOptions,
+    spec: PlacementSpec = DEFAULT_PLACEMENT,
+    *,
+    state_dir: Path | None = None,
+    memory_limit: int = 0,
 ) -> AsyncGenerator[LocalBackend, None]:
     """A worker process with the model loaded; ended at the end.
 
@@ -62,7 +67,7 @@ async def worker(
         MeasureError: it did not load.
     """
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as logs:
-        backend = LocalBackend(state_dir=state_dir, log_dir=Path(logs))
+        backend = LocalBackend(state_dir=state_dir, memory_limit=memory_limit, log_dir=Path(logs))
         try:
             async for event in backend.load(model, options, spec):
                 if isinstance(event, Failed):

@@ -189,7 +189,7 @@ def _metric(url: str, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def _until_idle(url: str) -> float:
+def until_idle(url: str) -> float:
     """Seconds until the slot is idle. Raises MeasureError when it does not get idle."""
     start = time.perf_counter()
     while _slot(url)["is_processing"]:
@@ -242,7 +242,7 @@ def clients(file: Path, threads: int, requests: int) -> list[Row]:
         with ThreadPoolExecutor(CLIENTS) as threads_:
             for future in [threads_.submit(client, number) for number in range(CLIENTS)]:
                 future.result()
-        _until_idle(url)
+        until_idle(url)
         slot, grown = _slot(url), settled[0]
         complete(url, models.words(20, salt=1), 4)
         lost = 0.0 if worker.is_running() and _metric(url, "model_loads_total") == 1 else 1.0
@@ -296,7 +296,7 @@ def _stop(url: str, prompt: str, lines: int | None) -> float:
         texts = response.iter_lines()
         for _ in range(lines or 0):
             next(texts)
-    return _until_idle(url)
+    return until_idle(url)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

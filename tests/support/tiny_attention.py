@@ -7,7 +7,7 @@ import gguf
 from tests.support.tiny_layers import Layers
 
 WINDOW = 32
-"""Gemma 3: tokens that every layer but each second one attends to."""
+"""Gemma 3: tokens that every second layer attends to, unless told otherwise; the others attend to all."""
 LATENT, ROPE, NOPE, VALUE = 32, 16, 16, 16
 """DeepSeek 2: the compressed row, the part of it with positions, and sizes of a K and a V head."""
 EXPERTS, USED = 8, 2
@@ -21,7 +21,6 @@ def gemma3(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n
     writer.add_value_length(head)
     writer.add_feed_forward_length(n_ff)
     writer.add_rope_dimension_count(head)
-    writer.add_sliding_window(WINDOW)
     writer.add_sliding_window_pattern([i % 2 == 0 for i in range(n_layer)])
     for i in range(n_layer):
         for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 from tests.support import tiny_attention
-from tests.support.tiny_layers import D_CONV, D_STATE, DELTA_DIM, DELTA_HEADS, DT_RANK, Layers
+from tests.support.tiny_layers import D_CONV, D_STATE, DELTA, DT_RANK, Layers
 
 Architecture = Literal["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3", "deepseek2"]
 
@@ -55,15 +55,21 @@ def write_tiny_gguf(
     seed: int = 0,
     eos_bias: float = _NEVER,
     likely: str | None = None,
+    window: int = tiny_attention.WINDOW,
+    delta: tuple[int, int] = DELTA,
+    gain: float | None = None,
     name: str = "tiny",
 ) -> Path:
     """Write a model to `path` and return it.
 
     `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
-    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding
-    windows, "deepseek2" latent attention and a mixture of experts.
+    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35", of `delta` heads and
+    values of a head). "gemma3" has sliding windows of `window` tokens, "deepseek2" latent attention and a mixture of
+    experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
     printable ASCII).
+    With a `gain` of 2 to 4 the layers outweigh the newest token and their states fade slowly, so that answers depend on
+    the whole context; without, hardly.
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
     """
     rng = np.random.default_rng(seed)
@@ -92,7 +98,9 @@ def write_tiny_gguf(
     output[tokens.index("<|im_end|>"), 0] = eos_bias
     writer.add_tensor("output.weight", output)
 
-    layers = Layers(writer, rng, n_embd, n_ff, n_head)
+    layers = Layers(writer, rng, n_embd, n_ff, n_head, delta, gain)
+    if arch == "gemma3":
+        writer.add_sliding_window(window)
     _ARCHITECTURES[arch](writer, layers, n_layer, n_embd, n_head, n_ff)
 
     writer.add_tokenizer_model("gpt2")
@@ -198,10 +206,10 @@ def _qwen35(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, 
     writer.add_rope_dimension_sections([head // 2, 0, 0, 0])
     writer.add_full_attention_interval(2)
     writer.add_ssm_conv_kernel(D_CONV)
-    writer.add_ssm_inner_size(DELTA_HEADS * DELTA_DIM)
-    writer.add_ssm_state_size(DELTA_DIM)
-    writer.add_ssm_time_step_rank(DELTA_HEADS)
-    writer.add_ssm_group_count(DELTA_HEADS)
+    writer.add_ssm_inner_size(layers.delta_heads * layers.delta_dim)
+    writer.add_ssm_state_size(layers.delta_dim)
+    writer.add_ssm_time_step_rank(layers.delta_heads)
+    writer.add_ssm_group_count(layers.delta_heads)
     for i in range(n_layer):
         layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
         layers.ones(f"blk.{i}.post_attention_norm.weight", n_embd)

@@ -10,25 +10,49 @@ import numpy as np
 
 D_CONV, D_STATE, DT_RANK = 4, 16, 8
 """Mamba: width of the convolution, values of state per channel, rank of the time step (in Mamba-2 the heads)."""
-DELTA_HEADS, DELTA_DIM = 2, 32
+DELTA = (2, 32)
 """Gated delta net: heads (of Q, K and V alike) and values of a head."""
+_NORMS = ("attn_norm.weight", "ffn_norm.weight", "post_attention_norm.weight", "post_ffw_norm.weight")
+_OUTPUTS = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight", "out_proj.weight")
+_SLOWER = 0.05
 
 
 class Layers:
-    """Adds the tensors of one layer at a time to `writer`."""
+    """Adds the tensors of one layer at a time to `writer`. `delta` is as `DELTA`, `gain` as of `write_tiny_gguf`."""
 
-    def __init__(self, writer: gguf.GGUFWriter, rng: np.random.Generator, n_embd: int, n_ff: int, n_head: int) -> None:
+    def __init__(
+        self,
+        writer: gguf.GGUFWriter,
+        rng: np.random.Generator,
+        n_embd: int,
+        n_ff: int,
+        n_head: int,
+        delta: tuple[int, int] = DELTA,
+        gain: float | None = None,
+    ) -> None:
         self._writer = writer
         self._rng = rng
         self._n_embd = n_embd
         self._n_ff = n_ff
         self._head = n_embd // n_head
+        self.delta_heads, self.delta_dim = delta
+        self._gain = gain
 
     def _add(self, tensor: str, *shape: int, scale: float = 0.3) -> None:
-        self._writer.add_tensor(tensor, (self._rng.standard_normal(shape) * scale).astype(np.float32))
+        values = (self._rng.standard_normal(shape) * scale).astype(np.float32)
+        if self._gain is not None and tensor.endswith(_OUTPUTS):
+            values[0] = 0.0
+        self._writer.add_tensor(tensor, values)
 
     def ones(self, tensor: str, *shape: int) -> None:
-        self._writer.add_tensor(tensor, np.ones(shape, dtype=np.float32))
+        values = np.ones(shape, dtype=np.float32)
+        if self._gain is not None and tensor.endswith(_NORMS):
+            values *= self._gain
+            values[0] = 0.0
+        self._writer.add_tensor(tensor, values)
+
+    def _decay(self, tensor: str, values: np.ndarray) -> None:
+        self._writer.add_tensor(tensor, -values.astype(np.float32) * np.float32(_SLOWER if self._gain else 1.0))
 
     def attention(self, i: int) -> None:
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
@@ -87,8 +111,7 @@ class Layers:
         self._add(f"blk.{i}.ssm_x.weight", DT_RANK + 2 * D_STATE, d_inner, scale=1.0 / d_inner**0.5)
         self._add(f"blk.{i}.ssm_dt.weight", d_inner, DT_RANK)
         self._add(f"blk.{i}.ssm_dt.bias", d_inner)
-        decay = -np.tile(np.arange(1, D_STATE + 1, dtype=np.float32), (d_inner, 1))
-        self._writer.add_tensor(f"blk.{i}.ssm_a", decay)
+        self._decay(f"blk.{i}.ssm_a", np.tile(np.arange(1, D_STATE + 1), (d_inner, 1)))
         self.ones(f"blk.{i}.ssm_d", d_inner)
         self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
         if normed:
@@ -104,23 +127,23 @@ class Layers:
         self._add(f"blk.{i}.ssm_conv1d.weight", convolved, D_CONV)
         self._add(f"blk.{i}.ssm_conv1d.bias", convolved)
         self._add(f"blk.{i}.ssm_dt.bias", DT_RANK)
-        self._writer.add_tensor(f"blk.{i}.ssm_a", -np.linspace(0.1, 2.0, DT_RANK, dtype=np.float32).reshape(-1, 1))
+        self._decay(f"blk.{i}.ssm_a", np.linspace(0.1, 2.0, DT_RANK, dtype=np.float32).reshape(-1, 1))
         self.ones(f"blk.{i}.ssm_d", DT_RANK, 1)
         self.ones(f"blk.{i}.ssm_norm.weight", 1, d_inner)
         self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
 
     def delta_net(self, i: int) -> None:
         """Add a gated delta net of Qwen3.5."""
-        d_inner = DELTA_HEADS * DELTA_DIM
+        d_inner = self.delta_heads * self.delta_dim
         scale = 1.0 / self._n_embd**0.5
         self._add(f"blk.{i}.attn_qkv.weight", 3 * d_inner, self._n_embd, scale=scale)
         self._add(f"blk.{i}.attn_gate.weight", d_inner, self._n_embd, scale=scale)
         self._add(f"blk.{i}.ssm_conv1d.weight", 3 * d_inner, D_CONV)
-        self._add(f"blk.{i}.ssm_dt.bias", DELTA_HEADS)
-        self._writer.add_tensor(f"blk.{i}.ssm_a", -np.linspace(0.1, 1.0, DELTA_HEADS, dtype=np.float32))
-        self._add(f"blk.{i}.ssm_beta.weight", DELTA_HEADS, self._n_embd, scale=scale)
-        self._add(f"blk.{i}.ssm_alpha.weight", DELTA_HEADS, self._n_embd, scale=scale)
-        self.ones(f"blk.{i}.ssm_norm.weight", DELTA_DIM)
+        self._add(f"blk.{i}.ssm_dt.bias", self.delta_heads)
+        self._decay(f"blk.{i}.ssm_a", np.linspace(0.1, 1.0, self.delta_heads, dtype=np.float32))
+        self._add(f"blk.{i}.ssm_beta.weight", self.delta_heads, self._n_embd, scale=scale)
+        self._add(f"blk.{i}.ssm_alpha.weight", self.delta_heads, self._n_embd, scale=scale)
+        self.ones(f"blk.{i}.ssm_norm.weight", self.delta_dim)
         self._add(f"blk.{i}.ssm_out.weight", self._n_embd, d_inner, scale=1.0 / d_inner**0.5)
 
     def short_convolution(self, i: int) -> None:
