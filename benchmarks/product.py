@@ -59,7 +59,7 @@ async def worker(
     spec: PlacementSpec = DEFAULT_PLACEMENT,
     *,
     state_dir: Path | None = None,
-    memory_limit: int = 0,
+    state_limit: int = 0,
 ) -> AsyncGenerator[LocalBackend, None]:
     """A worker process with the model loaded; ended at the end.
 
@@ -67,7 +67,7 @@ async def worker(
         MeasureError: it did not load.
     """
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as logs:
-        backend = LocalBackend(state_dir=state_dir, memory_limit=memory_limit, log_dir=Path(logs))
+        backend = LocalBackend(state_dir=state_dir, state_limit=state_limit, log_dir=Path(logs))
         try:
             async for event in backend.load(model, options, spec):
                 if isinstance(event, Failed):

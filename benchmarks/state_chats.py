@@ -46,8 +46,10 @@ STORED_TURNS, LIVE_TURNS = 6, 4
 """Turns that the first request brings, as of a chat from last week; turns that are answered one after the other."""
 SYSTEM, ASKED, STORED_ANSWER, NEW, EDITED = 80, 260, 160, 100, 30
 """Letters: of the system prompt, of a message in the chat, of an answer in it, of a new message, of an edit."""
-ANSWER, SHORT, CUT_AFTER, LONGEST = 32, 4, 24, 256
-"""Tokens: of the answers of the chat, of the answers that are timed, before a stop, of the answers that are stopped."""
+ANSWER, SHORT, LONGEST = 32, 4, 256
+"""Tokens: of the answers of the chat, of the answers that are timed, of the answers that are stopped."""
+RECEIVED, UNREAD = 24, 8
+"""Tokens of a stopped answer: those that the client has read, and more that the server has sent at least."""
 
 Message = dict[str, str]
 
@@ -115,13 +117,13 @@ class Client:
         return Seen(1e3 * (first - start), text, timings["prompt_n"], timings["cache_n"])
 
     def ask_and_stop(self, messages: list[Message]) -> str:
-        """Return the text received when the client hung up in the middle of an answer."""
+        """Hang up in the middle of an answer; returns what of it was read."""
         text = ""
         with self._events(messages, LONGEST, False) as events:
-            while len(text) < CUT_AFTER:
+            while len(text) < RECEIVED + UNREAD:
                 text += _text(next(events))
         until_idle(self.url)
-        return text
+        return text[:RECEIVED]
 
     def stop_in_prefill(self, messages: list[Message]) -> int:
         """Hang up once half of the prompt is evaluated; returns the tokens that were evaluated by then."""
@@ -217,7 +219,7 @@ class Chat:
         return measured
 
     def stop_answer(self) -> None:
-        """Stop an answer; what was received stays."""
+        """Stop an answer; what was read stays."""
         text = self.client.ask_and_stop(self.messages)
         self._remember(text)
         self.messages = [*self.messages, _assistant(text)]

@@ -268,7 +268,7 @@ async def _run(arch: Architecture, count: int, folder: Path) -> Tally:
     tally = Tally()
     file = write_tiny_gguf(folder / f"{arch}.gguf", arch=arch, n_layer=3, likely=LETTERS, window=WINDOW, gain=GAIN)
     async with (
-        worker(file, OPTIONS, ONE_THREAD, state_dir=folder / "states", memory_limit=MEMORY) as engine,
+        worker(file, OPTIONS, ONE_THREAD, state_dir=folder / "states", state_limit=MEMORY) as engine,
         worker(file, OPTIONS, ONE_THREAD) as reference,
     ):
         for number in range(count):
