@@ -59,7 +59,7 @@ async def worker(
     spec: PlacementSpec = DEFAULT_PLACEMENT,
     *,
     state_dir: Path | None = None,
-    state_limit: int = 0,
+    state_limit: int = 2 << 30,
 ) -> AsyncGenerator[LocalBackend, None]:
     """A worker process with the model loaded; ended at the end.
 
