@@ -267,9 +267,10 @@ class StateStore:
         if not self.live.stem:  # nobody's: random tokens of a measurement
             return
         self._mend()
-        state = self._whole(spared) if keep and len(self.sequence) >= _LEAST_TOKENS else None
+        if keep and len(self.sequence) >= _LEAST_TOKENS:
+            self._whole(spared)
         if save:
-            self.save(state)
+            self.save()
 
     def _mend(self) -> None:
         """Go back to before a stopped batch, which has spoilt a recurrent state."""
@@ -283,29 +284,29 @@ class StateStore:
         if last is None or last.data is None or not self.sequence.set_partial(len(last), last.data):
             self.sequence.clear()
 
-    def _whole(self, spared: Collection[State]) -> State:
-        """Return what the memory holds as a state. It stays in the memory tier if there is room; what it extends goes,
-        but never the `spared`."""
-        sequence, live = self.sequence, self.live
-        tokens = token_bytes(sequence.tokens)
+    def _whole(self, spared: Collection[State] = (), *, to_save: bool = False) -> State | None:
+        """Keep what the memory holds as a state, and return it; None when there is no room, unless it is `to_save`.
+        What it extends goes, but never the `spared`."""
+        sequence, live, tokens = self.sequence, self.live, token_bytes(self.sequence.tokens)
         for one in self._own():
             if one.is_whole and one.tokens == tokens and one.data is not None and one.history is not None:
                 return one
-        size = sequence.state_size()
+        drafted = token_bytes(self._draft.tokens) if self._draft is not None else b""
+        draft = self._draft if 2 * len(drafted) >= len(tokens) and tokens.startswith(drafted) else None
+        size = sequence.state_size() + (draft.state_size() if draft is not None else 0)
         has_room = self._make_room(size, spared)
+        if not has_room and not to_save:
+            return None
         state = State(live.owner, live.stem, tokens, True, sequence.state(), sequence.first_saved())
         state.history, state.used = live.history.copy(), self._requests
-        held = token_bytes(self._draft.tokens) if self._draft is not None else b""
-        if self._draft is not None and 2 * len(held) >= len(tokens) and tokens.startswith(held):
-            state.draft = State(live.owner, live.stem, held, True, self._draft.state())
-        if has_room:
-            if not sequence.needs_partial:
-                self._states = [
-                    one
-                    for one in self._states
-                    if one in spared or one.owner != live.owner or not one.is_whole or not tokens.startswith(one.tokens)
-                ]
-            self._states.append(state)
+        if draft is not None:
+            state.draft = State(live.owner, live.stem, drafted, True, draft.state())
+        if not has_room:
+            return state
+        if not sequence.needs_partial:
+            extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
+            self._states = [one for one in self._states if one not in extended or one in spared]
+        self._states.append(state)
         return state
 
     def evaluated(self, n: int, seconds: float) -> None:
@@ -354,14 +355,13 @@ class StateStore:
         note, self._note = self._note, ""
         return note
 
-    def save(self, state: State | None = None, *, at_end: bool = False) -> None:
+    def save(self, *, at_end: bool = False) -> None:
         """Begin to write the conversation in the memory if enough of it would be lost.
 
         It is written whole, so a long one is written again only when it has grown by a third: in all, at most four
         times what was added, whatever its length. What is lost meanwhile costs its prefill.
 
         Args:
-            state: what the memory holds, if that was copied already.
             at_end: this is the last opportunity: it is saved if it is worth restoring.
         """
         files, sequence = self._files, self.sequence
@@ -379,7 +379,8 @@ class StateStore:
         size = sequence.state_size()
         if size > files.limit or size > available_bytes() // 2:
             return
-        whole = state or self._whole(())
+        whole = self._whole(to_save=True)
+        assert whole is not None
         kind = [one for one in self._own() if one.is_whole != sequence.is_divisible and one is not whole]
         partials = {one.tokens: one for one in kind if one.restored_bytes and tokens.startswith(one.tokens)}
         parts = [whole]
