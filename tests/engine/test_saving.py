@@ -70,7 +70,10 @@ def test_a_long_rest_saves_once(saving: SavingChat) -> None:
         file.unlink()
     saving.engine.idle()
     assert saving.settle() == []
-    saving.ask(user("What has no name is kept too, because a program may go on with it."))
+    saving.ask(user("What has no name cannot be deleted by it. " * 3))
+    saving.engine.idle()
+    assert saving.settle() == []
+    saving.ask(user("But a program may go on with it. " * 3), owner="a client")
     saving.engine.idle()
     assert len(saving.settle()) == 1
 

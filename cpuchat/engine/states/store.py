@@ -38,6 +38,8 @@ again some milliseconds."""
 _SAVE_SHARE: Final = 4
 """A conversation is saved again when the new part of it is this fraction of the whole."""
 _SAVED_PARTIALS: Final = 3
+_UNSAVED: Final = "~"
+"""Before the name of a conversation that is kept in memory only."""
 _SPACING: Final = 512
 """Tokens of a long prompt between two checkpoints, at least."""
 _COPY_SHARE: Final = 0.01
@@ -172,7 +174,9 @@ class StateStore:
         known = max(
             (one.history for one in (self.live, *self._own()) if one.history), key=lambda h: h.shared(prompt.text)
         )
-        self.live = Live(owner, stem or (base.stem if is_same else "") or uuid.uuid4().hex[:20], known.copy())
+        # Without a name only programs' conversations are saved: nobody could delete those of others.
+        unnamed = f"{'' if owner else _UNSAVED}{uuid.uuid4().hex[:20]}"
+        self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known.copy())
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(
             source=source,
@@ -365,7 +369,7 @@ class StateStore:
             at_end: this is the last opportunity: it is saved if it is worth restoring.
         """
         files, sequence = self._files, self.sequence
-        if files is None or not self.live.stem or files.writer.is_busy or not sequence.tokens:
+        if files is None or self.live.stem[:1] in ("", _UNSAVED) or files.writer.is_busy or not sequence.tokens:
             return
         self._mend()
         tokens = token_bytes(sequence.tokens)
