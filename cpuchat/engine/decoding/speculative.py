@@ -121,7 +121,7 @@ class SpeculativeDecoder:
         n_held, n_written = len(sequence), len(tokens)
         sequence.checkpoint()
         self._speculator.start_verify(proposal)
-        sequence.extend([tokens[-1], *drafted], n_outputs=n + 1)
+        sequence.extend([tokens[-1], *drafted], n_outputs=n + 1, whole=True)
         reason: StopReason | None = None
         accepted = compared = 0
         for i in range(n + 1):

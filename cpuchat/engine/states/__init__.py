@@ -1,1 +1,1 @@
-"""From messages to tokens whose KV may be cached already."""
+"""What of prompts was evaluated before, in memory and on disk."""

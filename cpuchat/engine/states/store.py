@@ -369,7 +369,7 @@ class StateStore:
             at_end: this is the last opportunity: it is saved if it is worth restoring.
         """
         files, sequence = self._files, self.sequence
-        if files is None or self.live.stem[:1] in ("", _UNSAVED) or files.writer.is_busy or not sequence.tokens:
+        if files is None or self.live.stem[:1] in ("", _UNSAVED) or files.writer.is_busy:
             return
         self._mend()
         tokens = token_bytes(sequence.tokens)
