@@ -14,8 +14,8 @@ Examples:
   cpuchat chats delete 1f3a
   cpuchat chats delete 1f3a 77c0 --yes
 
-The text is overwritten in the database and in the search index, and the saved KV cache is deleted. There is no undo;
-`cpuchat chats export` first keeps a copy."""
+The text is overwritten in the database and in the search index, and the saved KV cache and checkpoints are deleted;
+forks keep theirs. There is no undo; `cpuchat chats export` first keeps a copy."""
 
 
 @click.command("delete", epilog=_EPILOG)
