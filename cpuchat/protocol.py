@@ -152,8 +152,8 @@ class Generate(Command, frozen=True):
     reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
     markers are part of the answer's text. `tools` are what the model may call. `owner`: whose prompt it is; what was
-    evaluated for another owner is not reused. `continues`: the last of `messages` is an answer, which the model goes on
-    writing.
+    evaluated for another owner is not reused. `keeps`: on disk too, although it has no `chat_id`. `continues`: the last
+    of `messages` is an answer, which the model goes on writing.
     """
 
     request_id: int = 0
@@ -176,6 +176,7 @@ class Generate(Command, frozen=True):
     unsplit: bool = False
     tools: tuple[Tool, ...] = ()
     owner: str = ""
+    keeps: bool = False
     continues: bool = False
 
 

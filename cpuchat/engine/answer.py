@@ -104,7 +104,7 @@ class Answer:
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
             prompt = self._build_prompt(builder)
-            start = store.begin(prompt, command.owner, command.chat_id)
+            start = store.begin(prompt, command.owner, command.chat_id, keeps=command.keeps)
         except Aborted:
             self._finish("cancelled", Timings())
             return

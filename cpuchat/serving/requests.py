@@ -221,6 +221,7 @@ class RequestReader:
             reasoning_budget=self._budget(body.reasoning_budget_tokens),
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             owner=body.cache_salt or "",
+            keeps=not body.cache_salt,  # a salt is for one session, often
             **what,
         )
         return ParsedRequest(

@@ -73,7 +73,7 @@ def test_a_long_rest_saves_once(saving: SavingChat) -> None:
     saving.ask(user("What has no name cannot be deleted by it. " * 3))
     saving.engine.idle()
     assert saving.settle() == []
-    saving.ask(user("But a program may go on with it. " * 3), owner="a client")
+    saving.ask(user("But a program may go on with it. " * 3), owner="a client", keeps=True)
     saving.engine.idle()
     assert len(saving.settle()) == 1
 

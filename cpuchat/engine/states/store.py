@@ -146,8 +146,11 @@ class StateStore:
             if gone.data is None:
                 self._states.remove(gone)
 
-    def begin(self, prompt: Prompt, owner: str, chat_id: str) -> Start:
+    def begin(self, prompt: Prompt, owner: str, chat_id: str, *, keeps: bool = False) -> Start:
         """Go to where `prompt` is evaluated soonest. What the memory loses of another conversation by that is kept.
+
+        Args:
+            keeps: a conversation without a name is saved on disk too; by default nobody could delete it.
 
         Raises:
             Aborted: stopped while a state was read from disk; nothing has changed.
@@ -174,8 +177,7 @@ class StateStore:
         known = max(
             (one.history for one in (self.live, *self._own()) if one.history), key=lambda h: h.shared(prompt.text)
         )
-        # Without a name only programs' conversations are saved: nobody could delete those of others.
-        unnamed = f"{'' if owner else _UNSAVED}{uuid.uuid4().hex[:20]}"
+        unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
         self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known.copy())
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(

@@ -201,7 +201,7 @@ def test_what_others_own_is_not_reused(files: dict[str, Path]) -> None:
 def test_programs_conversations_survive_a_restart(files: dict[str, Path], tmp_path: Path) -> None:
     chat = Chat()
     chat.load(files["qwen35"], WIDE, state_dir=tmp_path / "kv")
-    first = chat.ask(user(LONG), owner="one")
+    first = chat.ask(user(LONG), owner="one", keeps=True)
     turns = (user(LONG), assistant(chat.text), user("And then?"))
     chat.restart()
     chat.load(files["qwen35"], WIDE, state_dir=tmp_path / "kv")
