@@ -285,7 +285,9 @@ class LocalBackend:
         watching = None
         if isinstance(command, Generate) and self._model is not None:
             growth = 2 * self._model.kv_size + self._state_limit + _ANSWER_BYTES
-            watching = asyncio.create_task(watch_over(worker, lambda: self._cancelled or exchange.cancelled, growth))
+            longest = max(self._model.pass_ms, default=0.0) / 1e3
+            is_cancelled = lambda: self._cancelled or exchange.cancelled  # noqa: E731
+            watching = asyncio.create_task(watch_over(worker, is_cancelled, growth, longest))
         try:
             yield exchange
         finally:

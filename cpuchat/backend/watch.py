@@ -20,12 +20,15 @@ _POLL_SECONDS: Final = 0.5
 _HINT: Final = "The model is loaded again with the next message. If a grammar or schema was used, simplify it."
 
 
-async def watch_over(worker: WorkerProcess, is_cancelled: Callable[[], bool], most_growth: int) -> None:
+async def watch_over(
+    worker: WorkerProcess, is_cancelled: Callable[[], bool], most_growth: int, longest_pass: float
+) -> None:
     """Watch a worker that answers a request, until cancelled from here or the worker is gone.
 
     Args:
         is_cancelled: whether the worker was told to stop.
         most_growth: bytes of memory of its own that the worker may take during the request.
+        longest_pass: seconds that a recurrent model, which stops between passes only, may take for one.
     """
     import psutil  # 10 ms
 
@@ -39,8 +42,8 @@ async def watch_over(worker: WorkerProcess, is_cancelled: Callable[[], bool], mo
                 worker.end(_failure(f"it took {grown / 1e9:.1f} GB for one answer"))
             if is_cancelled():
                 times = {one.id: one.user_time + one.system_time for one in process.threads()}
-                spent = times if spent is None else spent
-                if max((time - spent.get(id, 0.0) for id, time in times.items()), default=0.0) > STUCK_CPU_SECONDS:
+                spent, limit = times if spent is None else spent, STUCK_CPU_SECONDS + longest_pass
+                if max((time - spent.get(id, 0.0) for id, time in times.items()), default=0.0) > limit:
                     worker.end(_failure("it did not stop when it was told to"))
     except psutil.Error:  # it is gone, or hidden from us
         return

@@ -74,6 +74,8 @@ async def test_a_stopped_worker_is_left_alone(backend: LocalBackend, monkeypatch
         if isinstance(event, TextDelta):
             break
     os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        await asyncio.sleep(0.01)
     await backend.cancel()
     for _ in range(20):
         await asyncio.sleep(0.01)

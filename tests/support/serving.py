@@ -70,6 +70,15 @@ class Server:
         return found
 
 
+def wait_until_gone(process: psutil.Process) -> None:
+    """Wait until a process has ended: a killed one takes a while beside other load."""
+    deadline = time.monotonic() + HANG_GUARD
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, process
+            time.sleep(0.01)
+
+
 def chat(text: str, **more: object) -> dict:
     """Return a greedy request."""
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 16, **more}
