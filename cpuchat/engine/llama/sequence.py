@@ -43,7 +43,7 @@ class Sequence:
     Attributes:
         rollback: how rejected tokens are rolled back: attention's way, unless a probe has found another.
         decode_seconds: time spent inside llama_decode since it was last set to 0.
-        is_divisible: the partial state is only a part of the memory, beside attention that keeps every token.
+        is_divisible: beside the partial state there is attention that keeps every token.
         partial_bytes: of a partial state; 0: none is needed.
         is_broken: a stopped batch has left a part in the recurrent state: only `set_partial`, `set_state` and `clear`
             mend it.
@@ -201,10 +201,10 @@ class Sequence:
         if n == 0 or not self.can_cut(n):
             self.clear()
             return 0
-        if n < len(self.tokens):
-            llama.llama_memory_seq_rm(self._memory, 0, n, -1)
-            del self.tokens[n:]
-        return n
+        if n < len(self.tokens) and not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
+            self.clear()
+        del self.tokens[n:]
+        return len(self.tokens)
 
     @property
     def needs_partial(self) -> bool:
@@ -214,8 +214,9 @@ class Sequence:
     def find_divisions(self) -> None:
         """Find out what a partial state is, with a token in the memory. Not all models with windows use them."""
         size = self.state_size(partial=True)
-        self.is_divisible = self.state_size() > size
-        if not self.is_divisible:
+        is_all = size == self.state_size()
+        self.is_divisible = not (is_all and self.is_recurrent)
+        if is_all:
             self._n_window = 0
         self.partial_bytes = size if self.is_recurrent else size * min(self._n_window, self.n_ctx)
 

@@ -117,12 +117,11 @@ class StateStore:
         self._note, self._has_noted = "", False
         self.live = Live()
 
-    def histories(self, owner: str, chat_id: str) -> tuple[TokenHistory, ...]:
+    def histories(self, owner: str) -> tuple[TokenHistory, ...]:
         """Return the texts whose tokens are known."""
         owner = _hashed(owner)
         live = self.live.history if owner == self.live.owner else TokenHistory()
-        if not chat_id or self.is_another(chat_id):
-            self._find_saved()
+        self._find_saved()
         return (live, *(one.history for one in self._states if one.owner == owner and one.history is not None))
 
     def _find_saved(self) -> None:
@@ -161,24 +160,23 @@ class StateStore:
             self.leave()
             self.sequence.clear()
             self.live = Live(owner)
-        start, key = perf_counter(), token_bytes(prompt.tokens)
-        self._prompt = key
-        row = next((one for one in self._own() if one.row is not None and one.tokens == key), None)
-        plan = self._best(key, row)
+        start, self._prompt = perf_counter(), token_bytes(prompt.tokens)
+        row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
+        most = len(prompt.tokens) - (row is None)
+        plan = self._best(most)
         self._keep_lost(plan, stem)
         is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
         while (source := self._go(plan)) is None:
-            broken = plan.base if plan.base is not None else plan.partial
-            self._states = [one for one in self._states if one is not broken]
-            plan = self._best(key, row)
-        base = plan.base if plan.base is not None and plan.base.history is not None else self.live
-        assert base.history is not None
-        changed, message = prompt.changed(base.history.text) if is_same or stem == base.stem else ("", 0)
-        known = max(
-            (one.history for one in (self.live, *self._own()) if one.history), key=lambda h: h.shared(prompt.text)
-        )
+            plan = self._best(most)
+        base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
+        changed, message = "", 0
+        if base.history is not None and (is_same or stem == base.stem):
+            changed, message = prompt.changed(base.history.text)
+        histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
+        known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
+        known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation
         unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
-        self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known.copy())
+        self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known)
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(
             source=source,
@@ -188,15 +186,14 @@ class StateStore:
             again=again,
         )
         self._at, self._seconds = plan.n, 0.0
-        is_whole = row is not None and plan.n == len(prompt.tokens)
-        return Start(plan.n, row.row if row is not None and is_whole else None, reuse)
+        return Start(plan.n, row if plan.n == len(prompt.tokens) else None, reuse)
 
     def _own(self) -> list[State]:
         return [one for one in self._states if one.owner == self.live.owner]
 
-    def _best(self, key: bytes, row: State | None) -> _Plan:
-        """Return the cheapest way to a prompt; at least its last token is evaluated unless its `row` is known."""
-        most = len(key) // TOKEN_BYTES - (row is None)
+    def _best(self, most: int) -> _Plan:
+        """Return the cheapest way to the first `most` tokens of the prompt, or fewer."""
+        key = self._prompt
         partials = [s for s in self._own() if not s.is_whole and len(s) <= most and key.startswith(s.tokens)]
         plans = [self._plan(None, token_bytes(self.sequence.tokens), partials, key, most)]
         for base in self._own():
@@ -221,27 +218,36 @@ class StateStore:
         return _Plan(base, partial, n, shared, cost)
 
     def _go(self, plan: _Plan) -> Literal["", "memory", "disk"] | None:
-        """Take the memory to the end of a plan; returns where its states were, None when it failed."""
-        sequence, source = self.sequence, ""
-        # Where cutting is enough, nothing was copied.
-        states = [one for one in (plan.base, plan.partial) if one is not None and one.restored_bytes]
-        if states:
-            source = "disk" if any(one.data is None for one in states) else "memory"
-        loaded = [(one, self._loaded(one)) for one in states]
-        for one, data in loaded:
+        """Take the memory to the end of a plan; returns where its states were. None: one could not be used, and is
+        dropped.
+
+        Raises:
+            Aborted: stopped while a state was read; nothing has changed.
+        """
+        sequence, base = self.sequence, plan.base
+        states = [one for one in (base, plan.partial) if one is not None]
+        source = "" if not states else "disk" if any(one.data is None for one in states) else "memory"
+        loaded: list[tuple[State, np.ndarray]] = []
+        for one in states:
             one.used = self._requests
-            if data is None:
-                return None
+            if (data := self._loaded(one)) is None:
+                return self._drop(one)
+            loaded.append((one, data))
+        drafted, target = base.draft if base is not None else None, self._draft
+        of_draft = None
+        if drafted is not None and target is not None:
+            held = shared_tokens(token_bytes(target.tokens), self._prompt)
+            if shared_tokens(drafted.tokens, self._prompt) >= held + _LEAST_TOKENS:
+                of_draft = self._loaded(drafted)
+        for one, data in loaded:
             if not (sequence.set_state(one.list(), data) if one.is_whole else sequence.set_partial(len(one), data)):
-                return None
-        if plan.base is not None and plan.base.draft is not None and self._draft is not None:
-            draft = plan.base.draft
-            gain = shared_tokens(draft.tokens, self._prompt) - shared_tokens(
-                token_bytes(self._draft.tokens), self._prompt
-            )
-            if gain >= _LEAST_TOKENS and (data := self._loaded(draft)) is not None:
-                self._draft.set_state(draft.list(), data)
-        return source if sequence.truncate(plan.n) == plan.n else None
+                return self._drop(one)
+        if drafted is not None and target is not None and of_draft is not None:
+            target.set_state(drafted.list(), of_draft)
+        return source if sequence.truncate(plan.n) == plan.n else self._drop(base)
+
+    def _drop(self, state: State | None) -> None:
+        self._states = [one for one in self._states if one is not state]
 
     def _loaded(self, state: State) -> np.ndarray | None:
         """Return the data of a state; what was read from disk is kept if there is room. None: it is gone.
@@ -295,7 +301,8 @@ class StateStore:
         What it extends goes, but never the `spared`."""
         sequence, live, tokens = self.sequence, self.live, token_bytes(self.sequence.tokens)
         for one in self._own():
-            if one.is_whole and one.tokens == tokens and one.data is not None and one.history is not None:
+            if one.is_whole and one.tokens == tokens and one.data is not None:
+                one.history = one.history or live.history.copy()
                 return one
         drafted = token_bytes(self._draft.tokens) if self._draft is not None else b""
         draft = self._draft if 2 * len(drafted) >= len(tokens) and tokens.startswith(drafted) else None
@@ -328,19 +335,18 @@ class StateStore:
         """Keep what going back to here takes, and the `row` of logits after the last token."""
         sequence, start = self.sequence, perf_counter()
         tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
-        known = next(
-            (one for one in self._own() if one.tokens == tokens and one.is_whole != sequence.is_divisible), None
-        )
-        if known is not None and (known.data is not None or not sequence.needs_partial):
-            known.used, known.row = self._requests, known.row if row is None else row.copy()
+        is_whole = not sequence.is_divisible
+        state = next((one for one in self._own() if one.tokens == tokens and one.is_whole == is_whole), None)
+        state = state or State(self.live.owner, self.live.stem, tokens, is_whole)
+        size = sequence.state_size(partial=True) if sequence.needs_partial and state.data is None else 0
+        if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
             return
-        size = sequence.state_size(partial=True) if sequence.needs_partial else 0
-        if not (size or row is not None) or not self._make_room(size + (row.nbytes if row is not None else 0), ()):
-            return
-        state = State(self.live.owner, self.live.stem, tokens, sequence.needs_partial and not sequence.is_divisible)
-        state.used, state.row = self._requests, None if row is None else row.copy()
-        if sequence.needs_partial:
-            state.data, state.first = sequence.state(partial=True), sequence.first_saved()
+        if size:
+            state.data = sequence.state(partial=True)
+        if row is not None:
+            state.row = row.copy()
+        state.used = self._requests
+        self._drop(state)
         self._states.append(state)
         self._at, self._seconds, self._copying = len(sequence), 0.0, perf_counter() - start
 
@@ -401,22 +407,24 @@ class StateStore:
         return bool(chat_id) and kv_stem(chat_id) != self.live.stem
 
     def texts(self, limit: int, without: str) -> list[list[int]]:
-        """Return tokens of other conversations, last used first, at most `limit` in all; not of the chat `without`."""
+        """Return tokens of conversations that no client owns, last used first, at most `limit` in all; not of the chat
+        `without`."""
         self._find_saved()
         found: list[list[int]] = []
-        for one in self._own():
-            if limit > 0 and one.history is not None and one.stem != kv_stem(without):
+        for one in sorted(self._states, key=lambda one: -one.used):
+            if limit > 0 and not one.owner and one.history is not None and one.stem != kv_stem(without):
                 found.append(one.history.tokens[:limit])
                 limit -= len(found[-1])
         return found
 
     def forget(self, chat_id: str) -> bool:
-        """Drop a chat, in memory and on disk; returns whether the memory holds it, or what may be left of it."""
+        """Drop a chat, in memory and on disk, and what has no name and may tell of it; returns whether the memory holds
+        that."""
         stem = kv_stem(chat_id)
-        self._states = [one for one in self._states if one.stem != stem]
+        self._states = [one for one in self._states if one.stem != stem and one.stem[:1] != _UNSAVED]
         if self._files is not None:
             self._files.forget(stem)
-        if self.live.stem not in (stem, ""):
+        if self.live.stem != stem and self.live.stem[:1] not in ("", _UNSAVED):
             return False
         self.sequence.clear()
         self.live = Live(self.live.owner)
@@ -433,24 +441,23 @@ class StateStore:
     @property
     def n_bytes(self) -> int:
         """Return the bytes of the memory tier in use."""
-        return sum(one.memory_bytes for one in self._states if one.is_in_memory)
+        return sum(one.memory_bytes for one in self._states)
 
     def _make_room(self, size: int, spared: Collection[State]) -> bool:
         """Drop the states whose loss costs least until `size` bytes fit; False when they do not."""
         if size > self.limit or size > available_bytes() // 2:
             return False
-        held = token_bytes(self.sequence.tokens)
-        while (left := [one for one in self._states if one.is_in_memory]) and (
-            self.n_bytes + size > self.limit or len(left) >= _MOST_STATES
-        ):
-            left = [one for one in left if one not in spared]
+        held = b""
+        while self.n_bytes + size > self.limit or sum(one.memory_bytes > 0 for one in self._states) >= _MOST_STATES:
+            left = [one for one in self._states if one.memory_bytes and one not in spared]
             if not left:
                 return False
+            held = held or token_bytes(self.sequence.tokens)
             least = min(left, key=lambda one: self._worth(one, held))
             if least.file is not None:
-                least.data = least.row = None
+                least.free()
             else:
-                self._states.remove(least)
+                self._drop(least)
         return True
 
     def _worth(self, state: State, held: bytes) -> float:
