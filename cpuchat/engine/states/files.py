@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 import msgspec
 import numpy as np
 
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.disk_writer import DiskWriter
 from cpuchat.engine.states.state import TOKEN_BYTES, Part, State
 from cpuchat.engine.states.token_history import TokenHistory
@@ -132,7 +133,7 @@ class StateFiles:
         The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions.
 
         Raises:
-            InterruptedError: `is_cancelled`, which is asked before each slice.
+            Aborted: `is_cancelled`, which is asked before each slice.
         """
         state = np.empty(part.nbytes, np.uint8)
         view, checksum, at = state.data, 0, 0
@@ -143,14 +144,12 @@ class StateFiles:
                 stream.seek(part.at)
                 while n := stream.readinto(view[at : at + _SLICE]):
                     if is_cancelled():
-                        raise InterruptedError
+                        raise Aborted
                     checksum = zlib.crc32(view[at : at + n], checksum)
                     at += n
             if at == part.nbytes and checksum == part.crc32:
                 os.utime(file)
                 return state
-        except InterruptedError:
-            raise
         except OSError:
             pass
         _delete(file)
@@ -169,14 +168,13 @@ class StateFiles:
         file, whole = self._file(stem), states[0]
         assert whole.history is not None
         try:
-            # A later `record` changes the history.
-            index = Index(self._key, whole.owner, whole.tokens, whole.history.copy(), (), None, draft_key)
             with contextlib.ExitStack() as renamed, atomic_writer(file, sync=False) as stream:
                 everything = (*states, *((whole.draft,) if whole.draft is not None else ()))
                 written = [(one, part) for one in everything if (part := self._write_part(stream, stem, one))]
                 parts = tuple(part for one, part in written if one is not whole.draft)
                 draft = next((part for one, part in written if one is whole.draft), None)
-                content = msgspec.msgpack.encode(msgspec.structs.replace(index, parts=parts, draft=draft))
+                index = Index(self._key, whole.owner, whole.tokens, whole.history, parts, draft, draft_key)
+                content = msgspec.msgpack.encode(index)
                 stream.write(content + _FOOTER.pack(_MAGIC, len(content), zlib.crc32(content)))
                 renamed.enter_context(self._lock)
                 if stem in self._dropped:

@@ -11,8 +11,8 @@ from cpuchat.engine.text.reasoning import FORMATS
 from cpuchat.prefix import common_prefix
 from cpuchat.protocol import Message
 
-_SPACING: Final = 512
-"""Tokens between the checkpoints at two users' messages, at least; the last one always has one."""
+SPACING: Final = 512
+"""Tokens between two checkpoints of a long prompt, at least; the last user's message always has one."""
 _MARKUP: Final = 1 << 16
 """Bytes between the contents of two messages, at most."""
 
@@ -74,7 +74,7 @@ class Prompt:
             end -= len(piece(self.tokens[at]))
         places, spaced = list[int](), start
         for token, byte in reversed(found):
-            if token > start and (byte >= last or token - spaced >= _SPACING):
+            if token > start and (byte >= last or token - spaced >= SPACING):
                 places.append(token)
                 spaced = token
         return sorted(set(places))

@@ -20,10 +20,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.disk_writer import WriteBudget
 from cpuchat.engine.states.files import StateFiles
-from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.prompt import SPACING, Prompt
 from cpuchat.engine.states.state import TOKEN_BYTES, State, shared_tokens, token_bytes
 from cpuchat.engine.states.token_history import TokenHistory
 from cpuchat.hardware.memory import available_bytes
@@ -40,8 +40,6 @@ _SAVE_SHARE: Final = 4
 _SAVED_PARTIALS: Final = 3
 _UNSAVED: Final = "~"
 """Before the name of a conversation that is kept in memory only."""
-_SPACING: Final = 512
-"""Tokens of a long prompt between two checkpoints, at least."""
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _MOST_STATES: Final = 64
@@ -160,6 +158,7 @@ class StateStore:
             self.leave()
             self.sequence.clear()
             self.live = Live(owner)
+        self._mend()
         start, self._prompt = perf_counter(), token_bytes(prompt.tokens)
         row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
         most = len(prompt.tokens) - (row is None)
@@ -240,7 +239,7 @@ class StateStore:
             if shared_tokens(drafted.tokens, self._prompt) >= held + _LEAST_TOKENS:
                 of_draft = self._loaded(drafted)
         for one, data in loaded:
-            if not (sequence.set_state(one.list(), data) if one.is_whole else sequence.set_partial(len(one), data)):
+            if not sequence.set_state(one.list(), data, partial=not one.is_whole):
                 return self._drop(one)
         if drafted is not None and target is not None and of_draft is not None:
             target.set_state(drafted.list(), of_draft)
@@ -259,10 +258,7 @@ class StateStore:
             return state.data
         if state.part.nbytes > available_bytes() // 2:
             return None
-        try:
-            data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
-        except InterruptedError:
-            raise Aborted from None
+        data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
         if data is not None and self._make_room(data.nbytes, (state,)):
             state.data = data
         return data
@@ -293,7 +289,7 @@ class StateStore:
             one for one in self._own() if not one.is_whole and one.data is not None and held.startswith(one.tokens)
         ]
         last = max(partials, key=len, default=None)
-        if last is None or last.data is None or not self.sequence.set_partial(len(last), last.data):
+        if last is None or last.data is None or not self.sequence.set_state(last.list(), last.data, partial=True):
             self.sequence.clear()
 
     def _whole(self, spared: Collection[State] = (), *, to_save: bool = False) -> State | None:
@@ -316,7 +312,7 @@ class StateStore:
             state.draft = State(live.owner, live.stem, drafted, True, draft.state())
         if not has_room:
             return state
-        if not sequence.needs_partial:
+        if not sequence.partial_bytes:
             extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
             self._states = [one for one in self._states if one not in extended or one in spared]
         self._states.append(state)
@@ -327,8 +323,8 @@ class StateStore:
         self._seconds += seconds
         if n >= _LEAST_TOKENS:
             self._token_seconds += (seconds / n - self._token_seconds) / 4
-        is_due = len(self.sequence) - self._at >= _SPACING and self._copying <= _COPY_SHARE * self._seconds
-        if is_due and self.sequence.needs_partial:
+        is_due = len(self.sequence) - self._at >= SPACING and self._copying <= _COPY_SHARE * self._seconds
+        if is_due and self.sequence.partial_bytes:
             self.checkpoint()
 
     def checkpoint(self, row: np.ndarray | None = None) -> None:
@@ -338,7 +334,7 @@ class StateStore:
         is_whole = not sequence.is_divisible
         state = next((one for one in self._own() if one.tokens == tokens and one.is_whole == is_whole), None)
         state = state or State(self.live.owner, self.live.stem, tokens, is_whole)
-        size = sequence.state_size(partial=True) if sequence.needs_partial and state.data is None else 0
+        size = sequence.state_size(partial=True) if sequence.partial_bytes and state.data is None else 0
         if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
             return
         if size:
