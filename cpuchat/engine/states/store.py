@@ -382,13 +382,14 @@ class StateStore:
         if sequence.is_recurrent and not any(tokens.startswith(one.tokens) for one in saved):
             held = 0  # what is saved goes on differently
         new = len(sequence) - held
-        if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) and self._budget.allows()):
+        if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
             return
         size = sequence.state_size()
         if size > files.limit or size > available_bytes() // 2:
             return
         whole = self._whole(to_save=True)
         assert whole is not None
+        size = whole.restored_bytes
         kind = [one for one in self._own() if one.is_whole != sequence.is_divisible and one is not whole]
         partials = {one.tokens: one for one in kind if one.restored_bytes and tokens.startswith(one.tokens)}
         parts = [whole]

@@ -193,6 +193,17 @@ def test_a_checkpoint_whose_copy_is_on_disk_only_is_read(hybrid: Chat) -> None:
     assert edited.prompt_n < 160
 
 
+def test_an_emptied_memory_is_not_saved_over_the_chat(hybrid: Chat) -> None:
+    hybrid.ask(user(LONG), chat_id="a")
+    files = store_of(hybrid)._files
+    for _ in range(2):
+        hybrid.engine.idle()
+        hybrid.engine._writer.finish()
+        assert files is not None and [len(index.tokens) > 200 for _, index in files.indexes()] == [True]
+        store_of(hybrid)._states.clear()
+        sequence_of(hybrid).is_broken = True  # a stopped batch, and no checkpoint to go back to
+
+
 def test_a_failed_partial_state_does_not_cost_the_whole_one(hybrid: Chat) -> None:
     turns: list[Message] = []
     for number in range(4):
