@@ -15,6 +15,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Final, Literal
 
@@ -22,9 +23,9 @@ import numpy as np
 
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.disk_writer import WriteBudget
-from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.states.files import Index, StateFiles
 from cpuchat.engine.states.prompt import SPACING, Prompt
-from cpuchat.engine.states.state import TOKEN_BYTES, State, shared_tokens, token_bytes
+from cpuchat.engine.states.state import TOKEN_BYTES, Part, State, shared_tokens, token_bytes
 from cpuchat.engine.states.token_history import TokenHistory
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.paths import kv_stem
@@ -112,7 +113,7 @@ class StateStore:
         self._prompt = b""
         self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
         self._copying = 0.0  # seconds of the last checkpoint
-        self._note, self._has_noted = "", False
+        self._note: str | None = None  # "" once it was taken
         self.live = Live()
 
     def histories(self, owner: str) -> tuple[TokenHistory, ...]:
@@ -130,13 +131,11 @@ class StateStore:
         for file, index in self._files.indexes():
             for part in index.parts:
                 if known.pop((file, part), None) is None:
-                    history = index.history if part.is_whole else None
-                    tokens, stem = index.tokens[: part.n * TOKEN_BYTES], file.name.partition("-")[0]
-                    state = State(index.owner, stem, tokens, part.is_whole, first=part.first, history=history)
-                    state.file, state.part = file, part
-                    if index.draft is not None and part.is_whole and index.draft_key == self._draft_key:
-                        state.draft = State(index.owner, stem, index.tokens[: index.draft.n * TOKEN_BYTES], True)
-                        state.draft.file, state.draft.part = file, index.draft
+                    state = _saved(file, index, part)
+                    if part.is_whole:
+                        state.history = index.history
+                        if index.draft is not None and index.draft_key == self._draft_key:
+                            state.draft = _saved(file, index, index.draft)
                     self._states.append(state)
         for gone in known.values():  # written anew, or deleted
             gone.file = gone.part = None
@@ -285,12 +284,11 @@ class StateStore:
         if not self.sequence.is_broken:
             return
         held = token_bytes(self.sequence.tokens)
-        partials = [
-            one for one in self._own() if not one.is_whole and one.data is not None and held.startswith(one.tokens)
-        ]
-        last = max(partials, key=len, default=None)
-        if last is None or last.data is None or not self.sequence.set_state(last.list(), last.data, partial=True):
-            self.sequence.clear()
+        for one in sorted(self._own(), key=len, reverse=True):
+            if not one.is_whole and one.data is not None and held.startswith(one.tokens):
+                self.sequence.set_state(one.list(), one.data, partial=True)
+                return
+        self.sequence.clear()
 
     def _whole(self, spared: Collection[State] = (), *, to_save: bool = False) -> State | None:
         """Keep what the memory holds as a state, and return it; None when there is no room, unless it is `to_save`.
@@ -310,12 +308,11 @@ class StateStore:
         state.history, state.used = live.history.copy(), self._requests
         if draft is not None:
             state.draft = State(live.owner, live.stem, drafted, True, draft.state())
-        if not has_room:
-            return state
-        if not sequence.partial_bytes:
+        if has_room and not sequence.partial_bytes:
             extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
             self._states = [one for one in self._states if one not in extended or one in spared]
-        self._states.append(state)
+        if has_room:
+            self._states.append(state)
         return state
 
     def evaluated(self, n: int, seconds: float) -> None:
@@ -349,10 +346,9 @@ class StateStore:
     def record(self, prompt: Prompt, answer: list[int]) -> None:
         """Keep the text of what the memory holds now."""
         self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
-        if self._files is not None and self._files.limit and not self._has_noted:
+        if self._files is not None and self._files.limit and self._note is None:
             size = self.sequence.state_size()
             if size > self._files.limit:
-                self._has_noted = True
                 self._note = (
                     f"The KV cache of this chat ({size / 1e9:.1f} GB) is larger than engine.saved_kv_gb "
                     f"({self._files.limit / 1e9:g}): it is not kept for a restart. Raise the setting to keep it."
@@ -360,7 +356,8 @@ class StateStore:
 
     def take_note(self) -> str:
         """Return what the user should know, once."""
-        note, self._note = self._note, ""
+        if note := self._note or "":
+            self._note = ""
         return note
 
     def save(self, *, at_end: bool = False) -> None:
@@ -467,6 +464,11 @@ class StateStore:
         before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or is_partial)]
         gap = len(state) - max(map(len, before), default=0) if state.restored_bytes else 1
         return gap / (state.memory_bytes + 1) / (1 + self._requests - state.used)
+
+
+def _saved(file: Path, index: Index, part: Part) -> State:
+    stem, tokens = file.name.partition("-")[0], index.tokens[: part.n * TOKEN_BYTES]
+    return State(index.owner, stem, tokens, part.is_whole, first=part.first, file=file, part=part)
 
 
 def _hashed(owner: str) -> str:
