@@ -63,6 +63,9 @@ class Answer:
     ) -> None:
         self._loaded = loaded
         self._output_thread = output_thread
+        if command.owner:  # what other owners said is no source of drafts
+            speculation = msgspec.structs.replace(command.speculation, across_chats=False)
+            command = msgspec.structs.replace(command, speculation=speculation)
         self._command = command
         self._arrived = arrived
         self._emit = emit
@@ -100,7 +103,7 @@ class Answer:
         command, loaded, store = self._command, self._loaded, self._loaded.states
         if command.speculation.across_chats:
             loaded.remember_chats(command.chat_id)
-        histories = store.histories(command.owner, command.chat_id)
+        histories = store.histories(command.owner)
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
             prompt = self._build_prompt(builder)
@@ -190,7 +193,6 @@ class Answer:
         try:
             return prefill(loaded.states, prompt, start, loaded.chunking, on_progress)
         except Aborted:
-            loaded.states.record(prompt, [])
             evaluated = max(len(self._sequence), done) - start.n
             prompt_ms = 1e3 * (perf_counter() - since)
             self._finish("cancelled", Timings(cache_n=start.n, prompt_n=evaluated, prompt_ms=prompt_ms))

@@ -36,7 +36,7 @@ class LoadedModel:
         if not self.knows_others:
             for text in reversed(self.states.texts(_OTHER_CHATS, next_id)):
                 self.speculator.remember(text)
-        elif self.states.is_another(next_id):
+        elif self.states.is_another(next_id) and not self.states.live.owner:
             self.speculator.remember(self.states.live.history.tokens)
         self.knows_others = True
 

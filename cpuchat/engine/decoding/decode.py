@@ -60,7 +60,7 @@ def prefill(
     sequence, tokens, row, at = store.sequence, prompt.tokens, start.row, start.n
     before = now = perf_counter()
     on_progress(at)
-    places = iter(prompt.checkpoints(at, store.piece) if sequence.needs_partial and at < len(tokens) else ())
+    places = iter(prompt.checkpoints(at, store.piece) if sequence.partial_bytes and at < len(tokens) else ())
     place = next(places, len(tokens))
     while at < len(tokens):
         if sequence.abort.is_set():

@@ -43,10 +43,9 @@ class Sequence:
     Attributes:
         rollback: how rejected tokens are rolled back: attention's way, unless a probe has found another.
         decode_seconds: time spent inside llama_decode since it was last set to 0.
-        is_divisible: the partial state is only a part of the memory, beside attention that keeps every token.
-        partial_bytes: of a partial state; 0: none is needed.
-        is_broken: a stopped batch has left a part in the recurrent state: only `set_partial`, `set_state` and `clear`
-            mend it.
+        is_divisible: beside the partial state there is attention that keeps every token.
+        partial_bytes: of a partial state; 0: none is needed, going back is cutting.
+        is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` mend it.
     """
 
     def __init__(
@@ -201,21 +200,17 @@ class Sequence:
         if n == 0 or not self.can_cut(n):
             self.clear()
             return 0
-        if n < len(self.tokens):
-            llama.llama_memory_seq_rm(self._memory, 0, n, -1)
-            del self.tokens[n:]
-        return n
-
-    @property
-    def needs_partial(self) -> bool:
-        """Return whether going back takes a partial state, at least far enough."""
-        return self.partial_bytes > 0
+        if n < len(self.tokens) and not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
+            self.clear()
+        del self.tokens[n:]
+        return len(self.tokens)
 
     def find_divisions(self) -> None:
         """Find out what a partial state is, with a token in the memory. Not all models with windows use them."""
         size = self.state_size(partial=True)
-        self.is_divisible = self.state_size() > size
-        if not self.is_divisible:
+        is_all = size == self.state_size()
+        self.is_divisible = not (is_all and self.is_recurrent)
+        if is_all:
             self._n_window = 0
         self.partial_bytes = size if self.is_recurrent else size * min(self._n_window, self.n_ctx)
 
@@ -281,20 +276,17 @@ class Sequence:
         n = llama.llama_state_seq_get_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
         return data[: int(n)]
 
-    def set_state(self, tokens: Tokens[int], data: np.ndarray) -> bool:
+    def set_state(self, tokens: Tokens[int], data: np.ndarray, *, partial: bool = False) -> bool:
         """Replace the memory by what `state` gave for `tokens` with the same model and cache types.
 
         llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
         with an empty sequence, when it was rejected.
+
+        Args:
+            partial: go back to `tokens`, with which the memory begins, by their partial state.
         """
-        self.clear()
-        return self._set(list(tokens), data, partial=False)
-
-    def set_partial(self, n: int, data: np.ndarray) -> bool:
-        """Go back to the first `n` tokens, whose partial state is `data`; as `set_state` otherwise."""
-        return self._set(self.tokens[:n], data, partial=True)
-
-    def _set(self, tokens: list[int], data: np.ndarray, *, partial: bool) -> bool:
+        if not partial:
+            self.clear()
         self.rollback.forget()
         read = llama.llama_state_seq_set_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
         if partial and read:
@@ -302,7 +294,7 @@ class Sequence:
         if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != len(tokens):
             self.clear()
             return False
-        self.tokens, self.is_broken, self._n_checkpoint = tokens, False, 0
+        self.tokens, self.is_broken, self._n_checkpoint = list(tokens), False, 0
         return True
 
     def free(self) -> None:

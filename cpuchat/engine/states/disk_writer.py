@@ -66,7 +66,7 @@ class DiskWriter:
         return not self._job.done()
 
     def start(self, job: Callable[[], None]) -> None:
-        """Run `job` unless one is under way. It calls `wait_until_idle` between slices of a few milliseconds."""
+        """Run `job`, which calls `wait_until_idle` between slices of a few milliseconds; not while one `is_busy`."""
         self._job = self._executor.submit(_logged, job)
 
     def wait_until_idle(self) -> None:

@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 import msgspec
 import numpy as np
 
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.disk_writer import DiskWriter
 from cpuchat.engine.states.state import TOKEN_BYTES, Part, State
 from cpuchat.engine.states.token_history import TokenHistory
@@ -78,26 +79,27 @@ class StateFiles:
             for file in (*folder.glob(".*"), *folder.glob("*.text")):  # the latter are of earlier versions
                 if time.time() - file.stat().st_mtime > _STALE_SECONDS:
                     file.unlink(missing_ok=True)
+        self._evict()  # the limit may be lower now
 
     def _file(self, stem: str) -> Path:
         return self._folder / f"{stem}-{self._suffix}.kv"
 
-    def indexes(self) -> Iterator[tuple[Path, Index]]:
-        """Yield the files of this model with their indexes, last used first; damaged ones are deleted."""
-        found = sorted(self._stats(f"*-{self._suffix}.kv"), key=lambda one: -one[1].st_mtime)
-        known, self._indexes = self._indexes, {}
-        for file, info in found:
+    def indexes(self) -> list[tuple[Path, Index]]:
+        """Return the files of this model with their indexes, last used first; damaged ones are deleted."""
+        found: dict[Path, tuple[tuple[int, int], Index]] = {}
+        for file, info in sorted(self._stats(f"*-{self._suffix}.kv"), key=lambda one: -one[1].st_mtime):
+            identity, index = self._indexes.get(file, (None, None))
             try:
-                index = (
-                    known[file][1] if file in known and known[file][0] == _identity(info) else self._read_index(file)
-                )
+                if index is None or identity != _identity(info):
+                    index = self._read_index(file)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError):
                 _delete(file)
                 continue
-            self._indexes[file] = _identity(info), index
-            yield file, index
+            found[file] = _identity(info), index
+        self._indexes = found  # at once: the writer's thread reads it
+        return [(file, index) for file, (_, index) in found.items()]
 
     def _read_index(self, file: Path) -> Index:
         """Read an index. Raises OSError, or ValueError (msgspec's too) when it is not ours."""
@@ -131,7 +133,7 @@ class StateFiles:
         The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions.
 
         Raises:
-            InterruptedError: `is_cancelled`, which is asked before each slice.
+            Aborted: `is_cancelled`, which is asked before each slice.
         """
         state = np.empty(part.nbytes, np.uint8)
         view, checksum, at = state.data, 0, 0
@@ -142,14 +144,12 @@ class StateFiles:
                 stream.seek(part.at)
                 while n := stream.readinto(view[at : at + _SLICE]):
                     if is_cancelled():
-                        raise InterruptedError
+                        raise Aborted
                     checksum = zlib.crc32(view[at : at + n], checksum)
                     at += n
             if at == part.nbytes and checksum == part.crc32:
                 os.utime(file)
                 return state
-        except InterruptedError:
-            raise
         except OSError:
             pass
         _delete(file)
@@ -168,13 +168,13 @@ class StateFiles:
         file, whole = self._file(stem), states[0]
         assert whole.history is not None
         try:
-            # A later `record` changes the history.
-            index = Index(self._key, whole.owner, whole.tokens, whole.history.copy(), (), None, draft_key)
             with contextlib.ExitStack() as renamed, atomic_writer(file, sync=False) as stream:
-                written = [(one, part) for one in states if (part := self._write_part(stream, stem, one)) is not None]
-                draft = self._write_part(stream, stem, whole.draft) if whole.draft is not None else None
-                parts = tuple(part for _, part in written)
-                content = msgspec.msgpack.encode(msgspec.structs.replace(index, parts=parts, draft=draft))
+                everything = (*states, *((whole.draft,) if whole.draft is not None else ()))
+                written = [(one, part) for one in everything if (part := self._write_part(stream, stem, one))]
+                parts = tuple(part for one, part in written if one is not whole.draft)
+                draft = next((part for one, part in written if one is whole.draft), None)
+                index = Index(self._key, whole.owner, whole.tokens, whole.history, parts, draft, draft_key)
+                content = msgspec.msgpack.encode(index)
                 stream.write(content + _FOOTER.pack(_MAGIC, len(content), zlib.crc32(content)))
                 renamed.enter_context(self._lock)
                 if stem in self._dropped:
@@ -211,7 +211,7 @@ class StateFiles:
         self.drop(stem)
         _delete(self._file(stem))
 
-    def _evict(self, keep: Path) -> None:
+    def _evict(self, keep: Path | None = None) -> None:
         files = sorted(((info.st_mtime, info.st_size, file) for file, info in self._stats("*.kv")), key=lambda f: f[0])
         total = sum(size for _, size, _ in files)
         for _, size, file in files:

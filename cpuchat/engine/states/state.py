@@ -68,20 +68,22 @@ class State:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
-    def is_in_memory(self) -> bool:
-        """Return whether dropping it would free memory."""
-        return self.data is not None or self.row is not None
-
-    @property
     def restored_bytes(self) -> int:
         """Return the bytes that restoring it copies."""
-        return self.data.nbytes if self.data is not None else self.part.nbytes if self.part is not None else 0
+        own = self.data.nbytes if self.data is not None else self.part.nbytes if self.part is not None else 0
+        return own + (self.draft.restored_bytes if self.draft is not None else 0)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory that it takes."""
+        """Return the memory that dropping it would free."""
         draft = self.draft.memory_bytes if self.draft is not None else 0
-        return len(self.tokens) + draft + sum(one.nbytes for one in (self.data, self.row) if one is not None)
+        return draft + sum(one.nbytes for one in (self.data, self.row) if one is not None)
+
+    def free(self) -> None:
+        """Free the memory: it is on disk."""
+        self.data = self.row = None
+        if self.draft is not None:
+            self.draft.data = None
 
     def list(self) -> list[int]:
         """Return the tokens."""

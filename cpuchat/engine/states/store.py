@@ -15,16 +15,17 @@ import hashlib
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Final, Literal
 
 import numpy as np
 
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.disk_writer import WriteBudget
-from cpuchat.engine.states.files import StateFiles
-from cpuchat.engine.states.prompt import Prompt
-from cpuchat.engine.states.state import TOKEN_BYTES, State, shared_tokens, token_bytes
+from cpuchat.engine.states.files import Index, StateFiles
+from cpuchat.engine.states.prompt import SPACING, Prompt
+from cpuchat.engine.states.state import TOKEN_BYTES, Part, State, shared_tokens, token_bytes
 from cpuchat.engine.states.token_history import TokenHistory
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.paths import kv_stem
@@ -40,8 +41,6 @@ _SAVE_SHARE: Final = 4
 _SAVED_PARTIALS: Final = 3
 _UNSAVED: Final = "~"
 """Before the name of a conversation that is kept in memory only."""
-_SPACING: Final = 512
-"""Tokens of a long prompt between two checkpoints, at least."""
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _MOST_STATES: Final = 64
@@ -114,15 +113,14 @@ class StateStore:
         self._prompt = b""
         self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
         self._copying = 0.0  # seconds of the last checkpoint
-        self._note, self._has_noted = "", False
+        self._note: str | None = None  # "" once it was taken
         self.live = Live()
 
-    def histories(self, owner: str, chat_id: str) -> tuple[TokenHistory, ...]:
+    def histories(self, owner: str) -> tuple[TokenHistory, ...]:
         """Return the texts whose tokens are known."""
         owner = _hashed(owner)
         live = self.live.history if owner == self.live.owner else TokenHistory()
-        if not chat_id or self.is_another(chat_id):
-            self._find_saved()
+        self._find_saved()
         return (live, *(one.history for one in self._states if one.owner == owner and one.history is not None))
 
     def _find_saved(self) -> None:
@@ -133,13 +131,11 @@ class StateStore:
         for file, index in self._files.indexes():
             for part in index.parts:
                 if known.pop((file, part), None) is None:
-                    history = index.history if part.is_whole else None
-                    tokens, stem = index.tokens[: part.n * TOKEN_BYTES], file.name.partition("-")[0]
-                    state = State(index.owner, stem, tokens, part.is_whole, first=part.first, history=history)
-                    state.file, state.part = file, part
-                    if index.draft is not None and part.is_whole and index.draft_key == self._draft_key:
-                        state.draft = State(index.owner, stem, index.tokens[: index.draft.n * TOKEN_BYTES], True)
-                        state.draft.file, state.draft.part = file, index.draft
+                    state = _saved(file, index, part)
+                    if part.is_whole:
+                        state.history = index.history
+                        if index.draft is not None and index.draft_key == self._draft_key:
+                            state.draft = _saved(file, index, index.draft)
                     self._states.append(state)
         for gone in known.values():  # written anew, or deleted
             gone.file = gone.part = None
@@ -161,24 +157,24 @@ class StateStore:
             self.leave()
             self.sequence.clear()
             self.live = Live(owner)
-        start, key = perf_counter(), token_bytes(prompt.tokens)
-        self._prompt = key
-        row = next((one for one in self._own() if one.row is not None and one.tokens == key), None)
-        plan = self._best(key, row)
+        self._mend()
+        start, self._prompt = perf_counter(), token_bytes(prompt.tokens)
+        row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
+        most = len(prompt.tokens) - (row is None)
+        plan = self._best(most)
         self._keep_lost(plan, stem)
         is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
         while (source := self._go(plan)) is None:
-            broken = plan.base if plan.base is not None else plan.partial
-            self._states = [one for one in self._states if one is not broken]
-            plan = self._best(key, row)
-        base = plan.base if plan.base is not None and plan.base.history is not None else self.live
-        assert base.history is not None
-        changed, message = prompt.changed(base.history.text) if is_same or stem == base.stem else ("", 0)
-        known = max(
-            (one.history for one in (self.live, *self._own()) if one.history), key=lambda h: h.shared(prompt.text)
-        )
+            plan = self._best(most)
+        base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
+        changed, message = "", 0
+        if base.history is not None and (is_same or stem == base.stem):
+            changed, message = prompt.changed(base.history.text)
+        histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
+        known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
+        known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation
         unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
-        self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known.copy())
+        self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known)
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(
             source=source,
@@ -188,15 +184,14 @@ class StateStore:
             again=again,
         )
         self._at, self._seconds = plan.n, 0.0
-        is_whole = row is not None and plan.n == len(prompt.tokens)
-        return Start(plan.n, row.row if row is not None and is_whole else None, reuse)
+        return Start(plan.n, row if plan.n == len(prompt.tokens) else None, reuse)
 
     def _own(self) -> list[State]:
         return [one for one in self._states if one.owner == self.live.owner]
 
-    def _best(self, key: bytes, row: State | None) -> _Plan:
-        """Return the cheapest way to a prompt; at least its last token is evaluated unless its `row` is known."""
-        most = len(key) // TOKEN_BYTES - (row is None)
+    def _best(self, most: int) -> _Plan:
+        """Return the cheapest way to the first `most` tokens of the prompt, or fewer."""
+        key = self._prompt
         partials = [s for s in self._own() if not s.is_whole and len(s) <= most and key.startswith(s.tokens)]
         plans = [self._plan(None, token_bytes(self.sequence.tokens), partials, key, most)]
         for base in self._own():
@@ -221,27 +216,36 @@ class StateStore:
         return _Plan(base, partial, n, shared, cost)
 
     def _go(self, plan: _Plan) -> Literal["", "memory", "disk"] | None:
-        """Take the memory to the end of a plan; returns where its states were, None when it failed."""
-        sequence, source = self.sequence, ""
-        # Where cutting is enough, nothing was copied.
-        states = [one for one in (plan.base, plan.partial) if one is not None and one.restored_bytes]
-        if states:
-            source = "disk" if any(one.data is None for one in states) else "memory"
-        loaded = [(one, self._loaded(one)) for one in states]
-        for one, data in loaded:
+        """Take the memory to the end of a plan; returns where its states were. None: one could not be used, and is
+        dropped.
+
+        Raises:
+            Aborted: stopped while a state was read; nothing has changed.
+        """
+        sequence, base = self.sequence, plan.base
+        states = [one for one in (base, plan.partial) if one is not None]
+        source = "" if not states else "disk" if any(one.data is None for one in states) else "memory"
+        loaded: list[tuple[State, np.ndarray]] = []
+        for one in states:
             one.used = self._requests
-            if data is None:
-                return None
-            if not (sequence.set_state(one.list(), data) if one.is_whole else sequence.set_partial(len(one), data)):
-                return None
-        if plan.base is not None and plan.base.draft is not None and self._draft is not None:
-            draft = plan.base.draft
-            gain = shared_tokens(draft.tokens, self._prompt) - shared_tokens(
-                token_bytes(self._draft.tokens), self._prompt
-            )
-            if gain >= _LEAST_TOKENS and (data := self._loaded(draft)) is not None:
-                self._draft.set_state(draft.list(), data)
-        return source if sequence.truncate(plan.n) == plan.n else None
+            if (data := self._loaded(one)) is None:
+                return self._drop(one)
+            loaded.append((one, data))
+        drafted, target = base.draft if base is not None else None, self._draft
+        of_draft = None
+        if drafted is not None and target is not None:
+            held = shared_tokens(token_bytes(target.tokens), self._prompt)
+            if shared_tokens(drafted.tokens, self._prompt) >= held + _LEAST_TOKENS:
+                of_draft = self._loaded(drafted)
+        for one, data in loaded:
+            if not sequence.set_state(one.list(), data, partial=not one.is_whole):
+                return self._drop(one)
+        if drafted is not None and target is not None and of_draft is not None:
+            target.set_state(drafted.list(), of_draft)
+        return source if sequence.truncate(plan.n) == plan.n else self._drop(base)
+
+    def _drop(self, state: State | None) -> None:
+        self._states = [one for one in self._states if one is not state]
 
     def _loaded(self, state: State) -> np.ndarray | None:
         """Return the data of a state; what was read from disk is kept if there is room. None: it is gone.
@@ -253,10 +257,7 @@ class StateStore:
             return state.data
         if state.part.nbytes > available_bytes() // 2:
             return None
-        try:
-            data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
-        except InterruptedError:
-            raise Aborted from None
+        data = self._files.read(state.file, state.part, self.sequence.abort.is_set)
         if data is not None and self._make_room(data.nbytes, (state,)):
             state.data = data
         return data
@@ -283,19 +284,19 @@ class StateStore:
         if not self.sequence.is_broken:
             return
         held = token_bytes(self.sequence.tokens)
-        partials = [
-            one for one in self._own() if not one.is_whole and one.data is not None and held.startswith(one.tokens)
-        ]
-        last = max(partials, key=len, default=None)
-        if last is None or last.data is None or not self.sequence.set_partial(len(last), last.data):
-            self.sequence.clear()
+        for one in sorted(self._own(), key=len, reverse=True):
+            if not one.is_whole and one.data is not None and held.startswith(one.tokens):
+                self.sequence.set_state(one.list(), one.data, partial=True)
+                return
+        self.sequence.clear()
 
     def _whole(self, spared: Collection[State] = (), *, to_save: bool = False) -> State | None:
         """Keep what the memory holds as a state, and return it; None when there is no room, unless it is `to_save`.
         What it extends goes, but never the `spared`."""
         sequence, live, tokens = self.sequence, self.live, token_bytes(self.sequence.tokens)
         for one in self._own():
-            if one.is_whole and one.tokens == tokens and one.data is not None and one.history is not None:
+            if one.is_whole and one.tokens == tokens and one.data is not None:
+                one.history = one.history or live.history.copy()
                 return one
         drafted = token_bytes(self._draft.tokens) if self._draft is not None else b""
         draft = self._draft if 2 * len(drafted) >= len(tokens) and tokens.startswith(drafted) else None
@@ -307,12 +308,11 @@ class StateStore:
         state.history, state.used = live.history.copy(), self._requests
         if draft is not None:
             state.draft = State(live.owner, live.stem, drafted, True, draft.state())
-        if not has_room:
-            return state
-        if not sequence.needs_partial:
+        if has_room and not sequence.partial_bytes:
             extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
             self._states = [one for one in self._states if one not in extended or one in spared]
-        self._states.append(state)
+        if has_room:
+            self._states.append(state)
         return state
 
     def evaluated(self, n: int, seconds: float) -> None:
@@ -320,37 +320,35 @@ class StateStore:
         self._seconds += seconds
         if n >= _LEAST_TOKENS:
             self._token_seconds += (seconds / n - self._token_seconds) / 4
-        is_due = len(self.sequence) - self._at >= _SPACING and self._copying <= _COPY_SHARE * self._seconds
-        if is_due and self.sequence.needs_partial:
+        is_due = len(self.sequence) - self._at >= SPACING and self._copying <= _COPY_SHARE * self._seconds
+        if is_due and self.sequence.partial_bytes:
             self.checkpoint()
 
     def checkpoint(self, row: np.ndarray | None = None) -> None:
         """Keep what going back to here takes, and the `row` of logits after the last token."""
         sequence, start = self.sequence, perf_counter()
         tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
-        known = next(
-            (one for one in self._own() if one.tokens == tokens and one.is_whole != sequence.is_divisible), None
-        )
-        if known is not None and (known.data is not None or not sequence.needs_partial):
-            known.used, known.row = self._requests, known.row if row is None else row.copy()
+        is_whole = not sequence.is_divisible
+        state = next((one for one in self._own() if one.tokens == tokens and one.is_whole == is_whole), None)
+        state = state or State(self.live.owner, self.live.stem, tokens, is_whole)
+        size = sequence.state_size(partial=True) if sequence.partial_bytes and state.data is None else 0
+        if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
             return
-        size = sequence.state_size(partial=True) if sequence.needs_partial else 0
-        if not (size or row is not None) or not self._make_room(size + (row.nbytes if row is not None else 0), ()):
-            return
-        state = State(self.live.owner, self.live.stem, tokens, sequence.needs_partial and not sequence.is_divisible)
-        state.used, state.row = self._requests, None if row is None else row.copy()
-        if sequence.needs_partial:
-            state.data, state.first = sequence.state(partial=True), sequence.first_saved()
+        if size:
+            state.data = sequence.state(partial=True)
+        if row is not None:
+            state.row = row.copy()
+        state.used = self._requests
+        self._drop(state)
         self._states.append(state)
         self._at, self._seconds, self._copying = len(sequence), 0.0, perf_counter() - start
 
     def record(self, prompt: Prompt, answer: list[int]) -> None:
         """Keep the text of what the memory holds now."""
         self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
-        if self._files is not None and self._files.limit and not self._has_noted:
+        if self._files is not None and self._files.limit and self._note is None:
             size = self.sequence.state_size()
             if size > self._files.limit:
-                self._has_noted = True
                 self._note = (
                     f"The KV cache of this chat ({size / 1e9:.1f} GB) is larger than engine.saved_kv_gb "
                     f"({self._files.limit / 1e9:g}): it is not kept for a restart. Raise the setting to keep it."
@@ -358,7 +356,8 @@ class StateStore:
 
     def take_note(self) -> str:
         """Return what the user should know, once."""
-        note, self._note = self._note, ""
+        if note := self._note or "":
+            self._note = ""
         return note
 
     def save(self, *, at_end: bool = False) -> None:
@@ -380,13 +379,14 @@ class StateStore:
         if sequence.is_recurrent and not any(tokens.startswith(one.tokens) for one in saved):
             held = 0  # what is saved goes on differently
         new = len(sequence) - held
-        if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) and self._budget.allows()):
+        if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
             return
         size = sequence.state_size()
         if size > files.limit or size > available_bytes() // 2:
             return
         whole = self._whole(to_save=True)
         assert whole is not None
+        size = whole.restored_bytes
         kind = [one for one in self._own() if one.is_whole != sequence.is_divisible and one is not whole]
         partials = {one.tokens: one for one in kind if one.restored_bytes and tokens.startswith(one.tokens)}
         parts = [whole]
@@ -401,22 +401,24 @@ class StateStore:
         return bool(chat_id) and kv_stem(chat_id) != self.live.stem
 
     def texts(self, limit: int, without: str) -> list[list[int]]:
-        """Return tokens of other conversations, last used first, at most `limit` in all; not of the chat `without`."""
+        """Return tokens of conversations that no client owns, last used first, at most `limit` in all; not of the chat
+        `without`."""
         self._find_saved()
         found: list[list[int]] = []
-        for one in self._own():
-            if limit > 0 and one.history is not None and one.stem != kv_stem(without):
+        for one in sorted(self._states, key=lambda one: -one.used):
+            if limit > 0 and not one.owner and one.history is not None and one.stem != kv_stem(without):
                 found.append(one.history.tokens[:limit])
                 limit -= len(found[-1])
         return found
 
     def forget(self, chat_id: str) -> bool:
-        """Drop a chat, in memory and on disk; returns whether the memory holds it, or what may be left of it."""
+        """Drop a chat, in memory and on disk, and what has no name and may tell of it; returns whether the memory holds
+        that."""
         stem = kv_stem(chat_id)
-        self._states = [one for one in self._states if one.stem != stem]
+        self._states = [one for one in self._states if one.stem != stem and one.stem[:1] != _UNSAVED]
         if self._files is not None:
             self._files.forget(stem)
-        if self.live.stem not in (stem, ""):
+        if self.live.stem != stem and self.live.stem[:1] not in ("", _UNSAVED):
             return False
         self.sequence.clear()
         self.live = Live(self.live.owner)
@@ -433,24 +435,23 @@ class StateStore:
     @property
     def n_bytes(self) -> int:
         """Return the bytes of the memory tier in use."""
-        return sum(one.memory_bytes for one in self._states if one.is_in_memory)
+        return sum(one.memory_bytes for one in self._states)
 
     def _make_room(self, size: int, spared: Collection[State]) -> bool:
         """Drop the states whose loss costs least until `size` bytes fit; False when they do not."""
         if size > self.limit or size > available_bytes() // 2:
             return False
-        held = token_bytes(self.sequence.tokens)
-        while (left := [one for one in self._states if one.is_in_memory]) and (
-            self.n_bytes + size > self.limit or len(left) >= _MOST_STATES
-        ):
-            left = [one for one in left if one not in spared]
+        held = b""
+        while self.n_bytes + size > self.limit or sum(one.memory_bytes > 0 for one in self._states) >= _MOST_STATES:
+            left = [one for one in self._states if one.memory_bytes and one not in spared]
             if not left:
                 return False
+            held = held or token_bytes(self.sequence.tokens)
             least = min(left, key=lambda one: self._worth(one, held))
             if least.file is not None:
-                least.data = least.row = None
+                least.free()
             else:
-                self._states.remove(least)
+                self._drop(least)
         return True
 
     def _worth(self, state: State, held: bytes) -> float:
@@ -463,6 +464,11 @@ class StateStore:
         before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or is_partial)]
         gap = len(state) - max(map(len, before), default=0) if state.restored_bytes else 1
         return gap / (state.memory_bytes + 1) / (1 + self._requests - state.used)
+
+
+def _saved(file: Path, index: Index, part: Part) -> State:
+    stem, tokens = file.name.partition("-")[0], index.tokens[: part.n * TOKEN_BYTES]
+    return State(index.owner, stem, tokens, part.is_whole, first=part.first, file=file, part=part)
 
 
 def _hashed(owner: str) -> str:

@@ -148,7 +148,7 @@ def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(recurrent_mode
             sequence.extend([65] * 60)
         flag.left = 1 << 30
         assert sequence.is_broken and sequence.tokens == text and not sequence.can_cut(len(text))
-        assert sequence.set_partial(len(text), state)
+        assert sequence.set_state(text, state, partial=True)
         assert not sequence.is_broken and sequence.can_cut(len(text))
         row = sequence.step(65).copy()
         sequence.clear()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.disk_writer import DiskWriter
 from cpuchat.engine.states.files import StateFiles
 from cpuchat.engine.states.state import State, token_bytes
@@ -130,7 +131,7 @@ def test_reading_can_be_stopped(open_files: Opens) -> None:
     write(open_files(), whole(b"some words"))
     files = open_files()
     ((file, index),) = files.indexes()
-    with pytest.raises(InterruptedError):
+    with pytest.raises(Aborted):
         files.read(file, index.parts[0], lambda: True)
     assert file.exists()
 
