@@ -208,7 +208,7 @@ class EndReasoning(Command, frozen=True):
 
 
 class ForgetChat(Command, frozen=True):
-    """Delete the saved KV of a deleted chat. Has no event."""
+    """Delete the states of a deleted chat; "": all in memory, so that nothing is reused. Has no event."""
 
     chat_id: str
 

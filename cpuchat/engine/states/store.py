@@ -162,19 +162,20 @@ class StateStore:
         row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
         most = len(prompt.tokens) - (row is None)
         plan = self._best(most)
-        self._keep_lost(plan, stem)
+        base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
         is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
+        unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
+        name = stem or (base.stem if is_same else "") or unnamed
+        self._keep_lost(plan, name)
         while (source := self._go(plan)) is None:
             plan = self._best(most)
-        base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
         changed, message = "", 0
         if base.history is not None and (is_same or stem == base.stem):
             changed, message = prompt.changed(base.history.text)
         histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
         known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
         known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation
-        unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
-        self.live = Live(owner, stem or (base.stem if is_same else "") or unnamed, known)
+        self.live = Live(owner, name, known)
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(
             source=source,
@@ -262,12 +263,12 @@ class StateStore:
             state.data = data
         return data
 
-    def _keep_lost(self, plan: _Plan, stem: str) -> None:
+    def _keep_lost(self, plan: _Plan, name: str) -> None:
         """Keep and save what the memory loses by a plan, as far as that is worth it."""
         held = plan.n if plan.base is None else 0
         lost, spared = len(self.sequence) - held, [one for one in (plan.base, plan.partial) if one is not None]
         is_kept = lost >= _LEAST_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
-        self.leave(spared, keep=is_kept, save=(bool(stem) and stem != self.live.stem) or plan.base is not None)
+        self.leave(spared, keep=is_kept, save=name != self.live.stem or plan.base is not None)
 
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
         """Keep what the memory holds before it is used for something else: in memory, on disk if there is much new."""
@@ -412,13 +413,16 @@ class StateStore:
         return found
 
     def forget(self, chat_id: str) -> bool:
-        """Drop a chat, in memory and on disk, and what has no name and may tell of it; returns whether the memory holds
-        that."""
+        """Drop a chat, in memory and on disk, and what has no name and may tell of it; "": everything in memory.
+
+        Returns:
+            Whether what the memory holds was dropped.
+        """
         stem = kv_stem(chat_id)
-        self._states = [one for one in self._states if one.stem != stem and one.stem[:1] != _UNSAVED]
+        self._states = [one for one in self._states if chat_id and one.stem != stem and one.stem[:1] != _UNSAVED]
         if self._files is not None:
             self._files.forget(stem)
-        if self.live.stem != stem and self.live.stem[:1] not in ("", _UNSAVED):
+        if chat_id and self.live.stem != stem and self.live.stem[:1] not in ("", _UNSAVED):
             return False
         self.sequence.clear()
         self.live = Live(self.live.owner)
