@@ -162,8 +162,9 @@ class StateStore:
         row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
         most = len(prompt.tokens) - (row is None)
         plan = self._best(most)
-        self._keep_lost(plan, stem)
         is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
+        leaves = stem != self.live.stem if stem else not is_same
+        self._keep_lost(plan, save=leaves or plan.base is not None)
         while (source := self._go(plan)) is None:
             plan = self._best(most)
         base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
@@ -262,12 +263,12 @@ class StateStore:
             state.data = data
         return data
 
-    def _keep_lost(self, plan: _Plan, stem: str) -> None:
-        """Keep and save what the memory loses by a plan, as far as that is worth it."""
+    def _keep_lost(self, plan: _Plan, *, save: bool) -> None:
+        """Keep, and `save`, what the memory loses by a plan, as far as that is worth it."""
         held = plan.n if plan.base is None else 0
         lost, spared = len(self.sequence) - held, [one for one in (plan.base, plan.partial) if one is not None]
         is_kept = lost >= _LEAST_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
-        self.leave(spared, keep=is_kept, save=(bool(stem) and stem != self.live.stem) or plan.base is not None)
+        self.leave(spared, keep=is_kept, save=save)
 
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
         """Keep what the memory holds before it is used for something else: in memory, on disk if there is much new."""
