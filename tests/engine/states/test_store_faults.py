@@ -193,6 +193,16 @@ def test_a_checkpoint_whose_copy_is_on_disk_only_is_read(hybrid: Chat) -> None:
     assert edited.prompt_n < 160
 
 
+def test_a_chat_is_saved_when_a_request_without_a_name_takes_its_place(hybrid: Chat, files: dict[str, Path]) -> None:
+    """As measurements of the decode speed between two loads."""
+    n_past = hybrid.ask(user(LONG), chat_id="a").n_past
+    turns = (user(LONG), assistant(hybrid.text), user("And then?"))
+    hybrid.request(prompt="Something else. " * 5)
+    folder = store_of(hybrid)._files._folder  # type: ignore[union-attr]
+    hybrid.load(files["qwen35"], WIDE, state_dir=folder)
+    assert hybrid.ask(*turns, chat_id="a").cache_n == n_past
+
+
 def test_an_emptied_memory_is_not_saved_over_the_chat(hybrid: Chat) -> None:
     hybrid.ask(user(LONG), chat_id="a")
     files = store_of(hybrid)._files
