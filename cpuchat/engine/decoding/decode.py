@@ -69,7 +69,7 @@ def prefill(
         batch = tokens[at : at + chunking.size(at, place - at, sequence.n_ubatch)]
         at += len(batch)
         is_last = at == len(tokens)
-        sequence.extend(batch, n_outputs=int(is_last))
+        sequence.extend(batch, n_outputs=int(is_last), whole=store.is_quick(len(batch)))
         if is_last:
             row = sequence.logits(len(batch) - 1)
         then, now = now, perf_counter()

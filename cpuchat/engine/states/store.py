@@ -43,7 +43,8 @@ _UNSAVED: Final = "~"
 """Before the name of a conversation that is kept in memory only."""
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
-_MOST_STATES: Final = 64
+_QUICK_SECONDS: Final = 0.25
+_MOST_STATES: Final = 128
 """Each one is compared with every prompt."""
 _MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
 """Bytes per second of restoring; the order of magnitude decides."""
@@ -316,6 +317,10 @@ class StateStore:
             self._states.append(state)
         return state
 
+    def is_quick(self, n: int) -> bool:
+        """Return whether a stop can wait until a batch of `n` tokens is evaluated, and nothing of it is lost."""
+        return n * self._token_seconds <= _QUICK_SECONDS
+
     def evaluated(self, n: int, seconds: float) -> None:
         """Note that `n` tokens of the prompt took `seconds`; checkpoint if that is due: copying takes some time too."""
         self._seconds += seconds
@@ -451,7 +456,8 @@ class StateStore:
             if not left:
                 return False
             held = held or token_bytes(self.sequence.tokens)
-            least = min(left, key=lambda one: self._worth(one, held))
+            by_size = self.n_bytes + size > self.limit  # else there are too many
+            least = min(left, key=lambda one: self._worth(one, held) / (one.memory_bytes if by_size else 1))
             if least.file is not None:
                 least.free()
             else:
@@ -459,7 +465,7 @@ class StateStore:
         return True
 
     def _worth(self, state: State, held: bytes) -> float:
-        """Return the tokens that would be evaluated again without a state, per byte and age; 0: it is of no use."""
+        """Return the tokens that would be evaluated again without a state, by its age; 0: it is of no use."""
         others = [one for one in self._states if one is not state and one.owner == state.owner]
         is_partial = not state.is_whole and state.restored_bytes > 0
         holders = (held, *(one.tokens for one in others if one.is_whole))
@@ -467,7 +473,7 @@ class StateStore:
             return 0.0  # nothing holds the attention that it goes back on
         before = [one for one in others if state.tokens.startswith(one.tokens) and (one.is_whole or is_partial)]
         gap = len(state) - max(map(len, before), default=0) if state.restored_bytes else 1
-        return gap / (state.memory_bytes + 1) / (1 + self._requests - state.used)
+        return gap / (1 + self._requests - state.used)
 
 
 def _saved(file: Path, index: Index, part: Part) -> State:
