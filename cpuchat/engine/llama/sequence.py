@@ -45,7 +45,7 @@ class Sequence:
         decode_seconds: time spent inside llama_decode since it was last set to 0.
         is_divisible: beside the partial state there is attention that keeps every token.
         partial_bytes: of a partial state; 0: none is needed, going back is cutting.
-        is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` mend it.
+        is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` make it usable.
     """
 
     def __init__(
