@@ -44,6 +44,7 @@ _UNSAVED: Final = "~"
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _QUICK_SECONDS: Final = 0.25
+"""Of a batch that a stop waits for."""
 _MOST_STATES: Final = 128
 """Each one is compared with every prompt."""
 _MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
@@ -164,7 +165,7 @@ class StateStore:
         most = len(prompt.tokens) - (row is None)
         plan = self._best(most)
         base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
-        is_same = 2 * plan.shared >= len(plan.base if plan.base is not None else self.sequence)
+        is_same = 0 < len(plan.base if plan.base is not None else self.sequence) <= 2 * plan.shared
         unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
         name = stem or (base.stem if is_same else "") or unnamed
         self._keep_lost(plan, name)
