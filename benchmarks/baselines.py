@@ -17,7 +17,7 @@ import httpx
 from build_llama import tool
 from common import MeasureError
 
-from cpuchat.backend.heads.process import free_port
+from cpuchat.backend.heads.server import free_port
 
 STARTUP_SECONDS = 120.0
 

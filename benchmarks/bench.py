@@ -21,7 +21,7 @@ from product import default_threads
 from cpuchat.bench.matrix import Cell, Setup, Workload
 from cpuchat.bench.results import report_of
 from cpuchat.bench.run import Bench
-from cpuchat.settings import Settings
+from cpuchat.config.settings import Settings
 
 SIZES, QUICK = (512, 128), (64, 8)
 """Tokens of prefill and decoding."""

@@ -16,7 +16,7 @@ from common import Row, Target, arguments, machine, report, run_main
 from product import GREEDY, worker
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import Generate, LoadOptions, PrefillProgress, TextDelta
+from cpuchat.protocol.messages import Generate, LoadOptions, PrefillProgress, TextDelta
 
 PROMPT = 2000
 LIMIT = Target(100, False)

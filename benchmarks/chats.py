@@ -43,7 +43,7 @@ SEARCHES = {
 def fill(path: Path, n_long: int, n_chats: int) -> str:
     """Write the chats; returns the id of the long one."""
     from cpuchat.chats.store import ChatStore
-    from cpuchat.timings import Timings
+    from cpuchat.protocol.timings import Timings
 
     words = random.Random(1)
     store = ChatStore(path)
@@ -82,11 +82,10 @@ def timed_search(store: object, text: str) -> tuple[float, float]:
 async def timed_opening(path: Path, chat_id: str, *, watched: bool) -> dict[str, float]:
     """Open the chat in a new app; returns times in ms: of its frames (`watched`), or of what it takes."""
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.chats.search import Matcher
-    from cpuchat.chats.store import ChatStore
+    from cpuchat.chats.store import ChatStore, Matcher
+    from cpuchat.config.settings import Settings
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
-    from cpuchat.settings import Settings
     from cpuchat.tui.app import ChatApp
 
     conversation = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(path))

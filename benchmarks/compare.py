@@ -28,18 +28,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import models
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.rounds import Round
-from cpuchat.compare.side import Side
+from cpuchat.compare.runner import Round, Side
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.settings import Settings
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.telemetry.roofline import pass_bytes
 
 SIZE = (120, 40)
 PROMPT = "Why does a CPU write slower than it reads the prompt?"

@@ -26,21 +26,18 @@ from product import PLAIN, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
-from cpuchat.costmodel.fit import fit
-from cpuchat.costmodel.observations import Fitted, Observation
-from cpuchat.costmodel.passes import decode_rate, pair_costs, prefill_cost, tokens_per_pass
-from cpuchat.costmodel.profile import CostProfile
-from cpuchat.costmodel.work import ModelWork
+from cpuchat.costs.fit import Fitted, Observation, fit
+from cpuchat.costs.model import CostProfile, ModelWork, decode_rate, pair_costs, prefill_cost, tokens_per_pass
 from cpuchat.hardware.bandwidth.measuring import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import with_points
-from cpuchat.models.drafts.gain import gain
+from cpuchat.models.drafts.candidates import gain
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import usual_here
-from cpuchat.models.work import model_work
-from cpuchat.protocol import Failed, LoadOptions, Measure
-from cpuchat.synthetic.model import header_of, write_model
+from cpuchat.models.synthetic.model import header_of, write_model
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.messages import Failed, LoadOptions, Measure
 
 SHAPES = (("0.05b", None), ("0.5b", None), ("1.5b", None), ("3b", None), ("30b-a3b", 4))
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")

@@ -12,9 +12,9 @@ from drafting import ADAPTIVE, Section, Setup, Table, Workers, adaptive, figures
 from product import GREEDY, PLAIN, Answer, ask
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base.paths import demo_dir
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.paths import demo_dir
-from cpuchat.protocol import Generate, Message, Speculation
+from cpuchat.protocol.messages import Generate, Message, Speculation
 
 QUESTIONS = Path(__file__).parents[1] / "demo"
 MAX_TOKENS = 96

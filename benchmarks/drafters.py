@@ -24,11 +24,10 @@ from pydoc_data.topics import topics
 import numpy as np
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say, table
 
-from cpuchat.prefix import common_prefix
+from cpuchat.base.text import common_prefix
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter
-from cpuchat.speculation.drafters.lookup import PromptLookup
-from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 
 N_HISTORY = 32_000

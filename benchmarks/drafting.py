@@ -15,13 +15,13 @@ from common import MeasureError, Row, alternate, say
 from pairs import Shapes, Text
 from product import GREEDY, PLAIN, Answer, answer, worker
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import ModelInfo
-from cpuchat.models.drafts.calibrations import Calibration, calibration_cache
-from cpuchat.protocol import LoadOptions, Sampling, Speculation
-from cpuchat.timings import DrafterName, SpeculationFigures
+from cpuchat.models.drafts.candidates import Calibration, calibration_cache
+from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import DrafterName, SpeculationFigures
 
 N_CTX = 2048
 ADAPTIVE = Speculation(drafters=("draft",))

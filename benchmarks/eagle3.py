@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import read_model
-from cpuchat.synthetic.gguf_writer import TensorSource, from_array, write_gguf
+from cpuchat.models.gguf.parse import LazyArray
+from cpuchat.models.synthetic.model import TensorSource, from_array, write_gguf
 
 DRAFT_TOKENS = 32_768
 """Most tokens that a head can draft."""

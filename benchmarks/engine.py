@@ -21,7 +21,7 @@ from product import answer, default_threads, worker
 from terminal import tui_answers
 
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 
 DEPTH = 32
 """Tokens in the KV cache where the decode measurement starts."""

@@ -26,7 +26,7 @@ from pairs import Text, as_text, copied_text, decoy_text, text_at
 from product import GREEDY, answer
 from replay import RECORDED, Known, Task, likeness, oracle, proposed, recorded, repeated, replay, tasks, tokenizer
 
-from cpuchat.protocol import Sampling
+from cpuchat.protocol.messages import Sampling
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
 

@@ -20,7 +20,7 @@ from product import GREEDY, ask, worker
 
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import Generate, LoadOptions, Sampling
+from cpuchat.protocol.messages import Generate, LoadOptions, Sampling
 
 SAMPLINGS = {"greedy": GREEDY, "app defaults": Sampling(seed=1)}
 TARGET = Target(0.9)

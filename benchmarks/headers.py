@@ -25,9 +25,8 @@ import gguf
 import numpy as np
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 
-from cpuchat.errors import CpuchatError
-from cpuchat.models.gguf.checks import check_header
-from cpuchat.models.gguf.header import read_header
+from cpuchat.base.errors import CpuchatError
+from cpuchat.models.gguf.header import check_header, read_header
 from cpuchat.models.inspect import inspect
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference

@@ -24,7 +24,7 @@ from common import Row, Target, alternate, arguments, machine, report, run_main,
 from eagle3 import write_eagle3
 from product import default_threads
 
-from cpuchat.backend.heads.options import cpu_mask
+from cpuchat.backend.heads.server import cpu_mask
 
 DEPTHS = (1, 2, 3, 5, 7)
 RATES = (0.6, 0.8)

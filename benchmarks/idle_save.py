@@ -28,10 +28,10 @@ from product import GREEDY, answer, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.engine.engine import Engine
-from cpuchat.engine.states.disk_writer import WriteBudget
+from cpuchat.engine.states.files import WriteBudget
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions
-from cpuchat.timings import Timings
+from cpuchat.protocol.messages import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions
+from cpuchat.protocol.timings import Timings
 
 N_CTX = 8192
 HISTORY, LONGEST, NEW, SHORT = 4000, 8000, 32, 4

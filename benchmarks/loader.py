@@ -27,7 +27,7 @@ N_CTX = 4096
 def ours(file: Path, threads: int) -> dict[str, float]:
     from cpuchat.engine.llama import bindings
     from cpuchat.engine.llama.model import Model
-    from cpuchat.protocol import LoadOptions
+    from cpuchat.protocol.messages import LoadOptions
 
     bindings.start()
     cpus = tuple(sorted(os.sched_getaffinity(0)))[:threads]

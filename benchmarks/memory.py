@@ -123,11 +123,12 @@ async def hours(use: Use, answers: int) -> dict[str, float]:
 async def child(options: argparse.Namespace) -> dict[str, float]:
     sys.path.insert(0, str(ROOT))
 
-    from cpuchat import paths, settings
+    from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
+    from cpuchat.config import settings
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
-    from cpuchat.protocol import AnyEvent, Generate, GenerationFinished, PrefillProgress, TextDelta
+    from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, PrefillProgress, TextDelta
     from cpuchat.tui.app import ChatApp
     from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import msgspec
 from common import WORK, say
 
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.synthetic.shapes import shape_of
-from cpuchat.synthetic.vocab import word
+from cpuchat.models.synthetic.model import shape_of, word, write_model
+from cpuchat.models.synthetic.pair import write_pair
 
 FOLDER = WORK / "models"
 SHAPES = ("0.5b", "1.5b")

@@ -19,7 +19,7 @@ from free_drafters import DRAWN
 from pairs import Shapes, Text, text_at
 from product import GREEDY, PLAIN, Answer, answer
 
-from cpuchat.protocol import Sampling, Speculation
+from cpuchat.protocol.messages import Sampling, Speculation
 
 QUANTIZATION = "Q8_0"
 ALPHA = 0.3

@@ -15,8 +15,8 @@ import time
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
 
-from cpuchat import frames, model_info, protocol
-from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
+from cpuchat.protocol.messages import messages, model_info
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 
 PROSE = (
     "Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for *every* token. "
@@ -44,13 +44,13 @@ def tokens(count: int) -> list[str]:
     return [pieces[index % len(pieces)] for index in range(count)]
 
 
-def emit(event: protocol.Event) -> None:
-    sys.stdout.buffer.write(frames.encode(event))
+def emit(event: messages.Event) -> None:
+    sys.stdout.buffer.write(messages.encode(event))
     sys.stdout.buffer.flush()
 
 
-def loaded(command: protocol.LoadModel) -> protocol.ModelLoaded:
-    return protocol.ModelLoaded(
+def loaded(command: messages.LoadModel) -> messages.ModelLoaded:
+    return messages.ModelLoaded(
         model=model_info.ModelInfo(
             path=command.path, name="Paced-1.5B-Instruct", architecture="qwen2", quantization="Q8_0",
             n_params=1_543_714_304, size=1_646_572_928, n_ctx=32768, n_ctx_train=32768, n_vocab=151_936, n_layer=28,
@@ -78,11 +78,11 @@ def drafting(n: int, rate: float) -> SpeculationFigures:
     )
 
 
-def answer(request: protocol.Generate, rate: float, cancelled: threading.Event) -> None:
+def answer(request: messages.Generate, rate: float, cancelled: threading.Event) -> None:
     """Write until cancelled."""
     every = getattr(request, "frame_seconds", 0.08)
     pieces = tokens(10_000)
-    emit(protocol.PrefillProgress(request_id=request.request_id, processed=10_000, total=10_000, cache_n=9_900))
+    emit(messages.PrefillProgress(request_id=request.request_id, processed=10_000, total=10_000, cache_n=9_900))
     began, told, sent = time.perf_counter(), 0.0, 0
     while not cancelled.wait(every):
         now = time.perf_counter() - began
@@ -91,7 +91,7 @@ def answer(request: protocol.Generate, rate: float, cancelled: threading.Event) 
             text = "".join(pieces[number % len(pieces)] for number in range(sent, due))
             sent, count = due, due - sent
             emit(
-                protocol.TextDelta(
+                messages.TextDelta(
                     request_id=request.request_id, text=text, n_tokens=count, lengths=(len(text),),
                     predicted_n=sent, at_ms=1e3 * now,
                 )
@@ -99,26 +99,26 @@ def answer(request: protocol.Generate, rate: float, cancelled: threading.Event) 
         if request.speculation.drafters and now >= told + UPDATE_SECONDS:
             told = now
             figures = drafting(sent, rate)
-            emit(protocol.SpeculationUpdate(request_id=request.request_id, predicted_n=sent, figures=figures))
+            emit(messages.SpeculationUpdate(request_id=request.request_id, predicted_n=sent, figures=figures))
     timings = Timings(predicted_n=sent, predicted_ms=1e3 * (time.perf_counter() - began), n_past=10_000 + sent)
-    emit(protocol.GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=timings))
+    emit(messages.GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=timings))
 
 
 def main() -> None:
     rate = float(sys.argv[2])
-    emit(protocol.WorkerReady(engine=model_info.EngineInfo(version="paced")))
+    emit(messages.WorkerReady(engine=model_info.EngineInfo(version="paced")))
     stdin, cancelled = sys.stdin.buffer, threading.Event()
-    while header := stdin.read(frames.HEADER_SIZE):
-        match command := frames.decode_command(stdin.read(frames.frame_length(header))):
-            case protocol.LoadModel():
+    while header := stdin.read(messages.HEADER_SIZE):
+        match command := messages.decode_command(stdin.read(messages.frame_length(header))):
+            case messages.LoadModel():
                 emit(loaded(command))
-            case protocol.Generate():
+            case messages.Generate():
                 cancelled.clear()
                 threading.Thread(target=answer, args=(command, rate, cancelled), daemon=True).start()
-            case protocol.Cancel():
+            case messages.Cancel():
                 cancelled.set()
-            case protocol.Shutdown():
-                emit(protocol.ShuttingDown())
+            case messages.Shutdown():
+                emit(messages.ShuttingDown())
                 return
             case _:
                 pass

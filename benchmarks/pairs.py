@@ -18,10 +18,8 @@ import numpy as np
 from common import MeasureError, say
 from models import FOLDER
 
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import draft_token_table, next_token_table, write_pair
-from cpuchat.synthetic.shapes import SHAPES
-from cpuchat.synthetic.vocab import FIRST_WORD, word
+from cpuchat.models.synthetic.model import FIRST_WORD, SHAPES, word, write_model
+from cpuchat.models.synthetic.pair import draft_token_table, next_token_table, write_pair
 
 N_VOCAB = 32768
 DRAFT_QUANTIZATION = "Q8_0"

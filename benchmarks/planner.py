@@ -19,12 +19,9 @@ from typing import Any
 import msgspec
 from common import Row, Target, arguments, machine, report, run_main
 
-from cpuchat.costmodel.passes import decode_rate, prefill_cost
-from cpuchat.costmodel.usual import Figure
-from cpuchat.costmodel.work import bytes_read
-from cpuchat.models.dimensions import dimensions_of, typical_work
-from cpuchat.planner.machine_specs import MachineSpec
-from cpuchat.planner.model_specs import PlannedModel, by_size
+from cpuchat.costs.model import Figure, bytes_read, decode_rate, prefill_cost
+from cpuchat.models.traffic import dimensions_of, typical_work
+from cpuchat.planner.specs import MachineSpec, PlannedModel, by_size
 
 FILE = Path(__file__).with_name("published.toml")
 N_PAST = 64  # the middle of llama-bench's tg128

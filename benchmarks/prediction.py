@@ -24,8 +24,8 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.machine import Machine, unloaded_bytes
 from cpuchat.models.prediction import predict
-from cpuchat.protocol import LoadOptions
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.protocol.messages import LoadOptions
 
 N_CTX = 4096
 PROMPT_TOKENS = 32

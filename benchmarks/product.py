@@ -15,7 +15,7 @@ from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     Failed,
     Generate,
     GenerationFinished,
@@ -25,7 +25,7 @@ from cpuchat.protocol import (
     Speculation,
     TextDelta,
 )
-from cpuchat.timings import Timings
+from cpuchat.protocol.timings import Timings
 
 GREEDY = Sampling(temperature=0.0, seed=1)
 PLAIN = Speculation()

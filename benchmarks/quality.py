@@ -30,9 +30,8 @@ from cpuchat.engine import lockstep
 from cpuchat.engine.lockstep import Lockstep, Output
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.quality.logits import RowComparer, Tops
 from cpuchat.quality.measure import scores_of
-from cpuchat.quality.messages import Answer, Scored, Start, Text
+from cpuchat.quality.messages import Answer, RowComparer, Scored, Start, Text, Tops
 from cpuchat.quality.statistics import Scores, Summary, summarize
 from cpuchat.quality.texts import code, prose
 

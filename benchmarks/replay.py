@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.prefix import common_prefix
+from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
-from cpuchat.speculation.drafters.lookup import PromptLookup
-from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
-from cpuchat.speculation.pass_record import PassRecord
-from cpuchat.timings import DrafterName
+from cpuchat.speculation.stats import PassRecord
 
 MAKERS: dict[DrafterName, Callable[[NgramIndex], Drafter]] = {"suffix": SuffixDecoding, "lookup": PromptLookup}
 TASKS = Path(__file__).with_name("real_text.toml")

@@ -30,12 +30,12 @@ from product import answer
 from proxy import Proxy
 
 from cpuchat.backend.heads.backend import HeadBackend
-from cpuchat.backend.heads.process import free_port
+from cpuchat.backend.heads.server import free_port
 from cpuchat.backend.process import Spawner
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import read_model
-from cpuchat.planner.network import traffic
-from cpuchat.protocol import Failed, LoadOptions
+from cpuchat.planner.plan import traffic
+from cpuchat.protocol.messages import Failed, LoadOptions
 
 N_CTX = 2048
 PROMPT_WORDS = 64

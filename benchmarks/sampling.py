@@ -24,7 +24,7 @@ from product import GREEDY, answer, worker
 
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import LoadOptions, Sampling
+from cpuchat.protocol.messages import LoadOptions, Sampling
 
 N_VOCAB = 151_936
 JUNK = 128 << 20

@@ -24,16 +24,14 @@ from paced_worker import DOCUMENT, PROSE
 from product import GREEDY, worker
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.bench.speech import SilentPlayer
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
+from cpuchat.bench.sample import SilentPlayer
+from cpuchat.config.settings import SpeechSection
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, TextDelta
-from cpuchat.settings import SpeechSection
-from cpuchat.speech.cores import beside
-from cpuchat.speech.engines import choose_voice
+from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, LoadOptions, TextDelta
 from cpuchat.speech.player import Player
-from cpuchat.speech.speaker import Speaker
+from cpuchat.speech.speaker import Speaker, beside, choose_voice
 from cpuchat.telemetry.speech import Speech
 
 SHAPE, QUANTIZATION = "1.5b", "Q8_0"

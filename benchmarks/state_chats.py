@@ -18,7 +18,7 @@ import httpx
 from common import MeasureError
 from serve import until_idle
 
-from cpuchat.prefix import common_prefix
+from cpuchat.base.text import common_prefix
 
 LETTERS = "abcdefgikmopqstuvwxyz"
 """No merge of the vocabulary of `tiny_gguf` is made of these alone."""

@@ -22,12 +22,12 @@ from product import GREEDY, ask, worker
 from state_chats import LETTERS
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base.errors import WorkerDied
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import WorkerDied
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     ContextTrimmed,
     Failed,

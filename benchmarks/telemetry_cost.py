@@ -30,12 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import Row, Target, arguments, machine, report, run_main, say
 
 from cpuchat.hardware.counters.collector_file import content_of
-from cpuchat.hardware.counters.kernel import Kernel, perf_event_open
-from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, attributes
+from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, Kernel, attributes, perf_event_open
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
-from cpuchat.model_info import ModelInfo, Traffic
-from cpuchat.protocol import ModelLoaded, PrefillProgress, TextDelta
+from cpuchat.protocol.messages import ModelLoaded, PrefillProgress, TextDelta
+from cpuchat.protocol.model_info import ModelInfo, Traffic
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from tests.hardware.counters.simulated import old_fabric, pmu, umc
@@ -216,7 +215,7 @@ async def panel(samples: int, rounds: int) -> list[float]:
     """Showing the figures: CPU of a loop that shows them, less that of the same loop without."""
     from textual.app import App, ComposeResult
 
-    from cpuchat.telemetry.process import process_memory
+    from cpuchat.telemetry.machine import process_memory
     from cpuchat.tui.chat.telemetry import TelemetryPanel
     from cpuchat.tui.themes import OWN_VARIABLES
 

@@ -28,13 +28,11 @@ from llama_calls import SOURCE, Reference
 
 sys.path.insert(0, str(HERE.parent))
 
-from cpuchat.engine.prompt.chat_template import ChatTemplate
-from cpuchat.engine.prompt.template_helper import TemplateHelper, TemplateRejection
+from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper, TemplateRejection
 from cpuchat.engine.text.reasoning import FORMATS
-from cpuchat.protocol import Message
-from cpuchat.tool_calls import Tool
+from cpuchat.protocol.messages import Message, Tool
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.generic import GENERIC
+from cpuchat.tools.call_parser import GENERIC
 from tests.tools.llama_calls import FILE, Output, Reading, Recorded, Recording, as_json, read, rendering_key, same
 
 TEMPLATES = "models/templates"

@@ -16,7 +16,7 @@ import pexpect
 import pyte
 from common import MeasureError
 
-from cpuchat.timings import Timings
+from cpuchat.protocol.timings import Timings
 
 COLUMNS, LINES = 120, 40
 ENTER, NEW_CHAT, QUIT, PASTE = "\r", "\x0e", "\x11", "\x1b[200~{}\x1b[201~"

@@ -21,11 +21,10 @@ from common import WORK, Row, Target, arguments, machine, report, run_main, say
 from tensor_reads import Watched
 
 from cpuchat.models.gguf.header import read_model
+from cpuchat.models.synthetic.model import SHAPES, Shape, write_model
+from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.models.traffic import traffic_of
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.synthetic.shapes import SHAPES, Shape
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.telemetry.roofline import pass_bytes
 
 FOLDER = WORK / "models"
 WITHIN = Target(2.0, False)

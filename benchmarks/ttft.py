@@ -31,7 +31,7 @@ from product import GREEDY, Answer, answer, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import Generate, LoadOptions, PrefillProgress, Speculation, TextDelta
+from cpuchat.protocol.messages import Generate, LoadOptions, PrefillProgress, Speculation, TextDelta
 from tests.support.tiny_gguf import write_tiny_gguf
 
 HISTORY, NEW, FIRST_ANSWER, SHORT = 2000, 32, 16, 4

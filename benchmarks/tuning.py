@@ -20,13 +20,12 @@ from pathlib import Path
 from common import Row, Target, arguments, machine, report, run_main, say
 from models import model
 
+from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.topology import read_topology
-from cpuchat.settings import Settings, with_changes
 from cpuchat.tune.candidates import UBATCH_SECONDS, Candidate, Choice, thread_choice
 from cpuchat.tune.measurer import Measurer
-from cpuchat.tune.report import TUNING_HEADINGS, tuning_row
-from cpuchat.tune.result import DEFAULT_PROMPT_SHARE, TuneResult
-from cpuchat.tune.tuner import Tuner
+from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, TuneResult
+from cpuchat.tune.tuner import TUNING_HEADINGS, Tuner, tuning_row
 
 LEAST, MOST_SECONDS = 0.97, 180.0
 FINALISTS = 3

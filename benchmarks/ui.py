@@ -39,10 +39,11 @@ def child(options: argparse.Namespace) -> None:
 
     from paced_worker import tokens
 
-    from cpuchat import paths, settings
     from cpuchat.backend import process
     from cpuchat.backend.local import LocalBackend
+    from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
+    from cpuchat.config import settings
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
     from cpuchat.tui.app import ChatApp

@@ -23,8 +23,7 @@ import psutil
 from common import MeasureError, Row, Target, arguments, machine, report, run_main
 
 from cpuchat.models import fit
-from cpuchat.synthetic.model import header_of, write_model
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.synthetic.model import SHAPES, header_of, write_model
 
 WHOLE = SHAPES["27b-gemma3"]
 THIN = msgspec.structs.replace(WHOLE, name="thin", n_layer=6, n_embd=512, n_head=16, n_ff=1024, n_vocab=2048)
@@ -36,7 +35,7 @@ def child(file: Path, n_ctx: int) -> dict[str, float]:
     from cpuchat.engine.llama import bindings
     from cpuchat.engine.llama.bindings import AbortFlag
     from cpuchat.engine.llama.model import Model
-    from cpuchat.protocol import LoadOptions
+    from cpuchat.protocol.messages import LoadOptions
 
     options = LoadOptions(n_ctx=n_ctx)
     model = Model.load(file, options, (0,), on_progress=lambda *_: None, abort=AbortFlag())

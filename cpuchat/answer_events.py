@@ -7,11 +7,10 @@ import contextlib
 
 import msgspec
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.errors import CpuchatError
-from cpuchat.protocol import AnyEvent, CallDone, CallsMade, Failed, GenerationFinished, TextDelta
-from cpuchat.tool_calls import ToolStep
+from cpuchat.protocol.messages import AnyEvent, CallDone, CallsMade, Failed, GenerationFinished, TextDelta, ToolStep
 
 
 async def put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:

@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from cpuchat.base.errors import UsageError
+from cpuchat.base.paths import expanded
+from cpuchat.base.text import clean_line, is_safe
 from cpuchat.chats.records import Attachment, storable
-from cpuchat.errors import UsageError
-from cpuchat.paths import expanded
 from cpuchat.telemetry.units import plural, size
-from cpuchat.text import clean_line, is_safe
 
 MOST_BYTES = 4_000_000
 """Of one attachment."""

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from cpuchat.chats.history import ChatHistory
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.history import Attach, ChatHistory
 from cpuchat.chats.records import Reasoning, StoredMessage, storable
-from cpuchat.chats.request import Attach
-from cpuchat.errors import UsageError
-from cpuchat.presets import Preset, find_preset
-from cpuchat.settings import Settings, with_changes
+from cpuchat.config.presets import Preset, find_preset
+from cpuchat.config.settings import Settings, with_changes
 
 _DIGITS = 9
 

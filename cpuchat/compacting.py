@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
-from cpuchat.chats.request import request_messages
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.history import request_messages
 from cpuchat.conversation import Conversation
-from cpuchat.errors import UsageError
-from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, Message, TextDelta
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, Message, TextDelta
 
 # Asked for "our conversation", Qwen2.5 Coder 1.5B answered 2 of 6 times that there was none to summarize.
 _TASK = (

@@ -17,19 +17,19 @@ import msgspec
 
 from cpuchat.answer_events import advised, put_event
 from cpuchat.backend.base import Backend
+from cpuchat.base.errors import UsageError
 from cpuchat.chat_preset import ChatPreset
-from cpuchat.chats.history import ChatHistory
+from cpuchat.chats.history import Attach, ChatHistory, request_messages
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
-from cpuchat.chats.request import Attach, request_messages
+from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.settings import Settings
 from cpuchat.drafting_mode import DraftingMode, in_mode
-from cpuchat.errors import UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.loading import find_draft, loaded, recommended_for, tuned_for
-from cpuchat.model_info import ModelInfo
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.tuned import Tuned
-from cpuchat.protocol import (
+from cpuchat.models.machine import Tuned
+from cpuchat.protocol.messages import (
     FRAME_SECONDS,
     AnyEvent,
     CallDone,
@@ -42,14 +42,12 @@ from cpuchat.protocol import (
     Speculation,
     StopReason,
 )
-from cpuchat.servers import ServerModel, Source
-from cpuchat.settings import Settings
-from cpuchat.telemetry.meter import Figures, Meter
-from cpuchat.telemetry.reasoning import with_reasoning_time
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry.meter import Figures, Meter, with_reasoning_time
 
 if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.chats.store import ChatStore
-    from cpuchat.models.recommended import Recommended
+    from cpuchat.models.catalog import Recommended
     from cpuchat.tools.loop import ToolLoop
 
 

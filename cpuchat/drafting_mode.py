@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cpuchat.protocol import Speculation
+from cpuchat.protocol.messages import Speculation
 
 DraftingMode = Literal["auto", "always", "off"]
 ALWAYS_DEPTH: Final = 4

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.tuned import Tuned, TunedSettings
-from cpuchat.protocol import ModelLoaded
-from cpuchat.servers import ServerModel, Source
-from cpuchat.settings import Settings
+from cpuchat.models.machine import Tuned, TunedSettings
+from cpuchat.protocol.messages import ModelLoaded
 
 if TYPE_CHECKING:
+    from cpuchat.models.catalog import Recommended
     from cpuchat.models.drafts.choice import DraftChoice
-    from cpuchat.models.recommended import Recommended
 
 
 async def tuned_for(model: Source) -> Tuned | None:
@@ -34,7 +34,7 @@ async def recommended_for(model: Source) -> Recommended | None:
 
 
 def _recommended(model: Path) -> Recommended:
-    from cpuchat.models.recommended import recommended
+    from cpuchat.models.catalog import recommended
 
     return recommended(model)
 

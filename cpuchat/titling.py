@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from cpuchat.chats.request import request_messages
-from cpuchat.chats.titles import title_of, written_title
+from cpuchat.chats.history import request_messages
+from cpuchat.chats.records import title_of, written_title
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.places import is_demo
-from cpuchat.protocol import Generate, GenerationFinished, Message, Sampling, TextDelta
+from cpuchat.protocol.messages import Generate, GenerationFinished, Message, Sampling, TextDelta
 
 _TASK = "Write a title for this conversation, of at most six words and in its language. Write only the title."
 _LONGEST = 32  # tokens

@@ -89,7 +89,7 @@ async def models(pilot: Any) -> None:
 
 
 async def repository(pilot: Any) -> None:
-    from cpuchat.tui.models.repository.screen import RepositoryScreen
+    from cpuchat.tui.models.repository import RepositoryScreen
     from tests.support.downloads import REPO
 
     await until(pilot, lambda: pilot.app.conversation.model is not None)
@@ -115,7 +115,7 @@ async def hardware(pilot: Any) -> None:
 
 
 async def plan(pilot: Any) -> None:
-    from cpuchat.tui.plan.screen import PlanScreen
+    from cpuchat.tui.plan import PlanScreen
     from cpuchat.tui.widgets.model_list import ModelList
 
     await until(pilot, lambda: pilot.app.conversation.model is not None)
@@ -134,7 +134,7 @@ async def plan(pilot: Any) -> None:
 
 
 async def tune(pilot: Any) -> None:
-    from cpuchat.tui.models.tune import TuneScreen
+    from cpuchat.tui.models.quantize import TuneScreen
 
     await until(pilot, lambda: pilot.app.conversation.model is not None)
     await pilot.press("ctrl+o")
@@ -173,7 +173,7 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
 
 def measured() -> dict[str, bytes]:
     """What `cpuchat probe` has measured here, by file name."""
-    from cpuchat import paths
+    from cpuchat.base import paths
 
     files = (paths.bandwidth_file(), paths.costs_file())
     return {file.name: file.read_bytes() for file in files if file.is_file()}
@@ -181,7 +181,7 @@ def measured() -> dict[str, bytes]:
 
 def at_home(home: Path, probed: dict[str, bytes]) -> None:
     """A home with the program and what was measured in it, so that no path of this machine is in a picture."""
-    from cpuchat import paths
+    from cpuchat.base import paths
 
     demo = home / "cpuchat/cpuchat/models/demo"
     shutil.copytree(DEMO, demo)
@@ -223,12 +223,12 @@ def stand_in(name: str, conversation: Any, library: Any) -> Any:
 
 
 async def shoot(name: str, size: tuple[int, int]) -> Path:
-    from cpuchat import paths
     from cpuchat.backend.local import LocalBackend
+    from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
+    from cpuchat.config.settings import Settings
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
-    from cpuchat.settings import Settings
 
     settings_ = Settings()
     settings_.sampling.temperature = 0.0

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cpuchat.base.paths import cache_dir
+from cpuchat.config.servers import ServerModel
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.instructions import Instructions
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.paths import cache_dir
-from cpuchat.servers import ServerModel
+from cpuchat.hardware.topology import Instructions
 from tests.support.cores import ON_ONE_CPU
 from tests.support.hub_server import HubServer
 from tests.support.llama_server import llama_server

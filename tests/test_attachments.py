@@ -18,9 +18,9 @@ from cpuchat.attachments import (
     read_file,
     unfinished,
 )
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Attachment
-from cpuchat.chats.request import sent_text
-from cpuchat.errors import UsageError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from cpuchat.hardware.bandwidth import measuring
 from cpuchat.hardware.diagnostics.facts import refused_policy
-from cpuchat.models.quantize.process import QuantizeProcess
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.quantize.types import QuantizeProcess
+from cpuchat.models.synthetic.model import write_model
 from tests.cli.program import HANG_GUARD, PLAIN
 from tests.support.chatting import chat, collect, worker
 from tests.support.hub_server import HubServer

@@ -12,19 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.records import title_of
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.titles import title_of
+from cpuchat.config.servers import Source
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import UsageError
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, LoadCancelled, ModelLoaded, TextDelta
-from cpuchat.servers import Source
-from cpuchat.settings import Settings
-from cpuchat.timings import MAX_CPU_WAIT
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadCancelled,
+    ModelLoaded,
+    TextDelta,
+)
+from cpuchat.protocol.timings import MAX_CPU_WAIT
 from tests.models.drafts.files import write_catalog
 from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited

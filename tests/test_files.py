@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from cpuchat import app_state, paths, running_servers
-from cpuchat.files import JsonCache, atomic_writer, file_lock, is_locked, write_atomically
-from cpuchat.tune import records
+from cpuchat.base import paths
+from cpuchat.base.files import JsonCache, atomic_writer, file_lock, is_locked, write_atomically
+from cpuchat.config import servers, settings
+from cpuchat.tune import trial
 
 
 def cache(file: Path, max_entries: int = 9, version: int = 1) -> JsonCache[int]:
@@ -99,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.files.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("cpuchat.base.files.LOCK_SECONDS", 0.05)
     kept = cache(tmp_path / "k.json")
     kept.put("a", 1)
     with file_lock(tmp_path):
@@ -109,7 +110,7 @@ def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkey
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from cpuchat import files; from cpuchat.files import JsonCache\n"
+        "import sys; from pathlib import Path; from cpuchat import files; from cpuchat.base.files import JsonCache\n"
         "files.LOCK_SECONDS = 1000\n"
         "cache = JsonCache(Path(sys.argv[1]), int, version=1, max_entries=99)\n"
         "for name in sys.argv[2:]: cache.put(name, 1)"
@@ -142,12 +143,12 @@ def test_a_pipe_or_deep_nesting_in_place_of_a_file_of_the_apps_own_is_no_file(
         file.parent.mkdir(exist_ok=True)
         damage(file)
     assert cache.read() == {}
-    assert app_state.read_state() == app_state.AppState()
-    assert records.load(tmp_path, "before") is None
-    assert running_servers.running_servers() == []
+    assert settings.read_state() == settings.AppState()
+    assert trial.load(tmp_path, "before") is None
+    assert servers.running_servers() == []
     cache.put("a", {})
-    app_state.update_state({"last": "x"})
-    assert (cache.read(), app_state.read_state().last) == ({"a": {}}, "x")
+    settings.update_state({"last": "x"})
+    assert (cache.read(), settings.read_state().last) == ({"a": {}}, "x")
 
 
 def test_a_key_that_is_no_text_is_not_cached(tmp_path: Path) -> None:

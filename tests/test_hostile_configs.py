@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import configs
-from cpuchat import paths, settings
-from cpuchat.errors import ModelNotFound, SettingsError
+from cpuchat.base import paths
+from cpuchat.base.errors import ModelNotFound, SettingsError
+from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.library.library import Library
-from cpuchat.tui.keymap import load_keymap
+from cpuchat.tui.keys import load_keymap
 from cpuchat.tui.themes import load_themes
 
 pytestmark = pytest.mark.slow

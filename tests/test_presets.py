@@ -8,18 +8,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.chat_preset import reasoning_of
 from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer.formats import Document, encoded
 from cpuchat.chats.transfer.importing import export_chat, import_chats
-from cpuchat.chats.transfer.portable import Document, encoded
 from cpuchat.cli.options import laid_over, with_preset
+from cpuchat.config.presets import Preset, delete_preset, find_preset, load_presets, save_preset
+from cpuchat.config.settings import SamplingSection, Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import SettingsError, UsageError
 from cpuchat.present.chats import markdown
-from cpuchat.presets import Preset, delete_preset, find_preset, load_presets, save_preset
-from cpuchat.protocol import AnyEvent
-from cpuchat.settings import SamplingSection, Settings
+from cpuchat.protocol.messages import AnyEvent
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.backend.heads.options import Drafting, ServerOptions, command
-from cpuchat.errors import EngineMissing, UsageError
+from cpuchat.backend.heads.server import Drafting, ServerOptions, command
+from cpuchat.base.errors import EngineMissing, UsageError
+from cpuchat.config.servers import find_worker_program, parse_workers
+from cpuchat.config.settings import EngineSection
 from cpuchat.models.fit import kv_bytes, layers_elsewhere, needs_workers, required_memory
 from cpuchat.models.gguf.header import read_header
-from cpuchat.protocol import LoadOptions
-from cpuchat.rpc_workers import find_worker_program, parse_workers
-from cpuchat.settings import EngineSection
+from cpuchat.protocol.messages import LoadOptions
 from tests.cli.program import run, run_process
 from tests.support.head_files import target_file
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat import running_servers as records
-from cpuchat.present.welcome import serving
-from cpuchat.running_servers import RunningServer, recorded, running_servers
+from cpuchat.base import paths
+from cpuchat.config import servers as records
+from cpuchat.config.servers import RunningServer, recorded, running_servers
+from cpuchat.present.chats import serving
 
 SERVER = RunningServer(url="http://127.0.0.1:9", model="tiny", pid=os.getpid())
 _KILLED = """
 import os, signal
-from cpuchat.running_servers import RunningServer, recorded
+from cpuchat.config.servers import RunningServer, recorded
 with recorded(RunningServer("http://127.0.0.1:8", "killed", os.getpid())):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.base.errors import SettingsError
+from cpuchat.base.files import file_lock
 from cpuchat.cli.options import given_options
-from cpuchat.errors import SettingsError
-from cpuchat.files import file_lock
+from cpuchat.config import settings
+from cpuchat.config.settings import Settings, SettingSources, parse
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import LoadOptions, Sampling, Speculation
-from cpuchat.setting_sources import SettingSources
-from cpuchat.settings import Settings, parse
+from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 
 
 def test_drafting_is_on_and_adaptive_unless_said_otherwise() -> None:
@@ -186,7 +186,7 @@ def test_what_the_app_remembers_by_itself_leaves_config_toml_alone() -> None:
 
 
 def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
-    dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
+    dotfiles = tmp_path / "dotfiles" / "cpuchat.base.toml"
     dotfiles.parent.mkdir()
     dotfiles.write_text("# mine\n")
     dotfiles.chmod(0o640)
@@ -204,7 +204,7 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
 
 def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     script = (
-        "import sys; from cpuchat import files; from cpuchat.settings import update\n"
+        "import sys; from cpuchat import files; from cpuchat.config.settings import update\n"
         "files.LOCK_SECONDS = 1000\n"
         "for n in range(20): update({'engine': {sys.argv[1]: n}})"
     )
@@ -217,7 +217,7 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
 
 @pytest.mark.timeout(180)
 def test_a_program_that_hangs_with_the_lock_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.files.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("cpuchat.base.files.LOCK_SECONDS", 0.05)
     for folder in (paths.settings_file().parent, paths.state_file().parent):
         folder.mkdir(parents=True)
     with file_lock(paths.settings_file().parent), file_lock(paths.state_file().parent):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.text import Cleaner, clean, clean_line, expand_tabs, is_safe
+from cpuchat.base.text import Cleaner, clean, clean_line, expand_tabs, is_safe
 
 HOSTILE = st.text(
     st.one_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 
 
 def test_figures_of_an_answer_in_parts_are_those_of_all() -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat import paths, settings, toml
-from cpuchat.errors import SettingsError
+from cpuchat.base import paths, toml
+from cpuchat.base.errors import SettingsError
+from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.tui.themes import ThemeError, parse_theme
 

@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pexpect
 from common import Row, Target, arguments, machine, report, run_main, say
 
+from cpuchat.base.errors import ChatsError
 from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
-from cpuchat.errors import ChatsError
-from cpuchat.timings import Timings
+from cpuchat.protocol.timings import Timings
 
 LIMIT_S = 20.0
 CHATS, MESSAGES = 8, 12

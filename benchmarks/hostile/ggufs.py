@@ -33,15 +33,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common import run_main, say, table
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
 from cpuchat.cli.main import main as cpuchat
-from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.gguf.checks import check_header
-from cpuchat.models.gguf.header import read_header
+from cpuchat.models.gguf.header import check_header, read_header
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadOptions, Message, ModelLoaded
+from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, LoadOptions, Message, ModelLoaded
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -1,14 +1,19 @@
-"""The interface of a backend: what a chat needs to get answers."""
+"""The interface of a backend: what a chat needs to get answers.
+
+Decides where the engines of this machine compute.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol import AnyEvent, Generate, LoadOptions
-from cpuchat.servers import Source
+from cpuchat.config.servers import Source
+from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.protocol.messages import AnyEvent, Generate, LoadOptions
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 
 DEFAULT_PLACEMENT = PlacementSpec()
 
@@ -77,3 +82,11 @@ class Backend(Protocol):
     async def close(self) -> None:
         """Let the worker save and exit; kill it if it takes longer than a few seconds."""
         ...
+
+
+def place_here(spec: PlacementSpec, *, with_draft: bool) -> Placement:
+    """Return the cores and the memory policy for `spec`. Raises UsageError for what this machine does not allow."""
+    inherited = current()
+    return place(
+        read_topology(), spec, with_draft=with_draft, inherits_policy=inherited is None or bool(inherited.places)
+    )

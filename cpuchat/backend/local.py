@@ -18,16 +18,14 @@ from typing import TypeGuard
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.placing import place_here
-from cpuchat.backend.process import Spawned, Spawner, WorkerProcess
-from cpuchat.backend.watch import watch_over
-from cpuchat.errors import CpuchatError, Interrupted, UsageError, WorkerDied
+from cpuchat.backend.base import DEFAULT_PLACEMENT, place_here
+from cpuchat.backend.process import Spawned, Spawner, WorkerProcess, watch_over
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, WorkerDied
+from cpuchat.config.servers import Source, running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.models.gguf.header import split_parts
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
     Command,
@@ -45,9 +43,8 @@ from cpuchat.protocol import (
     TextDelta,
     WorkerReady,
 )
-from cpuchat.running_servers import running_servers
-from cpuchat.servers import Source
-from cpuchat.timings import Timings
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.timings import Timings
 
 _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, Failed)
 _ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others

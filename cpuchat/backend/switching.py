@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.errors import CpuchatError, DraftMismatch
+from cpuchat.base.errors import CpuchatError, DraftMismatch
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadOptions
-from cpuchat.servers import ServerModel, Source
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadCancelled, LoadOptions
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 
 if TYPE_CHECKING:
     from cpuchat.backend.heads.backend import HeadBackend
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.backend.remote.connection import KeyRing
 
 
 class SwitchingBackend:
@@ -62,7 +62,7 @@ class SwitchingBackend:
         self, path: Path, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
         """Load with a draft model; or on a llama-server, for a draft head (its header tells) or RPC workers."""
-        from cpuchat.models.drafts.choice import head_for  # not before the app's first paint
+        from cpuchat.models.drafts.choice import head_for
 
         try:
             draft = Path(options.draft_path)
@@ -120,7 +120,7 @@ class SwitchingBackend:
     @property
     def _server(self) -> RemoteBackend:
         if self._remote is None:
-            from cpuchat.backend.remote.backend import RemoteBackend  # httpx takes its time
+            from cpuchat.backend.remote.backend import RemoteBackend
 
             self._remote = RemoteBackend(self._keys)
         return self._remote

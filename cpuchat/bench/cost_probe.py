@@ -27,20 +27,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
-from cpuchat.bench.loading import load_to_measure
-from cpuchat.costmodel.observations import Fitted, Observation
-from cpuchat.costmodel.work import ModelWork
-from cpuchat.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
+from cpuchat.base import paths
+from cpuchat.base.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
+from cpuchat.bench.run import load_to_measure
+from cpuchat.costs.fit import Fitted, Observation
+from cpuchat.costs.model import ModelWork
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.costs import CostLog, with_points
-from cpuchat.models.fingerprint import engine_replaced
+from cpuchat.models.file_names import engine_replaced
 from cpuchat.models.machine import usual_here
-from cpuchat.models.work import model_work
-from cpuchat.protocol import Failed, LoadOptions, Measure
-from cpuchat.synthetic.model import header_of, write_model
-from cpuchat.synthetic.shapes import Shape
+from cpuchat.models.synthetic.model import Shape, header_of, write_model
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.messages import Failed, LoadOptions, Measure
 
 BUDGET_SECONDS = 20.0
 _ROUNDS = 3
@@ -267,7 +266,7 @@ def save_passes(found: Sequence[Observation], placement: Placement, bandwidth: f
     Raises:
         MeasureFailed: another build of the engine was installed meanwhile, or no profile explains the passes.
     """
-    from cpuchat.costmodel.fit import fit
+    from cpuchat.costs.fit import fit
 
     if not found or is_disturbed(found):
         return None

@@ -1,9 +1,12 @@
 """Expands what is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types
 and flash attention, each with every test.
+
+The prompts that speed is measured on: code, summaries, maths and chat differ in how well they can be drafted.
 """
 
 from __future__ import annotations
 
+import importlib.resources
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -12,20 +15,40 @@ from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from cpuchat import paths, toml
-from cpuchat.bench.prompts import Kind
-from cpuchat.errors import UsageError
+from cpuchat.base import paths, toml
+from cpuchat.base.errors import UsageError
+from cpuchat.config.servers import last_here
+from cpuchat.config.settings import WANTED, Cores, Drafters, MemoryPolicy, Section, Settings, explained
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
-from cpuchat.models.tuned import tuned_settings
-from cpuchat.protocol import CacheType, FlashAttention
-from cpuchat.servers import last_here
-from cpuchat.setting_places import WANTED, Cores, MemoryPolicy
-from cpuchat.settings import Drafters, Section, Settings, explained
+from cpuchat.models.library.places import LocalModel
+from cpuchat.models.machine import tuned_settings
+from cpuchat.protocol.messages import CacheType, FlashAttention
+
+Kind = Literal["code", "summary", "maths", "chat"]
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One user message; `name` is unique."""
+
+    kind: Kind
+    name: str
+    text: str
+
+
+class _Prompts(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: list[Prompt]
+
+
+def load() -> list[Prompt]:
+    """Return the built-in prompts, each kind's together."""
+    text = (importlib.resources.files("cpuchat.bench") / "prompts.toml").read_text(encoding="utf-8")
+    prompts = msgspec.convert(toml.loads(text), _Prompts).prompt
+    return [msgspec.structs.replace(prompt, text=prompt.text.strip()) for prompt in prompts]
+
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]

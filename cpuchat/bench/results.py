@@ -1,26 +1,210 @@
-"""Holds the results of a benchmark: for each cell medians and spreads of its rounds, with llama-bench's field names."""
+"""Holds the results of a benchmark: for each cell medians and spreads of its rounds, with llama-bench's field names.
+
+Keeps the measurements so far in a file of JSON lines, so that a killed benchmark resumes.
+
+A line is appended for each measurement that counts; a torn last line is ignored.
+
+Records machine, engine and files of a benchmark, so that it can be repeated.
+
+Two benchmarks of the same cells: which differences exceed the spread of their rounds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import hashlib
 import io
+import os
+import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from cpuchat.bench.environment import Environment
-from cpuchat.bench.journal import Journal, Measurement
+from cpuchat import __version__
+from cpuchat.base.errors import UsageError
+from cpuchat.base.files import append_line, delete_oldest, read_small
+from cpuchat.base.paths import shown
 from cpuchat.bench.matrix import OFF, Cell
 from cpuchat.bench.sample import Sample
-from cpuchat.errors import UsageError
-from cpuchat.model_info import ModelInfo
-from cpuchat.paths import shown
-from cpuchat.protocol import FlashAttention
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.bandwidth.memory_modules import theoretical
+from cpuchat.hardware.memory import total_bytes
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models.file_names import file_fingerprint
+from cpuchat.models.gguf.header import split_parts
+from cpuchat.protocol.messages import FlashAttention
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry import units
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's file; `fingerprint` is the hash of a sample of its content (models.fingerprint), `size` in bytes."""
+
+    path: str
+    size: int
+    fingerprint: str
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The reproducibility block. `load` is the load average of the minute before; `settings` are all that were in
+    effect, without what cells vary."""
+
+    date: str
+    cpuchat: str
+    python: str
+    kernel: str
+    cpu: str
+    machine: str
+    memory_bytes: int
+    memory_modules: str
+    engine: EngineInfo
+    load: float
+    files: tuple[ModelFile, ...] = ()
+    settings: dict[str, Any] = {}
+
+    @property
+    def build(self) -> str:
+        """Identify the engine's build."""
+        return engine_build(self.engine)
+
+
+def engine_build(engine: EngineInfo) -> str:
+    """Identify an engine's build: version, commit and CPU features."""
+    return f"{engine.version} {engine.llama_commit} {','.join(engine.features)}".strip()
+
+
+def read_environment(engine: EngineInfo, models: Iterable[str], chosen: Settings) -> Environment:
+    """Read what is known of this machine. Raises ModelNotFound for a model that cannot be read."""
+    topology = read_topology()
+    modules = theoretical(topology)
+    tables = msgspec.to_builtins(chosen)
+    return Environment(
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        cpuchat=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+        cpu=topology.cpu_name,
+        machine=topology.name,
+        memory_bytes=total_bytes(),
+        memory_modules="" if modules is None else f"{modules.bytes_per_s / 1e9:.1f} GB/s, {modules.source}",
+        engine=msgspec.structs.replace(engine, pid=0),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        files=tuple(_file(Path(path)) for path in dict.fromkeys(models) if path),
+        settings={name: tables[name] for name in ("engine", "speculation")},
+    )
+
+
+def _file(path: Path) -> ModelFile:
+    size = sum(part.stat().st_size for part in split_parts(path) or [path])
+    return ModelFile(path=str(path), size=size, fingerprint=file_fingerprint(path))
+
+
+_KEPT_FILES = 20
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """First line: what is measured, and where."""
+
+    key: str
+    cells: tuple[Cell, ...]
+    rounds: int
+    environment: Environment
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model of a setup was loaded; `cell` is the first of that setup."""
+
+    cell: int
+    model: ModelInfo
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A sample of a cell (by its number) in a round; `noisy`: the machine was not steady."""
+
+    cell: int
+    round: int
+    sample: Sample
+    noisy: bool = False
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Last line: all that could be measured was."""
+
+
+Line = Header | Loaded | Measurement | Finished
+
+
+def benchmark_key(cells: Sequence[Cell], rounds: int, prompts: object, environment: Environment) -> str:
+    """Identify a benchmark: what is measured with which engine, files and settings on which CPU."""
+    digest = hashlib.blake2b(digest_size=12)
+    parts = (cells, rounds, prompts, environment.build, environment.cpu, environment.files, environment.settings)
+    digest.update(msgspec.json.encode(parts))
+    return digest.hexdigest()
+
+
+class Journal:
+    """The lines of one benchmark. Nothing is written before `begin`."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.header: Header | None = None
+        self.loaded: dict[int, ModelInfo] = {}
+        self.measurements: dict[tuple[int, int], Measurement] = {}
+        self.finished = False
+        self._read()
+
+    def _read(self) -> None:
+        decoder = msgspec.json.Decoder(Line)
+        with contextlib.suppress(OSError):
+            for number, data in enumerate(read_small(self.file, 64 << 20).splitlines()):
+                try:
+                    line = decoder.decode(data)
+                except (ValueError, RecursionError):
+                    if not number:
+                        return
+                    continue
+                self._add(line)
+
+    def _add(self, line: Line) -> None:
+        match line:
+            case Header():
+                self.header = line
+            case Loaded():
+                self.loaded[line.cell] = line.model
+            case Measurement():
+                self.measurements[line.cell, line.round] = line
+            case Finished():
+                self.finished = True
+
+    def begin(self, header: Header) -> None:
+        """Start anew. Raises UsageError where the file cannot be written."""
+        self.loaded, self.measurements, self.finished = {}, {}, False
+        self.header = header
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.file.write_bytes(msgspec.json.encode(header) + b"\n")
+        except OSError as error:
+            raise UsageError(f"Cannot write {shown(self.file)}: {error.strerror}.", "Choose another file.") from None
+
+    def append(self, line: Line) -> None:
+        """Write a line. On a full disk the benchmark continues, but cannot be resumed."""
+        self._add(line)
+        with contextlib.suppress(OSError):
+            append_line(self.file, msgspec.json.encode(line))
+
+
+def cached_journal(folder: Path, key: str) -> Path:
+    """Return the file of a benchmark that was given no name; old ones are removed."""
+    with contextlib.suppress(OSError):
+        delete_oldest(folder, "*.jsonl", _KEPT_FILES - 1)
+    return folder / f"{key}.jsonl"
+
 
 VERSION = 1
 _FLASH: dict[FlashAttention, int] = {"auto": -1, "off": 0, "on": 1}
@@ -272,3 +456,95 @@ def as_csv(report: Report, price_per_hour: float | None) -> str:
     for row in rows:
         writer.writerow(row | {"cpus": " ".join(map(str, row["cpus"]))})
     return text.getvalue()
+
+
+REGRESSION: int = 1
+"""Exit code of `cpuchat bench --diff` when a figure is slower."""
+LEAST = 0.02
+"""Share below which a difference never counts."""
+
+Figure = Literal["decode", "prefill"]
+Verdict = Literal["faster", "slower", "same"]
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of one figure of one cell in tok/s. `change` as a share of the old one (−0.05: 5 % slower); `needed` is
+    what it must exceed to be believed."""
+
+    old: Result
+    new: Result
+    figure: Figure
+    before: float
+    after: float
+    needed: float
+
+    @property
+    def change(self) -> float:
+        return self.after / self.before - 1
+
+    @property
+    def verdict(self) -> Verdict:
+        if abs(self.change) <= self.needed:
+            return "same"
+        return "faster" if self.change > 0 else "slower"
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    """All differences, and the cells that only one of the benchmarks has measured."""
+
+    differences: tuple[Difference, ...]
+    only_old: tuple[Result, ...]
+    only_new: tuple[Result, ...]
+
+    @property
+    def regressed(self) -> bool:
+        return any(one.verdict == "slower" for one in self.differences)
+
+
+def compare_reports(old: Report, new: Report) -> Diff:
+    """Compare the cells that both have. A difference counts when it exceeds 2 % and the spread (largest less smallest
+    round) of both."""
+    before = {_key(one): one for one in old.results if not one.failure}
+    after = {_key(one): one for one in new.results if not one.failure}
+    differences: list[Difference] = []
+    for key, one in before.items():
+        if (other := after.get(key)) is not None:
+            differences += _differences(one, other)
+    return Diff(
+        differences=tuple(differences),
+        only_old=tuple(one for key, one in before.items() if key not in after),
+        only_new=tuple(one for key, one in after.items() if key not in before),
+    )
+
+
+def _key(result: Result) -> tuple[object, ...]:
+    """Identify a cell on any machine: paths differ, the files' names do not."""
+    setup = msgspec.structs.replace(
+        result.cell.setup, model=Path(result.model_filename).name, draft=Path(result.draft_filename).name
+    )
+    return (setup, result.drafters, result.speech, result.test, result.cell.test.n_gen)
+
+
+def _differences(old: Result, new: Result) -> list[Difference]:
+    decoding = old.decode_ts is not None and new.decode_ts is not None
+    figures: list[tuple[Figure, Sequence[float], Sequence[float]]] = []
+    if decoding:
+        figures.append(("decode", old.samples_ts, new.samples_ts))
+    if old.prefill_samples_ts and new.prefill_samples_ts:
+        figures.append(("prefill", old.prefill_samples_ts, new.prefill_samples_ts))
+    found: list[Difference] = []
+    for figure, before, after in figures:
+        if before and after and min(before) > 0:
+            middle = statistics.median(before)
+            spread = max(max(before) - min(before), max(after) - min(after))
+            found.append(
+                Difference(
+                    old=old,
+                    new=new,
+                    figure=figure,
+                    before=middle,
+                    after=statistics.median(after),
+                    needed=max(LEAST, spread / middle),
+                )
+            )
+    return found

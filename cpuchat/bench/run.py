@@ -1,30 +1,167 @@
-"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal."""
+"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal.
+
+Loads a model to measure it.
+
+Orders measurements on a shared machine. Knows nothing of what is measured.
+
+A warm-up of each cell is dropped. Every other round goes through the cells backwards. An anchor (the first cell) is
+measured again every four measurements: when it drifted by more than 10 %, these four are repeated, at most twice; after
+that they are kept and marked noisy.
+
+Measures a draft model with its target before it is used: acceptance and speed-up by kind of prompt.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.bench.environment import read_environment
-from cpuchat.bench.journal import Finished, Header, Journal, Loaded, Measurement, benchmark_key, cached_journal
-from cpuchat.bench.loading import load_to_measure
-from cpuchat.bench.matrix import OFF, Cell
-from cpuchat.bench.prompts import Prompt, load
-from cpuchat.bench.protocol import GROUP, Protocol
-from cpuchat.bench.sample import Sample, measure_cell
-from cpuchat.bench.speech import BenchSpeech
-from cpuchat.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, WorkerDied, from_code
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, WorkerDied, from_code
+from cpuchat.base.paths import shown
+from cpuchat.bench.matrix import KINDS, OFF, Cell, Matrix, Prompt, Workload, load, setups_of
+from cpuchat.bench.results import (
+    Finished,
+    Header,
+    Journal,
+    Loaded,
+    Measurement,
+    Report,
+    Result,
+    benchmark_key,
+    cached_journal,
+    read_environment,
+)
+from cpuchat.bench.sample import BenchSpeech, Sample, measure_cell
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.monitor import Monitor
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
-from cpuchat.paths import shown
-from cpuchat.protocol import LoadProgress
-from cpuchat.settings import Settings
+from cpuchat.protocol.messages import Failed, LoadCancelled, LoadOptions, LoadProgress, ModelLoaded
+from cpuchat.protocol.model_info import ModelInfo
+
+
+async def load_to_measure(
+    backend: LocalBackend,
+    path: Path,
+    options: LoadOptions,
+    spec: PlacementSpec,
+    stopped: Callable[[], bool],
+    tell: Callable[[LoadProgress], None] = lambda _: None,
+) -> ModelInfo:
+    """Load a model with its draft model.
+
+    Args:
+        stopped: asked at every step of the load, which is cancelled once it is true.
+
+    Raises:
+        Interrupted: stopped.
+        MeasureFailed: the draft model was left out.
+        CpuchatError: the model cannot be loaded.
+    """
+    async with contextlib.aclosing(backend.load(path, options, spec)) as events:
+        async for event in events:
+            match event:
+                case LoadProgress():
+                    tell(event)
+                    if stopped():
+                        await backend.cancel()
+                case ModelLoaded() if options.draft_path and not event.model.draft:
+                    raise MeasureFailed(next(iter(event.model.notes[-1:]), "The draft model was not loaded."))
+                case ModelLoaded():
+                    return event.model
+                case Failed() if not stopped():
+                    raise from_code(event.code, event.message, event.hint)
+                case Failed() | LoadCancelled():
+                    raise Interrupted("Stopped.")
+                case _:
+                    pass
+    raise MeasureFailed("The model was not loaded.", "Measure again.")
+
+
+C = TypeVar("C", bound=Hashable)
+S = TypeVar("S")
+
+GROUP: Final = 4
+"""Measurements between two of the anchor."""
+MAX_DRIFT: Final = 0.10
+MAX_REPEATS: Final = 2
+
+
+class Protocol(Generic[C, S]):
+    """Measures some cells, `rounds` times each.
+
+    Args:
+        measure: measures a cell once.
+        speed: the rate of a sample, which shows drift.
+        keep: takes a cell's sample of a round (from 1) and whether it is noisy, once it counts.
+    """
+
+    def __init__(
+        self,
+        rounds: int,
+        measure: Callable[[C], Awaitable[S]],
+        speed: Callable[[S], float],
+        keep: Callable[[C, int, S, bool], None],
+    ) -> None:
+        self._rounds = rounds
+        self._measure = measure
+        self._speed = speed
+        self._keep = keep
+
+    async def run(self, cells: Sequence[C], done: Collection[tuple[C, int]] = ()) -> None:
+        """Measure all cells in all rounds but those that are `done`."""
+        order = [one for one in schedule(cells, self._rounds) if one not in done]
+        if not order:
+            return
+        wanted = {cell for cell, _ in order}
+        if len(wanted) == 1:  # its own rounds tell of drift
+            await self._measure(order[0][0])
+            for cell, number in order:
+                self._keep(cell, number, await self._measure(cell), False)
+            return
+        for cell in cells:
+            if cell in wanted:
+                await self._measure(cell)
+        anchor = next(cell for cell in cells if cell in wanted)
+        before = await self._anchor(anchor)
+        for at in range(0, len(order), GROUP):
+            before = await self._group(order[at : at + GROUP], anchor, before)
+
+    async def _group(self, group: Sequence[tuple[C, int]], anchor: C, before: float) -> float:
+        """Measure a group, again while the anchor drifts; returns the anchor's speed after it."""
+        for attempt in range(1 + MAX_REPEATS):
+            samples = [await self._measure(cell) for cell, _ in group]
+            after = await self._anchor(anchor)
+            drifted = has_drifted(before, after)
+            before = after
+            if not drifted or attempt == MAX_REPEATS:
+                for (cell, number), sample in zip(group, samples, strict=True):
+                    self._keep(cell, number, sample, drifted)
+                break
+        return before
+
+    async def _anchor(self, anchor: C) -> float:
+        return self._speed(await self._measure(anchor))
+
+
+def has_drifted(before: float, after: float) -> bool:
+    """Return whether two speeds of the same differ by more than 10 % of the slower one."""
+    return max(before, after) > (1 + MAX_DRIFT) * min(before, after)
+
+
+def schedule(cells: Sequence[C], rounds: int) -> list[tuple[C, int]]:
+    """Return (cell, round) in the order of measuring: every other round backwards."""
+    return [(cell, number) for number in range(1, rounds + 1) for cell in (cells if number % 2 else cells[::-1])]
+
 
 _CTX_STEP = 256
 _TEMPLATE_TOKENS = 256
@@ -254,3 +391,98 @@ class Bench:
         progress.seconds_left = mean * (progress.total - progress.done)
         self._tell()
         return sample
+
+
+DEPTHS: Final = (2, 4, 8)
+TOKENS: Final = 64
+ROUNDS: Final = 3
+WORTH: Final = 1.02
+"""Speed-up from which on a draft model is worth keeping."""
+_ADAPTS: Final = 1.05
+"""A fixed depth must be faster than the adaptive one by this factor: the best depth changes with the text."""
+
+
+class KindResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of prompts. `plain` in tok/s; `acceptance`, `tokens_per_pass` and `speed_up` are those of `depth`, the
+    fastest (0: adaptive); `speed_ups` are those of all depths."""
+
+    kind: str
+    plain: float
+    depth: int
+    speed_up: float
+    speed_ups: dict[int, float]
+    acceptance: float | None
+    tokens_per_pass: float | None
+
+
+class PairResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All kinds. `reason` is why the adaptive depth drafted nothing, "" when it did."""
+
+    kinds: tuple[KindResult, ...]
+    reason: str = ""
+
+    @property
+    def depth(self) -> int:
+        """Return the depth to use for all kinds (0: adaptive)."""
+        depths = set.intersection(*(set(one.speed_ups) for one in self.kinds)) if self.kinds else {0}
+        best = max(sorted(depths), key=self.speed_up_with)
+        return 0 if self.speed_up_with(0) * _ADAPTS >= self.speed_up_with(best) else best
+
+    @property
+    def speed_up(self) -> float:
+        """Return that with `depth`."""
+        return self.speed_up_with(self.depth)
+
+    def speed_up_with(self, depth: int) -> float:
+        """Return the geometric mean of the kinds' speed-ups with a depth; 0 when it was not measured."""
+        found = [one.speed_ups.get(depth, 0.0) for one in self.kinds]
+        return statistics.geometric_mean(found) if found and all(found) else 0.0
+
+    @property
+    def worth_keeping(self) -> bool:
+        return self.speed_up >= WORTH
+
+
+def pair_bench(
+    target: Path, draft: Path, chosen: Settings, folder: Path, tell: Callable[[], None] = lambda: None
+) -> Bench:
+    """Return the benchmark of a pair: plain, adaptive and fixed depths, a prompt of each kind.
+
+    The engine runs as the settings say, with what tuning found for the target.
+    """
+    [setup] = setups_of(target, Matrix(), chosen)
+    setup = msgspec.structs.replace(setup, draft=str(draft))
+    cells: list[Cell] = []
+    for kind in KINDS:
+        test = Workload.of_prompts(kind, TOKENS)
+        cells.append(Cell(setup=setup, test=test, drafters=OFF))
+        cells += [Cell(setup=setup, test=test, drafters="draft", draft_depth=depth) for depth in (0, *DEPTHS)]
+    one_of_each = {prompt.kind: prompt for prompt in reversed(load())}
+    prompts = [one_of_each[kind] for kind in KINDS]
+    return Bench(cells, ROUNDS, chosen, folder=folder, prompts=prompts, tell=tell)
+
+
+def pair_result(report: Report) -> PairResult:
+    """Return what a finished `pair_bench` says."""
+    kinds: list[KindResult] = []
+    for kind in KINDS:
+        rows = [one for one in report.results if one.test == kind and not one.failure]
+        plain = next((one for one in rows if one.drafters == OFF), None)
+        drafted = [one for one in rows if one.speed_up is not None]
+        if plain is not None and plain.decode_ts and drafted:
+            kinds.append(_kind_result(kind, plain.decode_ts, drafted))
+    reasons = [one.no_drafts for one in report.results if one.no_drafts]
+    return PairResult(kinds=tuple(kinds), reason=next(iter(reasons), ""))
+
+
+def _kind_result(kind: str, plain: float, drafted: list[Result]) -> KindResult:
+    best = max(drafted, key=lambda one: one.speed_up or 0.0)
+    return KindResult(
+        kind=kind,
+        plain=plain,
+        depth=best.cell.draft_depth,
+        speed_up=best.speed_up or 0.0,
+        speed_ups={one.cell.draft_depth: one.speed_up or 0.0 for one in drafted},
+        acceptance=best.acceptance,
+        tokens_per_pass=best.tokens_per_pass,
+    )

@@ -1,19 +1,372 @@
-"""The file of the chat database: opening, repairing, transactions, erasing what was deleted."""
+"""The file of the chat database: opening, repairing, transactions, erasing what was deleted.
+
+Repairs damaged chat databases: valid rows stay in use, invalid ones are kept aside.
+
+Invalid rows are copied to the table `quarantine` and repaired, or moved there. From a file whose tables or
+pages are damaged, every row that can still be read is copied to a new one, and the file is moved aside.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from cpuchat.chats import repair, schema
-from cpuchat.chats.records import decoded
-from cpuchat.errors import ChatsError
+import msgspec
+
+from cpuchat.base import files
+from cpuchat.base.errors import ChatsDamaged, ChatsError
+from cpuchat.chats import schema
+from cpuchat.chats.records import (
+    CHAT_COLUMNS,
+    MESSAGE_COLUMNS,
+    decoded,
+    is_unicode,
+    new_chat_id,
+    repaired_chat,
+    repaired_message,
+)
+from cpuchat.telemetry.units import plural
+
+Row = dict[str, Any]
+Numbered = tuple[int, Row]
+
+SIDES = ("-wal", "-shm")
+"""Suffixes of the files that SQLite keeps beside the database."""
+_DEFAULTS: dict[str, Row] = {
+    "chats": dict.fromkeys(CHAT_COLUMNS, "")
+    | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None, "preset": None, "reasoning_budget": None}
+    | {"pinned": 0},
+    "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
+    | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "settings": None, "attachments": None}
+    | {"steps": None, "created": 0.0},
+}
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+_HEADER = (
+    (0, b"SQLite format 3\0\x10\x00"),
+    (20, b"\0\x40\x20\x20"),
+    (44, b"\0\0\0\x04"),
+    (52, b"\0\0\0\0\0\0\0\x01"),
+)
+_MODES = (b"\1\1", b"\2\2")  # with a journal, with a write-ahead log
+_ORPHANED = "chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL)"
+_FIND_PARENTS = (
+    "UPDATE messages SET parent = coalesce((SELECT max(id) FROM messages AS m WHERE m.chat_id = messages.chat_id AND"
+    " m.id < messages.id), 0) WHERE parent < 0"
+)
+"""A message whose parent is unknown follows the one before it."""
+_SHARED_LOCK = 0x40000002, 510
+"""Where SQLite locks a database that is open: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h
+"""
+_QUERIES = 4000  # how often a damaged table is asked for what is behind the damage
+
+
+class _InUse(ChatsDamaged):
+    """The database is damaged, and another program has it open."""
+
+
+def is_damage(error: BaseException) -> bool:
+    # A name in the file that cannot be passed back raises the last two.
+    if isinstance(error, schema.UnexpectedLayout | UnicodeError | OverflowError):
+        return True
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "unsupported file format" in str(error)
+
+
+def check(db: sqlite3.Connection) -> int:
+    """Check every page and repair what can be repaired in place; returns the number of repaired rows.
+
+    Raises:
+        schema.UnexpectedLayout: the tables are damaged.
+    """
+    if _verdict(db) == "ok":
+        return 0
+    n_repaired = repair_rows(db)
+    if (verdict := _verdict(db)) != "ok":
+        raise schema.UnexpectedLayout(verdict)
+    return n_repaired
+
+
+def _verdict(db: sqlite3.Connection) -> str:
+    return str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+
+
+def repair_rows(db: sqlite3.Connection) -> int:
+    """Repair every row with invalid values and rebuild the indexes; returns the number of rows.
+
+    Raises:
+        schema.UnexpectedLayout: two rows have the same key.
+    """
+    db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        _rebuild_indexes(db)
+        schema.drop_triggers(db)  # they would be given what was never indexed
+        chats = [(rowid, row) for rowid, row in _rows(db, "chats") if repaired_chat(row) != row]
+        messages = [(rowid, row) for rowid, row in _rows(db, "messages") if repaired_message(row) != row]
+        n_repaired = _put_rows(db, chats, messages)
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    finally:
+        db.execute("PRAGMA foreign_keys = ON")
+    schema.remake_derived(db)
+    return n_repaired
+
+
+def _rebuild_indexes(db: sqlite3.Connection) -> None:
+    """Rebuild the indexes. An index that contradicts its table passes the quick check, but every change of an affected
+    row fails.
+    """
+    try:
+        db.execute("REINDEX")
+    except sqlite3.IntegrityError as error:
+        raise schema.UnexpectedLayout(str(error)) from None
+
+
+def request_salvage(path: Path) -> None:
+    """Request a salvage at the next start, because damage was found that no check detects."""
+    with contextlib.suppress(OSError):
+        _request(path).touch(mode=0o600)
+
+
+def salvage_if_requested(path: Path) -> str:
+    """Salvage the file if that was requested, as `salvage`; returns "" if it was not, the file is gone or in use."""
+    if not _request(path).exists():
+        return ""
+    try:
+        notice = salvage(path, path.stat().st_ino) if path.exists() else ""
+    except _InUse:
+        return ""
+    _request(path).unlink(missing_ok=True)
+    return notice
+
+
+def _request(path: Path) -> Path:
+    return path.with_name(f"{path.name}.salvage")
+
+
+def has_orphans(db: sqlite3.Connection) -> bool:
+    """Return whether there are messages without a chat."""
+    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {_ORPHANED})").fetchone()[0])
+
+
+def salvage(path: Path, inode: int) -> str:
+    """Replace a damaged file by a new one with everything that can be read; returns the message for the user.
+
+    Args:
+        inode: of the damaged file. If another process has replaced it, nothing happens, and "" is returned.
+
+    Raises:
+        ChatsDamaged: another program has it open, the new file cannot be written, or the old one not be moved; it is
+            unchanged.
+    """
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    new = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        with contextlib.ExitStack() as cleanup:
+            damaged = cleanup.enter_context(path.open("r+b"))
+            if os.fstat(damaged.fileno()).st_ino != inode:
+                return ""
+            _lock_out(damaged, path)
+            cleanup.callback(new.unlink, missing_ok=True)
+            n_chats, n_messages = _salvage_into(new, *_readable(path, damaged, cleanup))
+            for side in SIDES:
+                if (file := path.with_name(path.name + side)).exists():
+                    file.rename(aside.with_name(aside.name + side))
+            path.rename(aside)
+            new.rename(path)
+    except (OSError, sqlite3.Error) as error:
+        raise ChatsDamaged(
+            f"The chat database is damaged: {path}.",
+            f"Replacing it failed ({error}). Move the file away, then restart.",
+        ) from None
+    counts = f"{plural(n_chats, 'chat')} with {plural(n_messages, 'message')}"
+    found = f"Recovered {counts}" if n_chats else "Nothing could be recovered"
+    return f"The chat database was damaged. {found}; the damaged file is kept as {aside}."
+
+
+def _lock_out(damaged: BinaryIO, path: Path) -> None:
+    """Keep other programs from opening the database until `damaged` is closed, or any other handle of that file.
+
+    Raises _InUse if one has it open.
+    """
+    try:
+        if files.fcntl is not None:
+            offset, length = _SHARED_LOCK
+            files.fcntl.lockf(damaged, files.fcntl.LOCK_EX | files.fcntl.LOCK_NB, length, offset)
+    except (BlockingIOError, PermissionError):
+        raise _InUse(
+            f"The chat database is damaged, and another program has it open: {path}.",
+            "Close that program, then restart to repair the file.",
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+
+
+def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) -> tuple[int, int]:
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
+        schema.upgrade(db)
+        db.execute("BEGIN")
+        _put_rows(db, chats, messages)
+        db.execute("COMMIT")
+        schema.remake_derived(db)
+        n_chats, n_messages = (db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _DEFAULTS)
+        return n_chats, n_messages
+
+
+def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Iterable[Numbered]) -> int:
+    """Write rows, repaired where needed, with a copy of each original. Returns the number of repaired rows."""
+    n_repaired = 0
+    new_ids: list[tuple[str, object]] = []
+    ids: set[str] = set()
+    for rowid, row in chats:
+        repaired = repaired_chat(row)
+        if repaired["id"] in ids:  # a table without its key
+            repaired["id"] = new_chat_id()
+        ids.add(repaired["id"])
+        _insert(db, "chats", {"rowid": rowid, **repaired})
+        if repaired != row:
+            n_repaired += 1
+            _quarantine(db, "chats", repaired["id"], row)
+            if is_unicode(row["id"]):
+                new_ids.append((repaired["id"], row["id"]))
+    for rowid, row in messages:
+        repaired = repaired_message(row)
+        if repaired != row:
+            n_repaired += 1
+            _quarantine(db, "messages", row["chat_id"], row)
+        if repaired is None:
+            db.execute("DELETE FROM messages WHERE id = ?", (rowid,))
+            continue
+        _insert(db, "messages", {**repaired, "id": rowid})
+    for new_id, old_id in new_ids:
+        _rename_chat(db, new_id, old_id)
+    n_repaired += _adopt(db)
+    db.execute(_FIND_PARENTS)
+    return n_repaired
+
+
+def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
+    marks = ", ".join("?" * len(row))
+    db.execute(f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+
+
+def _quarantine(db: sqlite3.Connection, source: str, chat_id: object, row: Row) -> None:
+    text = msgspec.json.encode({name: _plain(value) for name, value in row.items()}).decode()
+    chat_id = chat_id if isinstance(chat_id, str) and is_unicode(chat_id) else None  # with that chat, it is deleted
+    _insert(db, "quarantine", {"chat_id": chat_id, "source": source, "row": text, "found": time.time()})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str) and not is_unicode(value):
+        value = value.encode("utf-8", "surrogateescape")
+    return {"hex": value.hex()} if isinstance(value, bytes) else value
+
+
+def _adopt(db: sqlite3.Connection) -> int:
+    """Create chats for messages whose chat is lost; returns the number of those chats."""
+    lost = db.execute(
+        f"SELECT chat_id, min(created), max(created) FROM messages WHERE {_ORPHANED} GROUP BY chat_id"
+    ).fetchall()
+    for chat_id, created, updated in lost:
+        row = dict.fromkeys(CHAT_COLUMNS, None) | {"id": chat_id, "created": created, "updated": updated}
+        chat = repaired_chat(row) | {"title": "Recovered chat"}
+        _insert(db, "chats", chat)
+        _rename_chat(db, chat["id"], chat_id)
+    return len(lost)
+
+
+def _rename_chat(db: sqlite3.Connection, new_id: str, old_id: object) -> None:
+    if new_id != old_id:
+        for table in ("messages", "quarantine"):
+            db.execute(f"UPDATE {table} SET chat_id = ? WHERE chat_id IS ?", (new_id, old_id))
+
+
+def _rows(
+    db: sqlite3.Connection, table: str, low: int = _LOWEST, high: int = _HIGHEST, down: bool = False
+) -> Iterator[Numbered]:
+    """Yield the rows with rowids in [low, high]; missing columns get their defaults."""
+    present = schema.column_names(db, table)
+    columns = [name for name in _DEFAULTS[table] if name in present]
+    query = (
+        f"SELECT rowid, {', '.join(columns)} FROM {table} WHERE rowid BETWEEN ? AND ?"
+        f" ORDER BY rowid {'DESC' if down else 'ASC'}"
+    )
+    for rowid, *values in db.execute(query, (low, high)):
+        yield rowid, _DEFAULTS[table] | dict(zip(columns, values, strict=True))
+
+
+def _readable(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> tuple[list[Numbered], list[Numbered]]:
+    """Reads the chats and messages of a damaged file as far as SQLite can."""
+    db = _open_copy(path, damaged, cleanup)
+    found: list[list[Numbered]] = []
+    for table in _DEFAULTS:
+        rows: dict[int, Row] = {}
+        with contextlib.suppress(sqlite3.Error):
+            # Reading a view or a virtual table may take any time.
+            is_table = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE%'"
+            if db.execute(is_table, (table,)).fetchone():
+                _read_around_damage(db, table, rows)
+        found.append(sorted(rows.items()))
+    return found[0], found[1]
+
+
+def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]) -> None:
+    """Read rowids from both ends up to the damage, then bisect what lies between."""
+    spans = [(_LOWEST, _HIGHEST)]
+    for _ in range(_QUERIES):
+        if not spans:
+            return
+        low, high = spans.pop()
+        try:
+            for rowid, row in _rows(db, table, low, high):
+                rows[rowid] = row
+                low = rowid + 1
+            continue
+        except sqlite3.DatabaseError:
+            pass
+        with contextlib.suppress(sqlite3.DatabaseError):
+            for rowid, row in _rows(db, table, low, high, down=True):
+                rows[rowid] = row
+                high = rowid - 1
+        if low < high:
+            middle = (low + high) // 2
+            spans += [(low, middle), (middle + 1, high)]
+
+
+def _open_copy(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
+    """Open a copy of a damaged file for reading, if necessary with a corrected header."""
+    copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
+    for side in ("", *SIDES):
+        cleanup.callback(copy.with_name(copy.name + side).unlink, missing_ok=True)
+    with os.fdopen(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b") as file:
+        shutil.copyfileobj(damaged, file)
+        file.seek(0)
+        start = file.read(100)
+        if start[18:20] not in _MODES or any(start[at : at + len(right)] != right for at, right in _HEADER):
+            for at, right in (*_HEADER, (18, _MODES[0])):
+                file.seek(at)
+                file.write(right)
+        elif (log := path.with_name(path.name + SIDES[0])).exists():
+            shutil.copyfile(log, copy.with_name(copy.name + SIDES[0]))
+    db = sqlite3.connect(copy, isolation_level=None)
+    cleanup.callback(db.close)
+    db.text_factory = decoded
+    db.execute("PRAGMA writable_schema = ON")  # read a schema that is invalid in places all the same
+    return db
+
 
 _BUSY_MS = 5000
 _CHECK_LIMIT = 64 << 20  # bytes; larger files are not checked through at each start
@@ -32,14 +385,14 @@ class Database:
         self._erase_due = False
         try:
             _make_private(path)
-            notice = repair.salvage_if_requested(path)
+            notice = salvage_if_requested(path)
             inode = path.stat().st_ino
             try:
                 self._db = self._opened()
             except (sqlite3.Error, OverflowError, UnicodeError) as error:
-                if not repair.is_damage(error):
+                if not is_damage(error):
                     raise
-                notice = repair.salvage(path, inode)
+                notice = salvage(path, inode)
                 self._db = self._opened()
             self._notices += [notice] if notice else []
         except (OSError, OverflowError, UnicodeError, sqlite3.Error) as error:
@@ -59,14 +412,14 @@ class Database:
             was_older = schema.upgrade(db)
             db.execute("PRAGMA journal_mode = WAL")
             if self.path.stat().st_size <= _CHECK_LIMIT:
-                self._report_repairs(repair.check(db))
+                self._report_repairs(check(db))
             self._full_text = schema.make_derived(db)
             schema.mark_interrupted(db)
             if was_older:  # what was deleted before stood readable in unused pages
                 with contextlib.suppress(sqlite3.OperationalError):
                     db.execute("VACUUM")
                     db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
-            if repair.has_orphans(db):
+            if has_orphans(db):
                 self._repair_rows(db)
             on_error.pop_all()
             return db
@@ -113,8 +466,8 @@ class Database:
                     with contextlib.suppress(sqlite3.Error):
                         self._full_text = schema.remake_derived(self._db)
                 # In the search index it is repaired by now.
-                if repair.is_damage(error) and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
-                    repair.request_salvage(self.path)
+                if is_damage(error) and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
+                    request_salvage(self.path)
                 raise _unusable(self.path, error) from None
             except (OverflowError, UnicodeError) as error:  # a value that was given: the file is sound
                 raise _unusable(self.path, error) from None
@@ -131,7 +484,7 @@ class Database:
         return [record for record in records if record is not None]
 
     def _repair_rows(self, db: sqlite3.Connection) -> None:
-        self._report_repairs(repair.repair_rows(db))
+        self._report_repairs(repair_rows(db))
         self._full_text = schema.make_derived(db)
 
     def _report_repairs(self, n_repaired: int) -> None:
@@ -163,7 +516,7 @@ _BAD_INDEX = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONST
 
 def _make_private(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in (path.name, *(path.name + side for side in repair.SIDES)):
+    for name in (path.name, *(path.name + side for side in SIDES)):
         file = path.with_name(name)
         if file.exists() and not stat.S_ISREG(file.stat().st_mode):
             raise OSError(f"{file.name} is not a regular file")
@@ -178,7 +531,7 @@ def _unusable(path: Path, error: Exception) -> ChatsError:
             return ChatsError(f"The chat database is locked: {path}.", "Close the program that holds the lock.")
         case sqlite3.SQLITE_FULL:
             return ChatsError("Cannot save your chats: the disk is full.", "Free some space.")
-        case _ if isinstance(error, sqlite3.Error) and repair.is_damage(error):
+        case _ if isinstance(error, sqlite3.Error) and is_damage(error):
             return ChatsError(f"The chat database is damaged: {path}.", "Restart to repair it.")
         case _:
             return ChatsError(

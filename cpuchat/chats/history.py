@@ -1,26 +1,97 @@
-"""The messages of the open chat, kept in sync with the store."""
+"""The messages of the open chat, kept in sync with the store.
+
+What the model reads of a chat: messages with their attachments, and summaries in place of what they cover.
+
+Counts the tokens of all stored answers. Reads only: it can run beside an app that is writing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.chats.records import AnswerSettings, Attachment, Chat, Deleted, SearchHit, StoredMessage, storable
-from cpuchat.chats.request import Attach
+from cpuchat.base.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.chats.records import (
+    AnswerSettings,
+    Attachment,
+    Chat,
+    Deleted,
+    SearchHit,
+    StoredMessage,
+    Tree,
+    storable,
+    title_of,
+)
 from cpuchat.chats.saving import UNSAVED, AnswerSaver
-from cpuchat.chats.titles import title_of
-from cpuchat.chats.tree import Tree
-from cpuchat.errors import ChatsChanged, ChatsError, UsageError
-from cpuchat.protocol import Role
-from cpuchat.timings import Timings
+from cpuchat.protocol.messages import Message, Role
+from cpuchat.protocol.timings import Timings
 
-if TYPE_CHECKING:  # a chat that is not stored needs no database
+if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
+
+
+Attach = Callable[[], tuple[Attachment, ...]]
+"""Reads what is sent with a message; called on a thread."""
+SUMMARY_TITLE = "Summary of the conversation so far:"
+_BACKTICKS = re.compile("`{3,}")
+
+
+def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Message, ...]:
+    """Return the request to answer `messages` after the system prompt, if there is one.
+
+    The last summary stands for what it covers: all before it, or before the question that it follows. A question that
+    was refused as too long is not sent with the next one.
+    """
+    at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].is_summary), -1)
+    if at >= 0:
+        asked = [messages[at - 1]] if at and messages[at - 1].role == "user" else []
+        system = "\n\n".join(filter(None, (system, f"{SUMMARY_TITLE}\n\n{messages[at].content}")))
+        messages = [*asked, *messages[at + 1 :]]
+    turns = [Message(role="system", content=system)] if system else []
+    for message, following in zip_longest(messages, messages[1:]):
+        if message.role == "user" and message.stop_reason and following is not None and following.role == "user":
+            continue
+        content = sent_text(message.content, message.attachments)
+        turn = Message(role=message.role, content=content, reasoning=message.reasoning)
+        if turns and turn.role == turns[-1].role == "user":
+            # The answer between them was stopped before its first word; templates want turns to alternate.
+            turn = Message(role="user", content=f"{turns.pop().content}\n\n{turn.content}")
+        turns += [*_steps(message), turn]
+    return tuple(turns)
+
+
+def _steps(answer: StoredMessage) -> Iterator[Message]:
+    """Yield what comes before an answer with calls of tools; calls that have no result were not made."""
+    for step in answer.steps:
+        calls = step.calls[: len(step.results)]
+        if calls:
+            yield Message(role="assistant", content=step.said, reasoning=step.reasoning, calls=calls)
+        for call, result in zip(calls, step.results, strict=False):
+            yield Message(role="tool", content=result.text, call_id=call.id, tool=call.name)
+
+
+def sent_text(content: str, attachments: Iterable[Attachment]) -> str:
+    """Return the attachments, each with its title and fenced, then the message itself."""
+    return "\n\n".join([*map(_section, attachments), *filter(None, [content])])
+
+
+def fenced(text: str) -> str:
+    """Return `text` as a code block of Markdown, whatever is in it."""
+    fence = "`" * (max((len(run) for run in _BACKTICKS.findall(text)), default=2) + 1)
+    return f"{fence}\n{text.rstrip(chr(10))}\n{fence}"
+
+
+def _section(attachment: Attachment) -> str:
+    return f"{attachment.title}:\n{fenced(attachment.text)}"
 
 
 class ChatHistory:
@@ -430,3 +501,20 @@ class ChatHistory:
 
 async def _read_by(attach: Attach | None) -> tuple[Attachment, ...]:
     return () if attach is None else await asyncio.to_thread(attach)
+
+
+_QUERY = """
+    SELECT COALESCE(SUM(MAX(json_extract(timings, '$.prompt_n'), 0)), 0),
+           COALESCE(SUM(MAX(json_extract(timings, '$.predicted_n'), 0)), 0)
+    FROM messages WHERE role = 'assistant' AND json_valid(timings)
+"""
+
+
+def token_counts(file: Path) -> tuple[int, int]:
+    """Return how many prompt tokens were evaluated, and how many were written; zeros for a file that cannot be read."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            prompt, written = db.execute(_QUERY).fetchone()
+            return int(prompt), int(written)
+    except (sqlite3.Error, OverflowError, ValueError):
+        return 0, 0

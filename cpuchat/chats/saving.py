@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
-from cpuchat.errors import ChatsChanged, ChatsError
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore

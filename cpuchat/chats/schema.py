@@ -10,8 +10,8 @@ import contextlib
 import functools
 import sqlite3
 
+from cpuchat.base.errors import ChatsForeign, ChatsTooNew
 from cpuchat.chats.records import INTERRUPTED
-from cpuchat.errors import ChatsForeign, ChatsTooNew
 
 UPGRADES: tuple[tuple[str, ...], ...] = (
     (

@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuchat.base.errors import ChatsError, ModelNotFound, UsageError
+from cpuchat.base.text import clean
 from cpuchat.cli.options import DEMO, worker_option
-from cpuchat.errors import ChatsError, ModelNotFound, UsageError
-from cpuchat.servers import Source, last_on_server
-from cpuchat.text import clean
+from cpuchat.config.servers import Source, last_on_server
 
 if TYPE_CHECKING:
-    from cpuchat.compare.side import Side
+    from cpuchat.compare.runner import Side
+    from cpuchat.config.settings import Settings
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
-    from cpuchat.settings import Settings
     from cpuchat.tui.app import ChatApp, Resume
 
 
@@ -54,9 +54,9 @@ def open_app(
     require_terminal()
     gc.disable()  # until the first paint: importing makes next to no garbage
 
-    from cpuchat import paths
+    from cpuchat.base import paths
     from cpuchat.cli.options import given_options, key_ring, overridden, server_model, with_preset
-    from cpuchat.setting_sources import SettingSources
+    from cpuchat.config.settings import SettingSources
 
     _, model = with_preset(values.get("chat__preset"), model, server)
     served = server_model(server, model, values)
@@ -99,7 +99,7 @@ def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
     path, names = values.get("tools_folder"), values.get("tool_servers")
     found: dict[str, Any] = {}
     if path is not None:
-        from cpuchat import paths
+        from cpuchat.base import paths
         from cpuchat.tools.folder import Folder
 
         folder = Folder(paths.expanded(path))
@@ -114,7 +114,7 @@ def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _app_class(tour: bool) -> type[ChatApp]:
     if tour:
-        from cpuchat.tui.tour.app import TourApp
+        from cpuchat.tui.tour import TourApp
 
         return TourApp
 

@@ -1,14 +1,20 @@
-"""`cpuchat ask`: one question, one answer, for the shell and for scripts."""
+"""`cpuchat ask`: one question, one answer, for the shell and for scripts.
+
+The form of an answer that `ask` demands: a JSON schema or a grammar, read from a file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from cpuchat.base.errors import CpuchatError, GrammarUnmet, Interrupted, UsageError
 from cpuchat.cli.options import (
     answering_backend,
     answering_model_option,
@@ -29,19 +35,20 @@ from cpuchat.cli.options import (
 from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import attached, compose, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
-from cpuchat.errors import CpuchatError, Interrupted, UsageError
-from cpuchat.protocol import AnyEvent, Generate, GenerationFinished
+from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
+from cpuchat.grammar.schema import schema_grammar
+from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished
+from cpuchat.telemetry.units import plural
 
-if TYPE_CHECKING:  # these pull in asyncio and more, which `--help` has no use for
+if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from cpuchat.chats.records import Attachment
-    from cpuchat.cli.aloud import Aloud
-    from cpuchat.cli.answer_form import AnswerForm
+    from cpuchat.cli.output import Terminal
     from cpuchat.cli.session import Answer, Session, Sink
-    from cpuchat.cli.terminal import Terminal
-    from cpuchat.model_info import ModelInfo
-    from cpuchat.settings import Settings
+    from cpuchat.cli.speak import Aloud
+    from cpuchat.config.settings import Settings
+    from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
 
@@ -149,8 +156,8 @@ def ask(
     try:
         import asyncio
 
+        from cpuchat.cli.output import Terminal
         from cpuchat.cli.session import Session
-        from cpuchat.cli.terminal import Terminal
 
         terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
         tools = tools_of(values, terminal, raw=raw, has_form=form is not None)
@@ -196,7 +203,6 @@ def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *
         return None
     if json_schema is not None and spoken:
         raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
-    from cpuchat.cli.answer_form import AnswerForm
 
     return AnswerForm.read(json_schema, grammar, stop)
 
@@ -231,7 +237,7 @@ async def _finish_speech(
     aloud: Aloud, terminal: Terminal, *, as_json: bool
 ) -> tuple[dict[str, Any], CpuchatError | None]:
     """Wait until the answer was heard; returns its figures for JSON, and why it was not heard to its end, if so."""
-    from cpuchat.present import speech as words
+    from cpuchat.present import chats as words
 
     aloud.speaker.finish()
     try:
@@ -241,7 +247,7 @@ async def _finish_speech(
             terminal.warn(error_text(error))
         return {"speech": error_json(error)}, error
     if not as_json:
-        terminal.note(words.summary(figures, aloud.where))
+        terminal.note(words.speech_summary(figures, aloud.where))
     return {"speech": words.as_json(figures, aloud.where)}, None
 
 
@@ -257,7 +263,7 @@ async def _aloud(
     stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None, terminal: Terminal
 ) -> Aloud:
     """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
-    from cpuchat.cli.aloud import Aloud
+    from cpuchat.cli.speak import Aloud
 
     aloud = await stack.enter_async_context(Aloud(chosen.speech, output, terminal))
     session.on_interrupt = aloud.speaker.stop
@@ -305,7 +311,7 @@ async def _print_answer(
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.session import Answer
-    from cpuchat.present import reuse
+    from cpuchat.present import answers
     from cpuchat.present.answers import full_summary
     from cpuchat.telemetry.roofline import after_answer
 
@@ -332,7 +338,7 @@ async def _print_answer(
         summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
         unverified = "form not verified: the server enforces it" if valid.get("valid", True) is None else ""
         terminal.note(" · ".join(filter(None, (summary, finished.note, unverified))))
-    if note := reuse.note(finished.timings):
+    if note := answers.note(finished.timings):
         terminal.note(f"cpuchat: {note}")
     if finished.stop_reason == "cancelled":
         unmet = None
@@ -349,3 +355,91 @@ async def _print_answer(
     if finished.stop_reason == "cancelled" or (aloud is not None and session.interrupted):
         return Interrupted.exit_code
     return silent.exit_code if silent is not None else 0
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """Form of an answer: `grammar` (GBNF), a file's own or that of a JSON schema, whose text is `schema`."""
+
+    grammar: str
+    schema: str = ""
+
+    @classmethod
+    def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self:
+        """Read one of the two files.
+
+        Raises:
+            UsageError: both are given, stop strings are, or the file is invalid; the message names the place in it.
+        """
+        if schema_file is not None and grammar_file is not None:
+            raise UsageError("--json-schema and --grammar exclude each other.", "Give one of them.")
+        if stop:
+            raise UsageError(
+                "--stop cannot be used with a schema or grammar, which says where the answer ends.", "Leave it out."
+            )
+        if schema_file is not None:
+            schema = _json(_text(schema_file), schema_file)
+            return cls(schema_grammar(schema, schema_file), json.dumps(schema))
+        assert grammar_file is not None
+        text = _text(grammar_file)
+        check_grammar(text, grammar_file)
+        return cls(text)
+
+    def unmet(self, text: str, finished: GenerationFinished, *, served: bool) -> GrammarUnmet | None:
+        """Return why the answer does not match, None if it does or, `served` by a server, may.
+
+        Only the engine of this machine checks its answers against the grammar.
+        """
+        what = "schema" if self.schema else "grammar"
+        message = f"The answer does not match the {what}"
+        if finished.matches_grammar is False:
+            tokens = plural(finished.timings.predicted_n, "token")
+            match finished.stop_reason:
+                case "max_tokens":
+                    return GrammarUnmet(f"{message}: it was cut off after {tokens}.", "Raise --max-tokens.")
+                case "context":
+                    hint = "Start the server with a larger context." if served else "Raise --ctx."
+                    return GrammarUnmet(f"{message}: the context was full after {tokens}.", hint)
+                case "cancelled":
+                    return GrammarUnmet(f"{message}: it was stopped.")
+            return GrammarUnmet(f"{message}: the model ended within its reasoning.", "Ask again, with another --seed.")
+        if self.schema:
+            try:
+                json.loads(text)
+            except (ValueError, RecursionError) as error:
+                return GrammarUnmet(f"{message}: it is not JSON: {error}.", "Ask again, with another --seed.")
+        return None
+
+
+def _text(file: str) -> str:
+    try:
+        with Path(file).expanduser().open("rb") as stream:
+            data = stream.read(LONGEST_FORM + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"Cannot read {file}: {reason}.") from None
+    if len(data) > LONGEST_FORM:
+        raise UsageError(
+            f"{file} is larger than {LONGEST_FORM >> 20} MiB.", "Choose the file of a schema or a grammar."
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{file}, line {line}: not valid UTF-8 text.", "Convert it, for example with iconv.") from None
+
+
+def _json(text: str, file: str) -> Any:
+    def refuse(name: str) -> None:
+        raise UsageError(f"{file}: {name} is not JSON.", "Correct the file.")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{file}, line {error.lineno}, column {error.colno}: {error.msg}.", "Correct the JSON of the schema."
+        ) from None
+    except RecursionError:
+        raise UsageError(f"{file}: nested too deeply.", "Simplify the schema.") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise UsageError(f"{file}: {error}.", "Correct the JSON of the schema.") from None

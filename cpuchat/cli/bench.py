@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import Interrupted, MeasureFailed, SpeechFailed, UsageError
+from cpuchat.base.files import write_atomically
+from cpuchat.base.paths import shown
 from cpuchat.cli.options import file_option, laid_over
 from cpuchat.cli.output import json_line
-from cpuchat.errors import Interrupted, MeasureFailed, SpeechFailed, UsageError
-from cpuchat.files import write_atomically
 from cpuchat.models.library.library import Library
-from cpuchat.paths import shown
 
 if TYPE_CHECKING:
     from cpuchat.bench.matrix import Cell
     from cpuchat.bench.results import Report
     from cpuchat.bench.run import Bench
-    from cpuchat.settings import Settings
+    from cpuchat.config.settings import Settings
 
 _EPILOG = f"""\b
 Examples:
@@ -194,7 +194,7 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
 
 
 def _write_plots(file: Path, found: Report) -> None:
-    from cpuchat.present.bench_plot import plots
+    from cpuchat.present.bench import plots
 
     try:
         write_atomically(file, plots(found), mode=0o644)
@@ -216,7 +216,7 @@ def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
     """Print what changed; returns the exit code."""
-    from cpuchat.bench.diff import REGRESSION, compare_reports
+    from cpuchat.bench.results import REGRESSION, compare_reports
     from cpuchat.present.bench import diff_lines
 
     found = compare_reports(old, new)

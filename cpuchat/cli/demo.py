@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.cli.options import (
     DEMO,
     cores_option,
@@ -17,10 +18,9 @@ from cpuchat.cli.options import (
     stacked,
     threads_option,
 )
-from cpuchat.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.settings import Settings
+    from cpuchat.config.settings import Settings
 
 QUESTIONS = (
     "What is cpuchat?",
@@ -85,8 +85,8 @@ def _tour(values: Mapping[str, Any]) -> int:
 
 async def _plain(chosen: Settings) -> int:
     """Answer each question in a chat of its own, sampled as in the app."""
+    from cpuchat.cli.output import Terminal
     from cpuchat.cli.session import Answer, Session
-    from cpuchat.cli.terminal import Terminal
     from cpuchat.present.answers import full_summary
 
     terminal = Terminal(plain=True)

@@ -16,9 +16,9 @@ import click
 from click.core import ParameterSource
 from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 
+from cpuchat.base.errors import CpuchatError, Interrupted, OutputFailed, UsageError
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.output import cleaned_output
-from cpuchat.errors import CpuchatError, Interrupted, OutputFailed, UsageError
 
 SIGPIPE_STATUS = 141
 """Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
@@ -28,17 +28,17 @@ _COMMANDS = {
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
-    "servers": ("cpuchat.cli.servers", "servers", "List inference servers and their models; store API keys."),
-    "tools": ("cpuchat.cli.tool_servers", "tools", "List the tools of MCP servers."),
+    "servers": ("cpuchat.cli.serve", "servers", "List inference servers and their models; store API keys."),
+    "tools": ("cpuchat.cli.tools", "tools", "List the tools of MCP servers."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
-    "chats": ("cpuchat.cli.chats.group", "chats", "List, search, show, export, import and delete chats."),
+    "chats": ("cpuchat.cli.chats", "chats", "List, search, show, export, import and delete chats."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
-    "quality": ("cpuchat.cli.quality", "quality", "Measure the quality loss of quantized models."),
+    "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
-    "doctor": ("cpuchat.cli.doctor", "doctor", "Check what limits inference speed on this machine."),
-    "probe": ("cpuchat.cli.probe", "probe", "Measure bandwidth and passes: the basis of all predictions."),
-    "counters": ("cpuchat.cli.counters", "counters", "List hardware counters of memory traffic and power."),
+    "doctor": ("cpuchat.cli.system", "doctor", "Check what limits inference speed on this machine."),
+    "probe": ("cpuchat.cli.system", "probe", "Measure bandwidth and passes: the basis of all predictions."),
+    "counters": ("cpuchat.cli.system", "counters", "List hardware counters of memory traffic and power."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
     "system": ("cpuchat.cli.system", "system", "Plan, measure and revert settings that only root may change."),
 }
@@ -177,7 +177,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):  # click makes an exit of the former
         return _reader_gone()
     except Exception as error:
-        from cpuchat.cli.terminal import OutputClosed
+        from cpuchat.cli.output import OutputClosed
 
         if isinstance(error, OutputClosed):
             return _reader_gone()

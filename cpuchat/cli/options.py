@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import click
 import msgspec
 
-from cpuchat import settings
-from cpuchat.errors import UsageError
-from cpuchat.servers import ServerModel, is_url, last_here, last_on_server, normalized
-from cpuchat.settings import Settings
+from cpuchat.base.errors import UsageError
+from cpuchat.config import settings
+from cpuchat.config.servers import ServerModel, is_url, last_here, last_on_server, normalized
+from cpuchat.config.settings import Settings
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.backend.remote.connection import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -117,7 +117,7 @@ def with_preset(name: str | None, model: str | None, server: str | None) -> tupl
     of the preset. Raises UsageError and SettingsError as `find_preset`."""
     if not name:
         return None, model
-    from cpuchat.presets import find_preset
+    from cpuchat.config.presets import find_preset
 
     preset = find_preset(name)
     return preset.applied_to(settings.load()), preset.model if preset.model and not (model or server) else model
@@ -174,7 +174,7 @@ def worker_option(values: Mapping[str, Any]) -> str | None:
 def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     """Return the API keys. `CPUCHAT_API_KEY` is for the server that was `named`, or for the only one of the settings;
     never for the one used last, which may have been tried once."""
-    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.backend.remote.connection import KeyRing
 
     if named is not None:
         return KeyRing(named.server)

@@ -8,25 +8,24 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cpuchat import paths
-from cpuchat.cli.output import error_text
-from cpuchat.cli.phrases import Phrases
+from cpuchat.base import paths
+from cpuchat.base.errors import ContextFull, CpuchatError, UsageError
+from cpuchat.base.text import clean_line
+from cpuchat.cli.output import Terminal, error_text, is_terminal
 from cpuchat.cli.plain_chats import Commands, PlainChats
-from cpuchat.cli.terminal import Terminal, is_terminal
+from cpuchat.cli.speak import Phrases
 from cpuchat.cli.typed_ahead import TypedAhead
-from cpuchat.errors import ContextFull, CpuchatError, UsageError
-from cpuchat.present import reuse
+from cpuchat.present import answers as reuse
 from cpuchat.present.answers import WHEN_FULL, full_summary, reasoning, summarized, summary
-from cpuchat.protocol import ContextTrimmed
-from cpuchat.text import clean_line
+from cpuchat.protocol.messages import ContextTrimmed
 
 if TYPE_CHECKING:
+    from cpuchat.chats.history import Attach
     from cpuchat.chats.records import WhenFull
-    from cpuchat.chats.request import Attach
     from cpuchat.cli.session import Session
+    from cpuchat.config.servers import Source
     from cpuchat.models.library.library import Library
-    from cpuchat.protocol import AnyEvent, GenerationFinished
-    from cpuchat.servers import Source
+    from cpuchat.protocol.messages import AnyEvent, GenerationFinished
 
 _MANY_LINES = '"""'
 
@@ -250,7 +249,7 @@ class PlainChat:
         return is_done
 
     async def _preset(self, name: str) -> None:
-        from cpuchat.presets import find_preset, load_presets
+        from cpuchat.config.presets import find_preset, load_presets
 
         presets = await asyncio.to_thread(load_presets)
         if not name:
@@ -317,7 +316,7 @@ class PlainChat:
     # Models
 
     async def _load(self, source: Source) -> None:
-        from cpuchat import settings
+        from cpuchat.config import settings
 
         self._terminal.begin_waiting()
         self._terminal.note(f"Loading {clean_line(source.stem) or source}.")
@@ -336,7 +335,7 @@ class PlainChat:
             self._terminal.warn(f"Could not remember the model for the next start: {error}")
 
     async def _model(self, name: str) -> None:
-        from cpuchat.servers import ServerModel, is_url
+        from cpuchat.config.servers import ServerModel, is_url
 
         if not name:
             raise UsageError("No model given.", "/models lists those on this machine.")

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.text import clean_line
 from cpuchat.present.tools import title
-from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import Chat, StoredMessage
-    from cpuchat.cli.terminal import Terminal
+    from cpuchat.cli.output import Terminal
     from cpuchat.conversation import Conversation
 
 Commands = dict[str, tuple[str, Callable[[str], Coroutine[Any, Any, None]]]]
@@ -84,9 +84,9 @@ class PlainChats:
         self._terminal.note("Forked. The copy is open now.")
 
     async def _export(self, name: str) -> None:
+        from cpuchat.base.files import write_atomically
+        from cpuchat.base.paths import expanded, shown
         from cpuchat.chats.transfer.importing import export_chat
-        from cpuchat.files import write_atomically
-        from cpuchat.paths import expanded, shown
         from cpuchat.present.chats import document
 
         history, file = self._conversation.history, expanded(name)

@@ -11,23 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from cpuchat import settings
-from cpuchat.cli.output import json_line
-from cpuchat.cli.terminal import echo_paragraph, echo_table
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.base.text import clean_line
+from cpuchat.cli.output import echo_paragraph, echo_table, json_line
+from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.present import plan as words
-from cpuchat.text import clean_line
 
 if TYPE_CHECKING:
-    from cpuchat.planner.choices import MachineFor
-    from cpuchat.planner.machine_specs import MachineSpec
-    from cpuchat.planner.model_specs import PlannedModel
-    from cpuchat.planner.network import Network
-    from cpuchat.planner.plan import Plan, Prices, Workload
-    from cpuchat.planner.service import Service
-    from cpuchat.planner.this_machine import ThisMachine
-    from cpuchat.settings import Settings
+    from cpuchat.config.settings import Settings
+    from cpuchat.planner.fleet import Service
+    from cpuchat.planner.plan import MachineFor, Network, Plan, Prices, Workload
+    from cpuchat.planner.specs import MachineSpec, PlannedModel, ThisMachine
 
 _EPILOG = """\b
 Examples:
@@ -88,8 +83,8 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.choices import catalog_models, usual_draft
-    from cpuchat.planner.model_specs import find_model, models_here
+    from cpuchat.planner.plan import catalog_models, usual_draft
+    from cpuchat.planner.specs import find_model, models_here
 
     if list_machines:
         if cheapest or any(one is not None for one in (model, machine, like, draft, *values.values())):
@@ -109,8 +104,8 @@ def plan(
     network = _network(values)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if cheapest:
-        from cpuchat.planner.choices import machine_plans
-        from cpuchat.planner.machine_specs import all_machines
+        from cpuchat.planner.plan import machine_plans
+        from cpuchat.planner.specs import all_machines
 
         known, problems = all_machines()
         _report(problems)
@@ -161,7 +156,7 @@ def _workload(values: dict[str, Any]) -> Workload:
 
 
 def _network(values: dict[str, Any]) -> Network | None:
-    from cpuchat.planner.network import Network
+    from cpuchat.planner.plan import Network
 
     return Network(machines=values["spread"], gbit=values["gbit"] or 1.0) if values["spread"] else None
 
@@ -174,7 +169,7 @@ def _prices(values: dict[str, Any]) -> Prices:
 
 def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
     """Return the machine to plan on, with the price and the power of the options."""
-    from cpuchat.planner.machine_specs import HERE, find_machine, read_machine, with_costs
+    from cpuchat.planner.specs import HERE, find_machine, read_machine, with_costs
 
     def priced(found: MachineSpec) -> MachineSpec:
         found = with_costs(found, "--price", price_usd=values["price"])
@@ -193,8 +188,8 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     Raises:
         NotMeasured: it was not measured.
     """
-    from cpuchat.cli.terminal import is_terminal
-    from cpuchat.planner.this_machine import NotMeasured, ThisMachine, measure_here
+    from cpuchat.cli.output import is_terminal
+    from cpuchat.planner.specs import NotMeasured, ThisMachine, measure_here
 
     here = ThisMachine(chosen)
     try:
@@ -217,7 +212,7 @@ def _report(problems: Sequence[str]) -> None:
 
 
 def _service(planned: Plan) -> Service:
-    from cpuchat.planner.service import simulate_service
+    from cpuchat.planner.fleet import simulate_service
 
     return simulate_service(planned)
 
@@ -242,7 +237,7 @@ def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
 def _show_catalog(
     machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
 ) -> int:
-    from cpuchat.planner.choices import catalog_plans, reaches
+    from cpuchat.planner.plan import catalog_plans, reaches
 
     found = catalog_plans(machine_for, models, workload)
     if target is not None:
@@ -260,7 +255,7 @@ def _show_catalog(
 
 
 def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> int:
-    from cpuchat.planner.choices import cheapest
+    from cpuchat.planner.plan import cheapest
 
     best = {
         "plain": cheapest(plans, target) if target is not None else None,
@@ -282,7 +277,7 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | No
 
 
 def _show_machines(as_json: bool) -> int:
-    from cpuchat.planner.machine_specs import all_machines
+    from cpuchat.planner.specs import all_machines
 
     known, problems = all_machines()
     _report(problems)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import Attachment

@@ -1,4 +1,9 @@
-"""`cpuchat serve`: the tuned local engine for other programs."""
+"""`cpuchat serve`: the tuned local engine for other programs.
+
+`cpuchat servers`: the servers of the settings with their models, and their API keys.
+
+`cpuchat serve --rpc-worker`: lends this machine's memory and cores to a model that runs on another one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,27 +24,30 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.cli.options import (
     engine_options,
     file_option,
+    key_ring,
     model_path,
     overridden,
     require_draft_in_use,
     setting,
     stacked,
 )
-from cpuchat.cli.terminal import Terminal
-from cpuchat.errors import UsageError
-from cpuchat.rpc_workers import PORT
-from cpuchat.servers import is_local, is_loopback
+from cpuchat.cli.output import Terminal, error_json, json_line
+from cpuchat.config import settings
+from cpuchat.config.servers import PORT, ServerModel, is_local, is_loopback, normalized
 from cpuchat.telemetry import units
 
-if TYPE_CHECKING:  # `--help` has no use for them
+if TYPE_CHECKING:
+    from cpuchat.backend.remote.adapter import ListedModel
     from cpuchat.backend.switching import SwitchingBackend
+    from cpuchat.config.settings import Settings
     from cpuchat.serving.service import RequestRecord
     from cpuchat.serving.web.sessions import Sessions
-    from cpuchat.settings import Settings
+
 
 _EPILOG = """\b
 Examples:
@@ -131,7 +141,7 @@ def serve(
         _require_web()
     backend = _backend(chosen)
     try:
-        from cpuchat.serving.guard import TOKEN_VARIABLE, read_token
+        from cpuchat.serving.server import TOKEN_VARIABLE, read_token
 
         is_new = token_file is not None and not token_file.exists()
         token = read_token(token_file)
@@ -200,7 +210,6 @@ async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
 
 
 def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
-    from cpuchat.cli.rpc_worker import serve_worker
 
     context = click.get_current_context()
     for param in context.command.params:
@@ -215,7 +224,7 @@ def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int
 
 def _listen(host: str, port: int) -> list[socket.socket]:
     """Return listening sockets. Raises UsageError; one that names the server if it is cpuchat's."""
-    from cpuchat.running_servers import running_servers
+    from cpuchat.config.servers import running_servers
     from cpuchat.serving.server import PortInUse, listen
 
     try:
@@ -274,7 +283,7 @@ class _Serve:
         limit: int,
     ) -> int:
         from cpuchat.cli.session import Session
-        from cpuchat.running_servers import RunningServer, recorded
+        from cpuchat.config.servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
         from cpuchat.serving.server import serving, url
         from cpuchat.serving.service import Service
@@ -325,7 +334,7 @@ class _Serve:
 
     def _log(self, done: RequestRecord) -> None:
         """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
-        from cpuchat.present import reuse
+        from cpuchat.present import answers
         from cpuchat.present.answers import summary
 
         if done.result in ("refused", "queue_full"):
@@ -345,5 +354,157 @@ class _Serve:
             self._terminal.warn(f"{line}  {' '.join(done.hint.split())}")
         else:
             self._terminal.note(line)
-        if note := reuse.note(done.timings):
+        if note := answers.note(done.timings):
             self._terminal.note(f"cpuchat: {note}")
+
+
+_SERVERS_EPILOG = """\b
+Examples:
+  cpuchat servers                                  those of the settings and running `cpuchat serve`, with their models
+  cpuchat servers list http://127.0.0.1:8080       this one
+  cpuchat servers key https://api.example.com      store its API key (asked for, or from standard input)
+
+Put the addresses of servers into the settings (F2, or servers.urls in config.toml).
+
+Exit codes: 0 reached, 2 wrong usage, 21 a server failed or was not reached, 22 API key refused,
+1 anything else."""
+
+
+@click.group(epilog=_SERVERS_EPILOG, invoke_without_command=True)
+@click.pass_context
+def servers(ctx: click.Context) -> int:
+    """List inference servers and their models; store API keys."""
+    if ctx.invoked_subcommand is None:
+        return ctx.invoke(listing, urls=(), as_json=False)
+    return 0
+
+
+@servers.command("list", short_help="List servers with their models.")
+@click.argument("urls", metavar="[URL]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def listing(urls: tuple[str, ...], as_json: bool) -> int:
+    """List servers with their models: those of the settings and running `cpuchat serve` processes, or URL."""
+    import asyncio
+
+    from cpuchat.backend.remote.backend import RemoteBackend
+    from cpuchat.config.servers import running_servers
+
+    chosen = settings.load()
+    named = [normalized(url) for url in urls or chosen.servers.urls]
+    wanted = list(dict.fromkeys((*named, *(() if urls else (one.url for one in running_servers())))))
+    if not wanted:
+        message = "No servers in the settings, and no `cpuchat serve` is running."
+        raise UsageError(message, "Give one: cpuchat servers list http://127.0.0.1:8080.")
+    only = ServerModel(named[0]) if len(set(named)) == 1 else None
+
+    async def ask(url: str) -> tuple[str, tuple[ListedModel, ...]] | CpuchatError:
+        try:
+            return await RemoteBackend(key_ring(chosen, only)).models(url)
+        except CpuchatError as error:
+            return error
+
+    async def ask_all() -> list[tuple[str, tuple[ListedModel, ...]] | CpuchatError]:
+        return list(await asyncio.gather(*(ask(url) for url in wanted)))
+
+    found = dict(zip(wanted, asyncio.run(ask_all()), strict=True))
+    if as_json:
+        rows = [
+            {"server": url, **error_json(one)}
+            if isinstance(one, CpuchatError)
+            else {"server": url, "kind": one[0], "models": [_fields(model) for model in one[1]]}
+            for url, one in found.items()
+        ]
+        print(json_line({"servers": rows}))
+    else:
+        for url, one in found.items():
+            _show(url, one)
+    return next((one.exit_code for one in found.values() if isinstance(one, CpuchatError)), 0)
+
+
+def _fields(model: ListedModel) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "quantization": model.quantization or None,
+        "size": model.size or None,
+        "n_params": model.n_params or None,
+        "n_ctx": model.n_ctx or None,
+        "loaded": model.loaded,
+    }
+
+
+def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -> None:
+    if isinstance(found, CpuchatError):
+        print(f"{url}: {found}")
+        return
+    kind, models = found
+    print(f"{url}: {kind}, {units.plural(len(models), 'model')}")
+    for model in models:
+        facts = (
+            model.quantization,
+            units.size(model.size) if model.size else "",
+            f"{units.tokens(model.n_ctx)} context" if model.n_ctx else "",
+            "loaded" if model.loaded else "",
+        )
+        print("  " + "  ".join(filter(None, (model.name, *facts))))
+
+
+@servers.command("key", short_help="Store the API key of a server, in the system's keyring or a file.")
+@click.argument("url")
+@click.option("--delete", is_flag=True, help="Delete the stored key.")
+def key(url: str, delete: bool) -> int:
+    """Store the API key of the server URL: in the system's keyring with the extra cpuchat[keyring], else in a file that
+    only you may read.
+    """
+    from cpuchat.backend.remote.connection import KeyRing
+
+    server = ServerModel.of(url).server
+    entered = ""
+    if not delete:
+        if sys.stdin is not None and sys.stdin.isatty():
+            entered = click.prompt("API key", hide_input=True, err=True)
+        elif sys.stdin is not None:
+            entered = sys.stdin.readline()
+        entered = entered.strip()
+        if not entered:
+            raise UsageError("No key given.", "Type one, or pipe it in. --delete removes a stored key.")
+    try:
+        place = KeyRing().store(server, entered)
+    except OSError as error:
+        raise CpuchatError(f"Cannot write {paths.shown(paths.keys_file())}: {error.strerror}.") from None
+    print(f"Deleted the key of {server}." if delete else f"Stored the key of {server} in {place}.")
+    return 0
+
+
+def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> int:
+    """Become llama.cpp's rpc-server, on the cores and under the memory policy of the settings; returns only where a
+    process cannot do that.
+
+    Raises:
+        EngineMissing: there is no rpc-server.
+        UsageError: a placement that this machine does not allow.
+    """
+    from cpuchat.backend.base import place_here
+    from cpuchat.base.processes import child_environment
+    from cpuchat.config.servers import find_worker_program, is_loopback
+    from cpuchat.hardware.numa.launch import launch_command
+    from cpuchat.hardware.placement.placement import PlacementSpec
+
+    program, placement = find_worker_program(), place_here(PlacementSpec.of(chosen), with_draft=False)
+    if not port:
+        raise UsageError("An RPC worker needs a port.", "Other machines name it: --rpc HOST:PORT.")
+    if not is_loopback(host):
+        terminal.warn(
+            "cpuchat: llama.cpp's RPC has neither a key nor encryption: whoever reaches this port can use it. "
+            "Listen only inside a network that you trust."
+        )
+    threads = len(placement.cpus)
+    terminal.line(f"RPC worker on {host}:{port}, {units.plural(threads, 'thread')}, memory {placement.memory.words}")
+    if sys.platform == "linux" and placement.cpus:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, placement.cpus)
+    wanted = [program, "--host", host, "--port", str(port), "--threads", str(threads)]
+    command = launch_command(placement.memory.words, wanted)
+    if sys.platform == "win32":
+        return subprocess.call(command, env=child_environment())
+    sys.stdout.flush()
+    os.execve(command[0], command, child_environment())

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
 from cpuchat.chats.store import ChatStore
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.output import Terminal
+from cpuchat.config.servers import Source
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.model_info import ModelInfo
 from cpuchat.present.answers import context_trimmed, queued, reconnecting
 from cpuchat.present.tools import title
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     CallsMade,
     ContextTrimmed,
@@ -31,8 +32,7 @@ from cpuchat.protocol import (
     Reconnecting,
     TextDelta,
 )
-from cpuchat.servers import Source
-from cpuchat.settings import Settings
+from cpuchat.protocol.model_info import ModelInfo
 
 
 class Sink(Protocol):

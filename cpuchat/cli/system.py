@@ -1,7 +1,20 @@
-"""`cpuchat system`: plans for machine settings that only root may change, their scripts, and whether they help."""
+"""`cpuchat system`: plans for machine settings that only root may change, their scripts, and whether they help.
+
+`cpuchat probe`: measures the read bandwidth of the cores, and what passes of models cost on them.
+
+`cpuchat counters`: which counters of memory traffic and power can be read here, and how to enable more.
+
+`cpuchat doctor`: what limits CPU inference on this machine, on one page.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import statistics
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.base.text import clean_line
 from cpuchat.cli.options import (
     cores_option,
     laid_over,
@@ -17,27 +32,38 @@ from cpuchat.cli.options import (
     model_option,
     model_path,
     overridden,
+    setting,
+    stacked,
     threads_option,
 )
-from cpuchat.cli.output import json_line
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
-from cpuchat.errors import UsageError
+from cpuchat.cli.output import Terminal, columns, echo_paragraph, echo_table, json_line
+from cpuchat.hardware.counters.ladder import Ladder, counter_openers, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.hardware.tuning import store
 from cpuchat.hardware.tuning.plan import effect, knob_states, make_plan
+from cpuchat.present.machine import costs_measured, knee, measured_sets, share_of_peak, theoretical_peak
+from cpuchat.present.table import table
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
-from cpuchat.tune import records
+from cpuchat.telemetry.units import gigabytes
+from cpuchat.tune import trial
 
 if TYPE_CHECKING:
+    from cpuchat.config.settings import Settings
+    from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
+    from cpuchat.hardware.bandwidth.peaks import Survey
+    from cpuchat.hardware.counters.base import CounterRefusal, CounterSource
+    from cpuchat.hardware.counters.ladder import Opener
+    from cpuchat.hardware.diagnostics.facts import WantedSetup
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
-    from cpuchat.model_info import ModelInfo
-    from cpuchat.settings import Settings
-    from cpuchat.tune.measure import DecodeRate
-    from cpuchat.tune.records import Label, Record
+    from cpuchat.protocol.model_info import ModelInfo
+    from cpuchat.telemetry.machine import MachineSample
+    from cpuchat.tune.halving import DecodeRate
+    from cpuchat.tune.trial import Label, Record
+
 
 ROOT = Path("/")
 """Root of the file system; tests replace it."""
@@ -196,8 +222,8 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     result: dict[str, Any] = {"model": info.name, **msgspec.to_builtins(measured)}
     lines = [f"{info.name or path.stem}: {units.rate(measured.tok_s)} tok/s (spread {units.rate(measured.spread)})"]
     if saved is not None and label is not None:
-        record = records.make(label, info, measured, effect(saved.plan, ROOT))
-        records.save(saved.folder, record)
+        record = trial.make(label, info, measured, effect(saved.plan, ROOT))
+        trial.save(saved.folder, record)
         result |= {"plan": saved.name, "label": label, "effect": record.effect}
         lines[0] = f"{label}: {lines[0]}"
         lines += _what_next(saved, record, result)
@@ -209,7 +235,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
 async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
     """Load the model alone and measure it. Raises CpuchatError."""
     from cpuchat.cli.session import Session
-    from cpuchat.tune.measure import measure_decode
+    from cpuchat.tune.halving import measure_decode
 
     chosen.speculation.draft_model, chosen.hardware.probe = "none", False
     async with Session(chosen, terminal) as session:
@@ -219,7 +245,7 @@ async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tupl
 
 def _label(saved: SavedPlan, wanted: Label | None) -> Label:
     """Return the label of the coming measurement. Raises UsageError where the plan's state contradicts it."""
-    label: Label = wanted or ("before" if records.load(saved.folder, "before") is None else "after")
+    label: Label = wanted or ("before" if trial.load(saved.folder, "before") is None else "after")
     some = any(now for now, _ in effect(saved.plan, ROOT).values())
     if label == "before" and some:
         raise UsageError(
@@ -241,7 +267,7 @@ def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list
     if record.label == "before":
         return [f"Now apply the plan: {saved.command(saved.apply)}", "Then measure again:  cpuchat system measure"]
     lines = [f"in effect: {_effect_words(record.effect)}"]
-    verdict, why = records.judged(records.load(saved.folder, "before"), record)
+    verdict, why = trial.judged(trial.load(saved.folder, "before"), record)
     result["verdict"] = msgspec.to_builtins(verdict) if verdict is not None else None
     if verdict is None:
         return [*lines, f"No comparison: {why}."]
@@ -266,8 +292,8 @@ def list_plans(as_json: bool) -> int:
     """List plans, which of their changes are in effect, and the measurements."""
     rows: list[dict[str, Any]] = []
     for saved in store.saved_plans():
-        before, after = records.load(saved.folder, "before"), records.load(saved.folder, "after")
-        verdict, why = records.judged(before, after)
+        before, after = trial.load(saved.folder, "before"), trial.load(saved.folder, "after")
+        verdict, why = trial.judged(before, after)
         rows.append({
             "name": saved.name,
             "effect": effect(saved.plan, ROOT),
@@ -300,3 +326,357 @@ def revert(name: str) -> int:
     click.echo(f"Plan {saved.name} {state}:", err=True)
     click.echo(saved.command(saved.revert))
     return 0
+
+
+_PROBE_EPILOG = """\b
+Examples:
+  cpuchat probe
+  cpuchat probe --cores l3:0-1
+  cpuchat probe --json | jq .all_cores.bytes_per_s
+
+Takes up to 40 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
+predicted speeds follow from the passes. Run it on an idle machine.
+
+Exit codes: 0 success, 2 wrong usage or settings, 14 measurement failed, 130 stopped by Ctrl+C."""
+
+_STEADY = 0.9
+"""Ratio of the slowest round to the best below which other programs disturbed the measurement."""
+
+
+@click.command(epilog=_PROBE_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
+@stacked(
+    setting(
+        "--cores", "engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.",
+        metavar="LIST",
+    ),
+    memory_option(),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
+)  # fmt: skip
+def probe(as_json: bool, **values: Any) -> int:
+    """Measure the read bandwidth of one core, one L3 group and all cores, and between NUMA nodes; then passes of small
+    models with random weights, in every usual tensor type.
+
+    Decoding reads the whole model for every token, so the bandwidth bounds its speed; the passes tell the rest.
+    """
+    import asyncio
+
+    from cpuchat.bench.cost_probe import CostProbe, probe_costs
+    from cpuchat.hardware.bandwidth.memory_modules import theoretical
+    from cpuchat.hardware.bandwidth.peaks import survey
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
+    from cpuchat.hardware.topology import read_topology
+
+    chosen = laid_over(values)
+    engine = chosen.engine
+    topology = read_topology()
+    threads = 0 if values.get("engine__cores") else engine.threads
+    spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads)
+    placement = place(topology, spec)
+    terminal = Terminal()
+
+    def progress(done: int, total: int, what: str) -> None:
+        terminal.status(f"measuring {what} ({done + 1} of {total})")
+
+    try:
+        found = survey(topology, progress, cpus=placement.cpus, memory=placement.memory.words)
+        costs, problem = None, ""
+        if not found.all_cores.disturbed:
+            try:
+                costs = asyncio.run(probe_costs(CostProbe(spec, progress), placement, found.all_cores.bytes_per_s))
+            except Interrupted:
+                raise
+            except CpuchatError as error:
+                problem = f"Passes not measured: {error}"
+    finally:
+        terminal.clear_progress()
+    limit = theoretical(topology)
+    if as_json:
+        passes = {"passes": costs.n, "error": costs.error} if costs is not None else None
+        notes = [*found.notes, *filter(None, [problem])]
+        click.echo(json_line(_json(topology, found, limit) | {"costs": passes, "notes": notes}))
+        return 0
+    click.echo("\n".join(_lines(topology, found, limit)))
+    click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
+    return 0
+
+
+def _lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+    lines = [clean_line(topology.name)]
+    if topology.virtual:
+        lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
+    rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
+    rows += [
+        (name, str(len(one.cpus)), gigabytes(one.bytes_per_s), _spread(one))
+        for name, one in measured_sets(found, per_count=True)
+    ]
+    lines += ["", *table(rows, right=(1, 2))]
+    if found.cells:
+        lines += ["", *_matrix(found)]
+    return [*lines, "", *map(clean_line, (*_conclusions(topology, found, limit), *found.notes))]
+
+
+def _matrix(found: Survey) -> list[str]:
+    """Format the matrix: cores of each node (rows) by memory of each node (columns), in GB/s."""
+    matrix = found.matrix
+    columns = sorted({far for _, far in matrix})
+    rows = [("GB/s", *(f"memory of node {far}" for far in columns))]
+    for near in sorted({near for near, _ in matrix}):
+        cells = (gigabytes(one.bytes_per_s) if (one := matrix.get((near, far))) else "n/a" for far in columns)
+        rows.append((f"cores of node {near}", *cells))
+    return table(rows, right=range(1, len(columns) + 1))
+
+
+def _conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+    best, worst = found.all_cores.bytes_per_s, min(found.all_cores.rounds)
+    lines: list[str] = []
+    if worst < _STEADY * best:
+        lines.append("Rounds differ by more than 10 %: other programs are running. Repeat on an idle machine.")
+    elif enough := knee(found):
+        lines.append(f"{enough}.")
+    lines.append(f"Theoretical peak: {theoretical_peak(topology, limit)}")
+    if (share := share_of_peak(found, limit)) is not None:
+        lines.append(f"All cores reach {100 * share:.0f} % of it")
+    return lines
+
+
+def _spread(one: ReadBandwidth) -> str:
+    low, middle, high = (gigabytes(f(one.rounds)) for f in (min, statistics.median, max))
+    return f"{middle} ({low}–{high})"
+
+
+def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
+    def plain(one: ReadBandwidth | None) -> dict[str, Any] | None:
+        return {**dataclasses.asdict(one), "median": statistics.median(one.rounds)} if one is not None else None
+
+    return {
+        "machine": topology.name,
+        "virtual": topology.virtual,
+        "memory": found.memory,
+        "one_core": plain(found.one_core),
+        "l3_group": plain(found.l3_group),
+        "link": plain(found.fabric_link),
+        "all_cores": plain(found.all_cores),
+        "per_core_counts": {str(n): plain(one) for n, one in (found.per_core_counts or {}).items()},
+        "knee": found.knee,
+        "matrix": [
+            {"cpu_node": cell.cpu_node, "memory_node": cell.memory_node, **(plain(cell.measured) or {})}
+            for cell in found.cells
+        ],
+        "theoretical": dataclasses.asdict(limit) if limit is not None else None,
+        "share": share_of_peak(found, limit),
+        "seconds": found.seconds,
+    }
+
+
+_COUNTERS_EPILOG = """\b
+Examples:
+  cpuchat counters                   list the counters
+  cpuchat counters watch             memory traffic and power, once a second
+  cpuchat counters unit              the systemd service for counters that need privileges
+
+Without a counter, cpuchat shows the traffic estimated from the model, marked "estimated"."""
+
+
+@click.group(invoke_without_command=True, epilog=_COUNTERS_EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def counters(ctx: click.Context, as_json: bool) -> int:
+    """List the counters of memory traffic and power: which are available here, and why the others are not."""
+    if ctx.invoked_subcommand is not None:
+        if as_json:
+            hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
+            raise UsageError("--json before the command is not supported.", hint)
+        return 0
+    topology = read_topology()
+    theoretical = theoretical_bandwidth(topology)
+    found = {
+        "bandwidth": [_tried(one, topology) for one in counter_openers(topology, os.getpid(), theoretical=theoretical)],
+        "power": [_tried(one, topology) for one in power_openers(topology)],
+    }
+    if as_json:
+        click.echo(json_line({"virtual": topology.virtual, **found}))
+        return 0
+    for title, rows in (("Memory traffic", found["bandwidth"]), ("Power", found["power"])):
+        click.echo(f"{title}:")
+        used = next((row["name"] for row in rows if row["opens"]), None)
+        for row in rows:
+            click.echo(_line(row, used))
+        click.echo("")
+    if topology.virtual:
+        click.echo(f"Virtual machine ({topology.virtual}): most counters are available on the host only.")
+    if not any(row["opens"] for row in found["bandwidth"]):
+        click.echo("No counter is available; traffic is estimated from the model.")
+    return 0
+
+
+def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
+    ladder = Ladder([opener])
+    source = ladder.next()
+    if source is None:
+        refusal: CounterRefusal = ladder.refusals[0]
+        how = refusal.how if worth_trying(refusal, topology) else ""
+        return {"name": refusal.name, "opens": False, "why": refusal.why, "how": how}
+    source.close()
+    return {"name": opener[0], "opens": True, "why": "", "how": ""}
+
+
+def _line(row: dict[str, Any], used: str | None) -> str:
+    if row["opens"]:
+        return f"  {row['name']:<25} available{', in use' if row['name'] == used else ''}"
+    how = f"\n  {'':<25} → {row['how']}" if row["how"] else ""
+    return f"  {row['name']:<25} n/a: {clean_line(row['why'])}{how}"
+
+
+@counters.command("unit", short_help="Print the systemd unit of the collector.")
+def print_unit() -> int:
+    """Print the systemd unit of the collector, which reads counters that need privileges.
+
+    Its first lines say how to install and remove it. cpuchat itself never asks for root.
+    """
+    from cpuchat.hardware.collector_unit import unit
+
+    click.echo(unit(), nl=False)
+    return 0
+
+
+@counters.command("program", short_help="Print the collector's program for root to install.")
+def print_program() -> int:
+    """Print the collector's program, a Python zip application, for root to install.
+
+    `cpuchat counters unit` says how to install it as a copy that only root can change.
+    """
+    from cpuchat.hardware.collector_unit import program_file
+
+    if sys.stdout.isatty():
+        how = "Redirect it to a file; `cpuchat counters unit` says how to install it."
+        raise UsageError("The program is binary: refusing to print it to a terminal.", how)
+    with os.fdopen(1, "wb", closefd=False) as out:  # sys.stdout takes clean text only
+        out.write(program_file())
+    return 0
+
+
+@counters.command("watch")
+@click.option("--seconds", type=click.IntRange(min=1), metavar="N", help="Stop after N seconds.")
+@click.option(
+    "--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch; used by per-process counters."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
+    """Print memory traffic and power once a second, until Ctrl+C."""
+    from cpuchat.hardware.counters.collector_file import content_of
+    from cpuchat.hardware.monitor import Monitor
+
+    monitor = Monitor(read_topology(), pid)
+    try:
+        sample = monitor.sample()
+        if not monitor.sources:
+            raise CpuchatError(f"No counter is available: {sample.no_bandwidth}.", "See `cpuchat counters`.")
+        shown = 0
+        while seconds is None or shown < seconds:
+            time.sleep(1)
+            sample = monitor.sample()
+            if as_json:
+                click.echo(json_line(content_of(sample, time.time(), monitor.theoretical)))
+            else:
+                click.echo(_watched(sample, monitor.theoretical))
+            shown += 1
+    finally:
+        monitor.close()
+    return 0
+
+
+def _watched(sample: MachineSample, theoretical: float | None) -> str:
+    bandwidth, power = sample.bandwidth, sample.power
+    parts: list[str] = []
+    if bandwidth is None:
+        parts.append(f"memory n/a: {sample.no_bandwidth}")
+    else:
+        of = f" of {theoretical / 1e9:.0f}" if theoretical else ""
+        split = ""
+        if bandwidth.read is not None and bandwidth.write is not None:
+            split = f" (read {bandwidth.read / 1e9:.1f}, write {bandwidth.write / 1e9:.1f})"
+        parts.append(f"memory {bandwidth.total / 1e9:.1f}{of} GB/s{split} [{bandwidth.source}]")
+        if bandwidth.per_l3:
+            parts.append("L3 groups " + " ".join(f"{value / 1e9:.0f}" for value in bandwidth.per_l3))
+    parts.append(f"{power.watts:.0f} W [{power.source}]" if power is not None else f"power n/a: {sample.no_power}")
+    return " · ".join(parts)
+
+
+"""Root of the file system; tests replace it."""
+
+_DOCTOR_EPILOG = """\b
+Examples:
+  cpuchat doctor
+  cpuchat doctor --probe
+  cpuchat doctor --json | jq '.findings[] | select(.level == "problem")'
+
+Nothing is changed; without --probe nothing is measured.
+
+Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 wrong usage or settings, 14 --probe failed."""
+
+
+@click.command(epilog=_DOCTOR_EPILOG, short_help="Check what limits inference speed on this machine.")
+@click.option("--probe", is_flag=True, help="Measure the read bandwidth first (up to 15 seconds).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(probe: bool, as_json: bool) -> int:
+    """Check what limits inference speed on this machine: each finding with its evidence and the fix."""
+    import asyncio
+
+    from cpuchat.cli.version import engine_info
+    from cpuchat.hardware.diagnostics.checks import examine
+    from cpuchat.hardware.diagnostics.facts import gather_facts
+    from cpuchat.hardware.topology import read_topology
+    from cpuchat.present.machine import page, page_json
+
+    chosen = laid_over({})
+    topology = read_topology(ROOT)
+    engine, engine_error, engine_fix = None, "", ""
+    try:
+        engine = asyncio.run(engine_info())
+    except CpuchatError as error:
+        engine_error, engine_fix = error.message, error.hint
+    wanted = _wanted(chosen)
+    found = _measure(topology, wanted) if probe else {}
+    facts = gather_facts(
+        wanted, engine=engine, engine_error=engine_error, engine_fix=engine_fix, topology=topology, pid=os.getpid(),
+        root=ROOT,
+    )  # fmt: skip
+    facts = dataclasses.replace(facts, **found)
+    findings = examine(facts)
+    if as_json:
+        click.echo(json_line(page_json(facts, findings)))
+    else:
+        for line in page(facts, findings, columns()):
+            click.echo(line)
+    return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
+
+
+def _wanted(chosen: Settings) -> WantedSetup:
+    """Return what the settings say about the machine, and the model used last."""
+    from cpuchat.hardware.diagnostics.facts import WantedSetup
+    from cpuchat.models.gguf.header import split_parts
+
+    name, size = "", 0
+    if chosen.model.last:
+        with contextlib.suppress(CpuchatError, OSError):
+            path = model_path(None, chosen)
+            name, size = path.name, sum(part.stat().st_size for part in split_parts(path) or [path])
+    engine = chosen.engine
+    return WantedSetup(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
+
+
+def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
+    """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
+    here, which is then a finding. (Returned in case they cannot be cached.)
+    """
+    from cpuchat.hardware.bandwidth.peaks import remember, survey
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
+
+    try:
+        placement = place(topology, PlacementSpec(wanted.cores, memory=wanted.memory, threads=wanted.threads))
+    except CpuchatError:
+        return {}
+    memory = placement.memory.words
+    click.echo("cpuchat: measuring the read bandwidth (up to 15 seconds)", err=True)
+    found = survey(topology, cpus=placement.cpus, memory=memory, root=ROOT)
+    return {"survey": found, "peak": remember(found.all_cores, memory, root=ROOT)}

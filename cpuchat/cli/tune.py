@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import model_path, overridden
-from cpuchat.cli.output import json_line
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
-from cpuchat.errors import Interrupted
+from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, json_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpuchat.settings import Settings
-    from cpuchat.tune.result import TuneResult
+    from cpuchat.config.settings import Settings
+    from cpuchat.tune.trial import TuneResult
     from cpuchat.tune.tuner import Tuner
 
 _EPILOG = f"""\b
@@ -101,8 +100,8 @@ def tune(
 
 
 def _share_of_chats() -> float:
-    from cpuchat.chats.token_counts import token_counts
-    from cpuchat.tune.result import DEFAULT_PROMPT_SHARE, prompt_share_of
+    from cpuchat.chats.history import token_counts
+    from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, prompt_share_of
 
     share = prompt_share_of(*token_counts(paths.chats_db()))
     return DEFAULT_PROMPT_SHARE if share is None else share
@@ -113,7 +112,7 @@ def _run(tuner: Tuner) -> TuneResult:
     import asyncio
 
     from cpuchat.cli.interrupts import run_stoppable
-    from cpuchat.tune import report
+    from cpuchat.tune import tuner as report
 
     terminal, said = Terminal(), 0
 
@@ -135,7 +134,7 @@ def _run(tuner: Tuner) -> TuneResult:
 
 
 def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -> None:
-    from cpuchat.tune import report
+    from cpuchat.tune import tuner as report
 
     if as_json:
         click.echo(json_line({"path": str(path), **msgspec.to_builtins(result)}))
@@ -148,7 +147,7 @@ def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -
 
 
 def _undo(path: Path, *, as_json: bool) -> int:
-    from cpuchat.models.tuned import TunedSettings
+    from cpuchat.models.machine import TunedSettings
 
     known = TunedSettings().forget(path)
     if as_json:

@@ -1,4 +1,7 @@
-"""`cpuchat --version`: the installed versions and the engine's CPU features."""
+"""`cpuchat --version`: the installed versions and the engine's CPU features.
+
+Asks a worker for the engine's version and CPU features.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,28 @@ import platform
 from importlib import metadata
 
 from cpuchat import __version__
-from cpuchat.cli.engine_info import engine_info
+from cpuchat.backend.local import LocalBackend
+from cpuchat.base.errors import CpuchatError, from_code
 from cpuchat.cli.output import error_text
-from cpuchat.errors import CpuchatError
+from cpuchat.protocol.model_info import EngineInfo
+
+
+async def engine_info() -> EngineInfo:
+    """Return the engine's version and CPU features. Only a worker loads llama.cpp: a broken build can crash its
+    process.
+
+    Raises:
+        CpuchatError: the worker did not come up.
+    """
+    backend = LocalBackend()
+    try:
+        failure = await backend.start()
+        if failure is not None:
+            raise from_code(failure.code, failure.message, failure.hint)
+        assert backend.engine is not None
+        return backend.engine
+    finally:
+        await backend.close()
 
 
 def show() -> int:

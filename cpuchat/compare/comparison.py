@@ -3,6 +3,10 @@
 Each has a worker process and a history of its own. Sequentially (fair) each side has the whole machine while the other
 waits in memory, or on disk where memory is not enough for both. Concurrently each has half of the cores, and both share
 the memory bus.
+
+Two disjoint halves of the cores, for two models that answer at the same time.
+
+A comparison in the chat database: a chat with two answers to each prompt.
 """
 
 from __future__ import annotations
@@ -10,25 +14,69 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.chats.records import StoredMessage
-from cpuchat.compare.halves import halves
-from cpuchat.compare.memory import together, worker_memory
-from cpuchat.compare.rounds import Round, Turn
-from cpuchat.compare.runner import Runner
-from cpuchat.compare.side import Side, short_names
-from cpuchat.compare.together import fit_together
+from cpuchat.base.errors import ChatsError, MeasureFailed, UsageError
+from cpuchat.chats.records import Chat, StoredMessage, title_of
+from cpuchat.compare.runner import (
+    Round,
+    Runner,
+    Side,
+    SideAnswer,
+    Turn,
+    fit_together,
+    short_names,
+    together,
+    worker_memory,
+)
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import MeasureFailed, UsageError
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.sysfs import format_cpu_list
+from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import AnyEvent
-from cpuchat.settings import Settings
+from cpuchat.protocol.messages import AnyEvent
 from cpuchat.telemetry.machine import Peak
+
+if TYPE_CHECKING:
+    from cpuchat.chats.store import ChatStore
+
+
+def halves(topology: Topology, cores: str = "auto") -> tuple[str, str]:
+    """Split the cores that `cores` names into two halves of as many cores, as lists of CPUs.
+
+    By whole L3 groups where there are several, so that the halves share neither a cache nor a link to memory.
+
+    Raises:
+        UsageError: fewer than two cores.
+    """
+    cpus = choose_cores(topology, cores).cpus
+    if len(cpus) < 2:
+        raise UsageError("Two models cannot answer at the same time on one core.", "Compare them one after the other.")
+
+    def place(cpu: int) -> tuple[int, int, int]:
+        core, group = topology.core_of(cpu), topology.l3_of(cpu)
+        return (core.node if core is not None else -1, group.index if group is not None else -1, cpu)
+
+    ordered = sorted(cpus, key=place)
+    half = len(ordered) // 2
+    cut = next((at for at in (half, half + 1) if at < len(ordered) and _group_begins(topology, ordered, at)), half)
+    first, second = ordered[:cut], ordered[cut:]
+    if len(first) != len(second):  # an odd number of cores, or of groups: nobody gets more
+        fewest = min(len(first), len(second))
+        first, second = first[:fewest], second[:fewest]
+    return format_cpu_list(sorted(first)), format_cpu_list(sorted(second))
+
+
+def _group_begins(topology: Topology, ordered: list[int], at: int) -> bool:
+    before, after = topology.l3_of(ordered[at - 1]), topology.l3_of(ordered[at])
+    return before is not None and after is not None and before.index != after.index
+
 
 Tell = Callable[[int, AnyEvent], None]
 T = TypeVar("T")
@@ -279,3 +327,88 @@ def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
             return None
         found.append(figures.roofline.estimate / rate * figures.decode_tok_s)
     return found[0], found[1]
+
+
+Sides = tuple[Side, Side]
+Opened = tuple[str, list[Turn], int | None]
+"""A comparison that was kept: its chat, its turns, and which of them is shown; None: the last."""
+
+
+class KeptComparison:
+    """Keeps a comparison, answer by answer. Blocks: use in threads, one call at a time.
+
+    `chat_id` is "" before the first round was kept.
+    """
+
+    def __init__(self, store: ChatStore, sides: Sides, chat_id: str = "", n_turns: int = 0) -> None:
+        self.chat_id = chat_id
+        self._store = store
+        self._sides = sides
+        self._n_turns = n_turns
+        self._answers: tuple[int, int] | None = None  # ids of the last turn's
+
+    def keep(self, turns: list[Turn]) -> None:
+        """Write the last round of the last turn; the answers of a repeated prompt replace those before.
+
+        Raises:
+            ChatsError: it cannot be saved; ChatsChanged: it was deleted meanwhile.
+        """
+        turn, store = turns[-1], self._store
+        with store.transaction():
+            if not self.chat_id:
+                title = f"{' against '.join(short_names(*self._sides))}: {title_of(turn.prompt)}"
+                sides = msgspec.json.encode(self._sides).decode()
+                self.chat_id = store.create_chat(self._sides[0].name, title=title, sides=sides).id
+            answers = turn.rounds[-1].answers
+            if self._n_turns == len(turns):
+                for row, answer in zip(self._answers or self._stored_answers(), answers, strict=True):
+                    store.update_message(row, **_fields(answer))
+                return
+            store.add_message(self.chat_id, "user", turn.prompt)
+            first, second = (
+                store.add_message(self.chat_id, "assistant", model=side.label, **_fields(answer)).id
+                for side, answer in zip(self._sides, answers, strict=True)
+            )
+            self._answers, self._n_turns = (first, second), len(turns)
+
+    def _stored_answers(self) -> tuple[int, int]:
+        first, second = (message.id for message in self._store.messages(self.chat_id)[-2:])
+        return first, second
+
+
+def _fields(answer: SideAnswer) -> dict:
+    ended = answer.stop_reason or (answer.failed.code if answer.failed is not None else "cancelled")
+    return {
+        "content": answer.content,
+        "reasoning": answer.reasoning,
+        "stop_reason": ended,
+        "timings": answer.timings,
+    }
+
+
+def sides_of(chat: Chat) -> Sides:
+    """Return what the comparison `chat` compared. Raises ChatsError when that is unknown."""
+    try:
+        return msgspec.json.decode(chat.sides, type=Sides)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
+
+
+def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
+    """Return the index of the turn with this message; None without it."""
+    before = [message.role for message in messages if message.id <= message_id]
+    return before.count("user") - 1 if any(message.id == message_id for message in messages) else None
+
+
+def turns_of(messages: list[StoredMessage]) -> list[Turn]:
+    """Return the prompts and answers of a comparison, with one round each; figures beyond the timings are not kept."""
+    turns: list[Turn] = []
+    for message in messages:
+        if message.role == "user":
+            turns.append(Turn(message.content, [Round()]))
+        elif message.role == "assistant" and turns:
+            answers = turns[-1].rounds[0].answers
+            into = next((one for one in answers if not one.stop_reason), answers[1])
+            into.content, into.reasoning, into.timings = message.content, message.reasoning, message.timings
+            into.stop_reason = message.stop_reason or "cancelled"
+    return turns

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from cpuchat.compare.rounds import Round, SideAnswer
+from cpuchat.compare.runner import Round, SideAnswer
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""

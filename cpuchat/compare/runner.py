@@ -1,22 +1,41 @@
-"""One side of a comparison at work: its worker, its history, its answers."""
+"""One side of a comparison at work: its worker, its history, its answers.
+
+Holds the data of a comparison: prompts, and for each the rounds in which both sides answered it.
+
+Checks whether two models fit into memory at the same time.
+
+One side of a comparison: a model file, and the settings in which it differs from the user's.
+
+Memory of two workers together: pages that both map are counted once.
+
+Finds where two greedy answers diverge: the first token that differs.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from cpuchat.backend.base import Backend
-from cpuchat.compare.rounds import SideAnswer, Turn
-from cpuchat.compare.side import Side
+from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.text import common_prefix
+from cpuchat.config.settings import Settings, explained
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import ModelInfo
+from cpuchat.models.drafts.choice import choose_draft
+from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import (
+from cpuchat.models.machine import memory_here
+from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
     Generate,
@@ -27,7 +46,318 @@ from cpuchat.protocol import (
     Sampling,
     TextDelta,
 )
-from cpuchat.settings import Settings
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
+from cpuchat.telemetry.roofline import Roofline
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "drafters": ("speculation.drafters",),
+    "draft-model": ("speculation.draft_model",),
+    "draft-depth": ("speculation.depth",),
+    "threads": ("engine.threads",),
+    "cores": ("engine.cores",),
+    "memory": ("engine.memory",),
+    "kv": ("engine.cache_type_k", "engine.cache_type_v"),
+    "flash-attn": ("engine.flash_attn",),
+    "temperature": ("sampling.temperature",),
+}
+"""Options of a side, and the settings that they stand for."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """A model file with `changes` by the names of `KEYS`. `model` and `quantization` are from its header, "" when that
+    cannot be read."""
+
+    path: str
+    changes: dict[str, str] = {}
+    model: str = ""
+    quantization: str = ""
+
+    @classmethod
+    def of(cls, path: Path, changes: dict[str, str] | None = None) -> Side:
+        """Read the header for the names; one that cannot be read fails when it is loaded."""
+        try:
+            header = read_model(path)
+        except (CpuchatError, OSError):
+            return cls(path=str(path), changes=changes or {})
+        return cls(path=str(path), changes=changes or {}, model=header.name, quantization=header.quantization)
+
+    def settings(self, base: Settings) -> Settings:
+        """Return `base` with the changes of this side.
+
+        Greedy and without drafters unless this side says otherwise: two samples differ anyway, and a speed with
+        drafts tells more about the text than about the file.
+
+        Raises:
+            UsageError: a value is not acceptable.
+        """
+        tables: dict[str, Any] = msgspec.to_builtins(base)
+        tables["sampling"]["temperature"] = 0.0
+        tables["speculation"]["drafters"] = "auto" if "draft-model" in self.changes else "off"
+        for key, value in self.changes.items():
+            for name in KEYS[key]:
+                section, _, field = name.partition(".")
+                tables[section][field] = value
+        try:
+            return msgspec.convert(tables, Settings, strict=False)
+        except msgspec.ValidationError as error:
+            _, reason = explained(error)
+            raise UsageError(f"{self.label}: {reason}.", f"Available settings: {', '.join(KEYS)}.") from None
+
+    @property
+    def name(self) -> str:
+        """The model with its quantization: `Qwen2.5-1.5B-Instruct Q8_0`."""
+        model = self.model or Path(self.path).stem
+        parts = [model, *([] if self.quantization.lower() in model.lower() else [self.quantization])]
+        return " ".join(parts)
+
+    @property
+    def label(self) -> str:
+        """The name with the changes: `Qwen2.5-1.5B-Instruct Q8_0 · threads 2`."""
+        return " · ".join([self.name, *(f"{key} {value}" for key, value in self.changes.items())])
+
+
+def short_names(a: Side, b: Side) -> tuple[str, str]:
+    """Name the sides by what differs only: `Q8_0` and `Q4_K_M`; `Q8_0 · threads 1` and `Q8_0 · threads 2`."""
+    same_model = a.model == b.model and bool(a.quantization and b.quantization)
+    if a.path != b.path and (a.name == b.name or (same_model and a.quantization == b.quantization)):
+        heads = Path(a.path).stem, Path(b.path).stem
+    elif same_model:
+        heads = a.quantization, b.quantization
+    else:
+        heads = a.name, b.name
+    first, second = (
+        " · ".join(
+            [head, *(f"{key} {value}" for key, value in side.changes.items() if other.changes.get(key) != value)]
+        )
+        for head, side, other in zip(heads, (a, b), (b, a), strict=True)
+    )
+    return first, second
+
+
+def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
+    """Read a side as the command line takes it: `demo-q4,drafters=off,cores=0,2`.
+
+    Args:
+        resolve: `Library.resolve`.
+
+    Raises:
+        UsageError: an unknown setting.
+        ModelNotFound: no such model.
+    """
+    spec, changes, last = "", {}, ""
+    for number, part in enumerate(text.split(",")):
+        key, equals, value = part.partition("=")
+        key = key.strip().lower()
+        if equals and key in KEYS:
+            changes[key], last = value.strip(), key
+        elif last and not equals:  # a list such as 0,2
+            changes[last] += f",{part.strip()}"
+        elif number == 0 or (not last and not equals):
+            spec = f"{spec},{part}" if number else part
+        else:
+            raise UsageError(f"Unknown setting {key!r}.", f"Available settings: {', '.join(KEYS)}.")
+    return Side.of(resolve(spec), changes)
+
+
+def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: Library) -> tuple[int, str]:
+    """Return the context for both, in tokens, and why they do not fit together, "" when they do.
+
+    With the draft models that they will load. A file that both map is counted once. The context is 0 (each chooses)
+    where a header cannot be read: that side will not load anyway.
+    """
+    try:
+        headers = [read_model(Path(side.path)) for side in sides]
+    except (CpuchatError, OSError):
+        return 0, ""
+    available = memory_here(settings[0])
+    options = [msgspec.structs.replace(one.load_options(), from_disk=False) for one in settings]
+    needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
+    total = sum(need.least for need in needs)
+    same_file = os.path.realpath(sides[0].path) == os.path.realpath(sides[1].path)
+    if same_file and all(option.load_mode == "mmap" for option in options):
+        total -= min(need.weights - need.reclaimable for need in needs)
+    n_ctx = min(need.n_ctx for need in needs)
+    total += sum(_draft(side, one, library, n_ctx) for side, one in zip(sides, settings, strict=True))
+    if total <= available:
+        return n_ctx, ""
+    return n_ctx, (
+        f"Both models need {gigabytes(total)} GB, and {gigabytes(available)} GB are available: they are loaded in turn."
+    )
+
+
+def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
+    """Return the bytes that the side's draft model needs; 0 without one."""
+    try:
+        draft, _ = choose_draft(Path(side.path), settings.speculation.wanted_draft, library, strict=False)
+        return draft_memory(read_model(draft), settings.load_options(), n_ctx).least if draft is not None else 0
+    except (CpuchatError, OSError):  # it is then loaded without
+        return 0
+
+
+ROOT = Path("/")
+_RSS = re.compile(r"^Rss: +(\d{1,15}) kB", re.MULTILINE)
+_REGION = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Resident bytes of a worker: `own` is not mapped from a model (KV cache, buffers, repacked weights, the program),
+    `files` the mapped model files by their real path."""
+
+    own: int
+    files: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Return what this worker would take alone."""
+        return self.own + sum(self.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTogether:
+    """`shared` bytes of weights are mapped by both workers and counted once in `total`."""
+
+    total: int
+    shared: int
+
+
+def worker_memory(pid: int, files: Iterable[Path] = (), root: Path = ROOT) -> WorkerMemory | None:
+    """Return the memory of `pid`, which may map the model `files`. None where it cannot be read (not Linux, ended).
+
+    The kernel walks the page tables for it: milliseconds for each gigabyte. Ask in a thread.
+    """
+    names = {os.path.realpath(file) for file in files}
+    folder = root / "proc" / str(pid)
+    try:
+        total = _resident((folder / "smaps_rollup").read_text(encoding="utf-8"))
+        regions = (folder / "smaps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    if not total:
+        return None
+    mapped: dict[str, int] = {}
+    _, *parts = _REGION.split(regions)
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        if name in names:
+            mapped[name] = mapped.get(name, 0) + _resident(body)
+    return WorkerMemory(total - sum(mapped.values()), mapped)
+
+
+def together(a: WorkerMemory, b: WorkerMemory) -> MemoryTogether:
+    """Return the memory of both: pages of a file that both have mapped exist once."""
+    shared = sum(min(size, b.files[name]) for name, size in a.files.items() if name in b.files)
+    return MemoryTogether(a.total + b.total - shared, shared)
+
+
+def _resident(text: str) -> int:
+    """Return the bytes that one region's fields name; 0 when they do not."""
+    found = _RSS.search(text)
+    return int(found[1]) << 10 if found else 0
+
+
+class TokenText:
+    """Everything that a model wrote, reasoning included, and the token that each character came from."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._ends: list[int] = []  # where the text of each token ends
+
+    def add(self, delta: TextDelta) -> None:
+        """Append a delta."""
+        at = len(self.text)
+        self.text += delta.text
+        lengths = delta.lengths if len(delta.lengths) == delta.n_tokens else ()
+        for number in range(delta.n_tokens):
+            if lengths:
+                at += lengths[number]
+            else:  # nobody counted: spread evenly
+                at = len(self.text) - len(delta.text) * (delta.n_tokens - 1 - number) // delta.n_tokens
+            self._ends.append(at)
+        if self._ends:
+            self._ends[-1] = len(self.text)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._ends)
+
+    def token_at(self, character: int) -> int:
+        """Return the number of the token that wrote this character, from 1; one more than all at the end."""
+        return bisect_right(self._ends, character) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference of two texts: at `character` of both, which are written by token `a` and `b`, from 1."""
+
+    character: int
+    a: int
+    b: int
+
+
+def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> Difference | None:
+    """Return where the texts diverge; None if they are equal up to the end of the shorter one.
+
+    `complete`: both models ended their answers by themselves, so that a shorter one is a difference too.
+    """
+    at = common_prefix(a.text, b.text)
+    if at == min(len(a.text), len(b.text)) and (not complete or len(a.text) == len(b.text)):
+        return None
+    return Difference(at, a.token_at(at), b.token_at(at))
+
+
+@dataclass
+class SideAnswer:
+    """One side's answer. `timings` and `roofline` are None until it is complete; `failed` is why it is not."""
+
+    content: str = ""
+    reasoning: str = ""
+    written: TokenText = field(default_factory=TokenText)
+    stop_reason: str = ""
+    timings: Timings | None = None
+    model: ModelInfo | None = None
+    roofline: Roofline | None = None
+    memory: WorkerMemory | None = None
+    failed: Failed | None = None
+
+
+@dataclass
+class Round:
+    """Both answers to one prompt. `first` (0 or 1) is the side that answered first, or has the first half of the cores.
+
+    `race`: both answered at the same time; `race_bytes` is what each read per second while both did, None where that
+    is not known.
+    """
+
+    first: int = 0
+    race: bool = False
+    answers: tuple[SideAnswer, SideAnswer] = field(default_factory=lambda: (SideAnswer(), SideAnswer()))
+    memory: MemoryTogether | None = None
+    race_bytes: tuple[float, float] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Both sides have finished, by themselves or at their token limit."""
+        return all(one.timings is not None and one.stop_reason != "cancelled" for one in self.answers)
+
+    def difference(self) -> Difference | None:
+        """Return where the two texts diverge; None while they do not."""
+        a, b = self.answers
+        ended = all(one.stop_reason in ("end", "stop_string") for one in self.answers)
+        return first_difference(a.written, b.written, complete=ended)
+
+
+@dataclass
+class Turn:
+    """One prompt and its rounds; the last one is what the next prompt continues."""
+
+    prompt: str
+    rounds: list[Round] = field(default_factory=list)
+
+    def comparable(self) -> list[Round]:
+        """Return the complete rounds that were measured like the last one."""
+        race = bool(self.rounds) and self.rounds[-1].race
+        return [one for one in self.rounds if one.complete and one.race == race]
 
 
 class Runner:

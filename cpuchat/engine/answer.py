@@ -1,43 +1,86 @@
-"""One request, from its messages to the last event."""
+"""One request, from its messages to the last event.
+
+A loaded model with everything that answers need.
+
+Times random tokens as llama-bench does (tools/llama-bench/llama-bench.cpp: `test_prompt`, `test_gen`).
+
+Nothing is sampled: every token is random, so only llama.cpp's work is timed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Final
 
 import msgspec
+import numpy as np
 
-from cpuchat.engine.decoding.call_guide import CallGuide
-from cpuchat.engine.decoding.decode import DecodeResult, Prefill, decode, prefill
-from cpuchat.engine.decoding.guided import GuidedSampler
-from cpuchat.engine.decoding.speculative import SpeculativeDecoder
-from cpuchat.engine.llama.control_text import MARK
-from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
-from cpuchat.engine.loaded import LoadedModel
-from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, plain_completion
-from cpuchat.engine.prompt.prompt_builder import PromptBuilder
-from cpuchat.engine.prompt.trim import TrimResult
+from cpuchat.base.errors import ContextFull, Interrupted, UsageError
+from cpuchat.base.text import common_prefix
+from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunking, SpeculativeDecoder, decode, prefill
+from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler
+from cpuchat.engine.drafting.speculator import Speculator
+from cpuchat.engine.llama.bindings import cpu_wait_seconds, cpu_wait_share
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.vocab import MARK
+from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
+from cpuchat.engine.prompt.prompt_builder import PromptBuilder, TrimResult
 from cpuchat.engine.states.prompt import Prompt
-from cpuchat.engine.states.store import Start
-from cpuchat.engine.text.call_splitter import CallSplitter
-from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
+from cpuchat.engine.states.store import Live, Start, StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
-from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.errors import ContextFull, UsageError
-from cpuchat.protocol import (
+from cpuchat.engine.text.text_stream import CallSplitter, OutputThread, TextStream, ThreadedStream
+from cpuchat.protocol.messages import (
     ContextTrimmed,
     Event,
     Generate,
     GenerationFinished,
+    Measure,
     Message,
     PrefillProgress,
     SpeculationUpdate,
     StopReason,
 )
-from cpuchat.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.generic import GENERIC, as_text
+from cpuchat.tools.call_parser import GENERIC, as_text
+
+_OTHER_CHATS: Final = 1 << 16
+"""Tokens of other chats that suffix decoding looks into."""
+
+
+@dataclass
+class LoadedModel:
+    """A model with everything that answers need.
+
+    Attributes:
+        template: None: the model has none.
+        knows_others: the speculator has the texts of other chats.
+    """
+
+    model: Model
+    template: ChatTemplate | None
+    states: StateStore
+    speculator: Speculator
+    chunking: PrefillChunking
+    knows_others: bool = False
+
+    def remember_chats(self, next_id: str) -> None:
+        """Give the speculator the texts of other chats: those that are kept at first, then each one that is left."""
+        if not self.knows_others:
+            for text in reversed(self.states.texts(_OTHER_CHATS, next_id)):
+                self.speculator.remember(text)
+        elif self.states.is_another(next_id) and not self.states.live.owner:
+            self.speculator.remember(self.states.live.history.tokens)
+        self.knows_others = True
+
+    def forget(self, chat_id: str) -> None:
+        """Drop a chat, in memory and on disk, and draft from it no more; those of others are read again."""
+        self.speculator.forget(current=self.states.forget(chat_id))  # it may be among the texts that it knows
+        self.knows_others = False
+
 
 _PROMPT_TAIL = 200
 """Characters at the end of a prompt that are searched for an opening reasoning marker."""
@@ -297,3 +340,52 @@ class Answer:
             self._look_at_cores()
         figures = self._compared(figures)
         self._emit(SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures))
+
+
+def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]:
+    """Return the seconds of one run, and the share of them for which the threads waited for a core (None: not known).
+
+    Saves and leaves the chat in memory. The `depth` tokens are the same each time, so that they are evaluated once for
+    all runs that follow each other.
+
+    Raises:
+        Interrupted: cancelled.
+        UsageError: the tokens do not fit the context.
+        GenerationFailed: llama.cpp rejected a batch.
+    """
+    model, sequence = loaded.model, loaded.model.sequence
+    needed = command.depth + command.n_prompt + command.n_gen
+    if needed > sequence.n_ctx:
+        raise UsageError(
+            f"{needed:,} tokens do not fit the context of {sequence.n_ctx:,}.", "Load the model with a larger context."
+        )
+    loaded.states.leave()
+    loaded.states.live = Live()
+    try:
+        _fill(sequence, _random_tokens(model, command.depth, seed=0))
+        prompt = _random_tokens(model, command.n_prompt, seed=1)
+        tokens = _random_tokens(model, command.n_gen, seed=2)
+        waited, start = cpu_wait_seconds(), perf_counter()
+        for at in range(0, len(prompt), sequence.n_batch):
+            sequence.extend(prompt[at : at + sequence.n_batch], n_outputs=1)
+        for token in tokens:
+            sequence.step(token)
+        seconds = perf_counter() - start
+        return seconds, cpu_wait_share(waited, seconds, model.info.n_threads)
+    except Aborted:
+        raise Interrupted("The measurement was cancelled.") from None
+
+
+def _fill(sequence: Sequence, tokens: list[int]) -> None:
+    """Make the sequence hold exactly these tokens."""
+    sequence.truncate(common_prefix(sequence.tokens, tokens))
+    for at in range(len(sequence), len(tokens), sequence.n_batch):
+        sequence.extend(tokens[at : at + sequence.n_batch])
+
+
+def _random_tokens(model: Model, count: int, *, seed: int) -> list[int]:
+    """Return random tokens; the first is the model's begin token if it has one, as in llama-bench."""
+    tokens: list[int] = np.random.default_rng(seed).integers(model.vocab.n_tokens, size=count).tolist()
+    if tokens and model.vocab.bos >= 0:
+        tokens[0] = model.vocab.bos
+    return tokens

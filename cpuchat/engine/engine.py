@@ -9,26 +9,20 @@ from time import perf_counter
 
 import msgspec
 
-from cpuchat.engine.answer import Answer
-from cpuchat.engine.bench import measure
-from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
-from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
+from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, UsageError
+from cpuchat.engine.answer import Answer, LoadedModel, measure
+from cpuchat.engine.decoding.decode import PrefillChunking
+from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.limits import available_for_model, describe_with_limits
-from cpuchat.engine.llama.model import Model
-from cpuchat.engine.loaded import LoadedModel
-from cpuchat.engine.prompt.chat_template import ChatTemplate
-from cpuchat.engine.prompt.template_helper import TemplateHelper
-from cpuchat.engine.states.disk_writer import DiskWriter, WriteBudget
-from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.llama.model import Model, available_for_model, describe_with_limits
+from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper
+from cpuchat.engine.states.files import DiskWriter, StateFiles, WriteBudget
 from cpuchat.engine.states.store import StateStore
-from cpuchat.engine.text.output_thread import OutputThread
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
-from cpuchat.errors import ContextFull, CpuchatError, Interrupted, UsageError
-from cpuchat.model_info import ModelInfo
+from cpuchat.engine.text.text_stream import OutputThread
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     CountTokens,
     Event,
     Failed,
@@ -41,6 +35,7 @@ from cpuchat.protocol import (
     ModelLoaded,
     TokensCounted,
 )
+from cpuchat.protocol.model_info import ModelInfo
 
 
 class Engine:

@@ -21,18 +21,26 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 import numpy as np
 
+from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
+from cpuchat.base.processes import Refused
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.limits import available_for_model
-from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.model import Model, available_for_model
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.engine.prompt.chat_template import ChatTemplate, plain_completion
-from cpuchat.engine.prompt.template_helper import TemplateHelper
-from cpuchat.errors import CpuchatError, DoesNotFit, UsageError
-from cpuchat.line_process import Refused
+from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper, plain_completion
 from cpuchat.models.gguf.header import read_model
-from cpuchat.protocol import LoadOptions, Message
-from cpuchat.quality.logits import RowComparer, Tops
-from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
+from cpuchat.protocol.messages import LoadOptions, Message
+from cpuchat.quality.messages import (
+    Answer,
+    Disagreement,
+    Finished,
+    Loading,
+    Planned,
+    RowComparer,
+    Scored,
+    Start,
+    Text,
+    Tops,
+)
 from cpuchat.quality.statistics import Scores
 
 _ROWS_BYTES = 128 << 20

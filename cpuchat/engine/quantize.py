@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from cpuchat.errors import CpuchatError, DiskFull, QuantizeFailed
-from cpuchat.line_process import Refused
+from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
+from cpuchat.base.processes import Refused
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.types import ALIGNMENT
-from cpuchat.models.quantize.messages import (
+from cpuchat.models.gguf.parse import ALIGNMENT
+from cpuchat.models.quantize.types import (
     Answer,
     ForecastRequest,
     ForecastResult,
@@ -34,7 +34,7 @@ from cpuchat.models.quantize.messages import (
 )
 
 if TYPE_CHECKING:
-    from cpuchat.models.quantize.imatrix import ImportanceMatrix
+    from cpuchat.models.quantize.types import ImportanceMatrix
 
 NICENESS = 10
 # Rows of one tensor in memory at a time: memory stays small, and the file grows steadily.
@@ -129,7 +129,7 @@ class Quantizer:
         if read_header(Path(request.source)).alignment != ALIGNMENT:
             facts["general.alignment"] = ALIGNMENT
         if request.imatrix:
-            from cpuchat.models.quantize.imatrix import read_imatrix  # imports numpy, which nothing else here needs
+            from cpuchat.models.quantize.types import read_imatrix
 
             matrix = read_imatrix(Path(request.imatrix))  # stays referenced until llama.cpp is done with it
             params.imatrix = _importance(self._llama, matrix)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn
 
-from cpuchat.errors import AmbiguousGrammar, UsageError
+from cpuchat.base.errors import AmbiguousGrammar, UsageError
 from cpuchat.grammar.characters import LAST, MOST_RANGES, Ranges, merged
 from cpuchat.grammar.ways import Body, Element, check_ways, left_recursive
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote
 
-from cpuchat.errors import AmbiguousGrammar, UsageError
+from cpuchat.base.errors import AmbiguousGrammar, UsageError
 from cpuchat.grammar.gbnf import ROOT, check_grammar
 from cpuchat.grammar.merging import Schema, common, merge
 from cpuchat.grammar.numbers import Bounds, numbers

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from cpuchat.errors import AmbiguousGrammar
+from cpuchat.base.errors import AmbiguousGrammar
 from cpuchat.grammar.characters import LAST, Ranges
 
 MOST_WAYS: Final = 4096

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cpuchat.hardware.counters.base import ROOT, CounterRefusal
 from cpuchat.hardware.counters.collector_file import DEFAULT, content_of, write
-from cpuchat.hardware.counters.kernel import Kernel
+from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
 from cpuchat.telemetry.machine import MachineSample

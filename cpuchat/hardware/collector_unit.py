@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.hardware.collector import NOTHING_TO_READ
 from cpuchat.hardware.counters.collector_file import DEFAULT
 

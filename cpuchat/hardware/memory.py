@@ -2,16 +2,21 @@
 
 Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
 `root` replaces `/` in tests.
+
+Measures how fast a file can be read from its disk.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
+from time import perf_counter
+from typing import Final
 
-from cpuchat.hardware.cgroups import Cgroups, read_number, read_text
-from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import Cgroups, parse_cpu_list, read_number, read_text
 
 ROOT = Path("/")
 _ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)
@@ -94,3 +99,34 @@ def available_bytes(root: Path = ROOT) -> int:
 
         available = int(psutil.virtual_memory().available)
     return max(min([available, *(limit - used for limit, used in _limits(root))]), 0)
+
+
+_CHUNK: Final = 4 << 20
+_BYTES: Final = 64 << 20
+_MOST_SECONDS: Final = 1.0
+
+
+def read_rate(path: Path) -> float | None:
+    """Return bytes per second of reading the middle of a file past the page cache, in large pieces.
+
+    At most 64 MB, and not much longer than a second. None where the system or the file system has no such reads
+    (O_DIRECT: tmpfs has none before Linux 6.6), or for small files.
+    """
+    flag = getattr(os, "O_DIRECT", 0)
+    try:
+        file = os.open(path, os.O_RDONLY | flag)
+    except OSError:
+        return None
+    try:
+        start = os.fstat(file).st_size // 2 // _CHUNK * _CHUNK
+        with mmap.mmap(-1, _CHUNK) as buffer:  # aligned, as O_DIRECT wants it
+            done, began = 0, perf_counter()
+            while flag and done < _BYTES and perf_counter() - began < _MOST_SECONDS:
+                if os.preadv(file, [buffer], start + done) < _CHUNK:
+                    break
+                done += _CHUNK
+            return done / (perf_counter() - began) if done else None
+    except OSError:
+        return None
+    finally:
+        os.close(file)

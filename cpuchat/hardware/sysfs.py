@@ -2,6 +2,12 @@
 
 Nothing here raises: what is absent, unreadable or malformed is None, 0 or empty. Kernel documentation: admin-guide/
 cputopology.rst, ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu (caches, cpu_capacity).
+
+Parses and formats the kernel's lists of numbers: `0-3,8`.
+
+Finds the control groups of this process (cgroup v1 and v2) and reads their files.
+
+Kernel documentation: admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
@@ -15,8 +21,112 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpuchat.hardware.cgroups import read_number, read_text
-from cpuchat.hardware.lists import parse_cpu_list
+_MOST = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Parse `0-3,8` into ascending numbers; invalid parts and numbers above 65535 are skipped."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = (piece.strip() for piece in part.partition("-"))
+        if _is_number(first) and (not last or _is_number(last)):
+            numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST
+
+
+def format_cpu_list(numbers: Collection[int]) -> str:
+    """Return the shortest way to write `numbers`: "0-3,8"; "" for none."""
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers))
+
+
+def _runs(numbers: Collection[int]) -> Iterator[tuple[int, int]]:
+    ordered = sorted(set(numbers))
+    start = 0
+    for place in range(1, len(ordered) + 1):
+        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
+            yield ordered[start], ordered[place - 1]
+            start = place
+
+
+def read_text(path: Path) -> str:
+    """Return the file's text without surrounding space; "" when it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_number(path: Path) -> int | None:
+    """Return the file's one number; None when it is absent or says something else ("max")."""
+    text = read_text(path)
+    return int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else None
+
+
+class Cgroups:
+    """Folders of this process's groups, innermost first, up to the root of each hierarchy.
+
+    In a container /proc/self/cgroup often names the path on the host while /sys/fs/cgroup shows the group itself
+    as the root: folders that don't exist are left out, the mount point is always in.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.mount = root / "sys/fs/cgroup"
+        self.entries: list[tuple[list[str], str]] = []
+        for line in read_text(root / "proc/self/cgroup").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, colon, path = rest.partition(":")
+            if colon:
+                self.entries.append((controllers.split(",") if controllers else [], path))
+
+    @staticmethod
+    def _upwards(mount: Path, path: str) -> Iterator[Path]:
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        for length in range(len(parts), -1, -1):
+            folder = mount.joinpath(*parts[:length])
+            if folder.is_dir():
+                yield folder
+
+    def v2(self) -> list[Path]:
+        """Return folders of the unified hierarchy (also when it is mounted beside version 1)."""
+        mount = self.mount if (self.mount / "cgroup.controllers").exists() else self.mount / "unified"
+        return [folder for names, path in self.entries if not names for folder in self._upwards(mount, path)]
+
+    def v1(self, controller: str) -> list[Path]:
+        """Return folders of one version 1 controller, such as "memory"."""
+        folders: list[Path] = []
+        for names, path in self.entries:
+            if controller in names:
+                mount = next((m for n in (",".join(names), controller) if (m := self.mount / n).is_dir()), None)
+                folders += self._upwards(mount, path) if mount else ()
+        return folders
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Return the cgroup CPU quota in CPUs (2.5 = two and a half); None when unlimited.
+
+    The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or
+    `cpu.cfs_quota_us` / `cpu.cfs_period_us` (v1).
+    """
+    quotas: list[float] = []
+    groups = Cgroups(root)
+    for folder in groups.v2():
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        if _cgroups_is_number(quota) and _cgroups_is_number(period) and int(period) > 0:
+            quotas.append(int(quota) / int(period))
+    for folder in groups.v1("cpu"):
+        quota_us, period_us = read_number(folder / "cpu.cfs_quota_us"), read_number(folder / "cpu.cfs_period_us")
+        if quota_us is not None and quota_us > 0 and period_us is not None and period_us > 0:
+            quotas.append(quota_us / period_us)
+    return min(quotas, default=None)
+
+
+def _cgroups_is_number(text: str) -> bool:
+    return text.isdigit() and len(text) <= 20
+
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"

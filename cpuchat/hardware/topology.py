@@ -3,6 +3,8 @@
 Linux reports it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. `root` replaces `/` in
 tests. An L3 group is what shares one L3 cache: AMD's CCX. Linux has no name for its die (CCD), so which groups share a
 fabric link follows from the CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups per die.
+
+Detects the CPU's instruction sets, named as llama.cpp prints them.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.hardware import sysfs
-from cpuchat.hardware.cgroups import cpu_quota
 from cpuchat.hardware.memory import meminfo, total_bytes
-from cpuchat.hardware.sysfs import CpuInfo, Node
+from cpuchat.hardware.sysfs import CpuInfo, Node, cpu_quota, read_cpuinfo, read_number
 from cpuchat.telemetry.units import plural
 
 ROOT: Final = Path("/")
@@ -318,3 +319,49 @@ def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -
         smt=n_cores < len(mine),
         notes=("This system does not report caches, NUMA nodes or SMT siblings: only the number of cores is known.",),
     )
+
+
+# Flag in /proc/cpuinfo: feature as llama.cpp prints it.
+# ggml/src/ggml-cpu/ggml-cpu.cpp (ggml_backend_cpu_get_features); arch/{x86,arm64}/include/asm/{cpufeatures,hwcap}.h.
+FEATURES: dict[str, str] = {
+    "avx": "AVX",
+    "avx2": "AVX2",
+    "avx_vnni": "AVX_VNNI",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "bmi2": "BMI2",
+    "avx512f": "AVX512",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "avx512vbmi": "AVX512_VBMI",
+    "amx_int8": "AMX_INT8",
+    "asimd": "NEON",
+    "asimddp": "DOTPROD",
+    "i8mm": "MATMUL_INT8",
+    "asimdhp": "FP16_VA",
+    "sve": "SVE",
+}
+# Where no /proc/cpuinfo is: what every CPU of that kind has that runs a language model today.
+_COMMON = {
+    **dict.fromkeys(("x86_64", "amd64"), frozenset({"AVX", "AVX2", "FMA", "F16C"})),
+    **dict.fromkeys(("aarch64", "arm64"), frozenset({"NEON", "DOTPROD"})),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """`features` in llama.cpp's names; `sve_bytes` is how long SVE vectors are, 0 without SVE."""
+
+    features: frozenset[str] = frozenset()
+    sve_bytes: int = 0
+
+
+def instructions(root: Path = ROOT) -> Instructions:
+    """Return the instruction sets of this CPU. An engine built for it (GGML_NATIVE) uses all of them."""
+    flags = read_cpuinfo(root).flags
+    if not flags:
+        return Instructions(_COMMON.get(platform.machine().lower(), frozenset()))
+    features = frozenset(name for flag, name in FEATURES.items() if flag in flags)
+    # The vector length of new processes (Documentation/arch/arm64/sve.rst).
+    sve_bytes = read_number(root / "proc/sys/abi/sve_default_vector_length") if "SVE" in features else 0
+    return Instructions(features, sve_bytes or 0)

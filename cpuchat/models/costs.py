@@ -12,20 +12,28 @@ from typing import NamedTuple
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.costmodel.observations import KNOTS, Fitted, Observation
-from cpuchat.costmodel.passes import pass_cost
-from cpuchat.costmodel.profile import UNCACHED, CostProfile, Rate
-from cpuchat.costmodel.work import ACTIVATIONS, COST_MODEL, ROUTED, ModelWork, bytes_read
-from cpuchat.errors import CpuchatError
-from cpuchat.files import JsonCache
-from cpuchat.hardware.bandwidth.cache import ROOT, key
-from cpuchat.model_info import ModelInfo
-from cpuchat.models.fingerprint import engine_fingerprint, stat_fingerprint
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.files import JsonCache
+from cpuchat.costs.fit import KNOTS, Fitted, Observation
+from cpuchat.costs.model import (
+    ACTIVATIONS,
+    COST_MODEL,
+    ROUTED,
+    UNCACHED,
+    CostProfile,
+    ModelWork,
+    Rate,
+    bytes_read,
+    pass_cost,
+)
+from cpuchat.hardware.bandwidth.measuring import ROOT, key
+from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import split_parts
-from cpuchat.models.work import loaded_work
+from cpuchat.models.traffic import loaded_work
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
 from cpuchat.telemetry.units import plural
-from cpuchat.timings import MAX_CPU_WAIT, Timings
 
 _MIN_TOKENS = 64
 """Tokens of an answer from which its mean time per token counts."""
@@ -179,7 +187,7 @@ class CostLog:
         usual, start = start, with_points(start, seen)
         fitted = known.fitted if known.start == start else None
         if fitted is None:
-            from cpuchat.costmodel.fit import fit
+            from cpuchat.costs.fit import fit
 
             fitted = fit(start, seen)
             self._change(

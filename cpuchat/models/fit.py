@@ -2,6 +2,21 @@
 
 Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp and, for sliding windows,
 llama-kv-cache-iswa.cpp), the compute buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
+
+Determines which weights llama.cpp repacks for this CPU at load, and how.
+
+Rows of a matrix are interleaved, so that one instruction works on several of them. That used to need special files
+(Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; Q4_K_4 and Q8R16 of Ampere's llama.cpp); today standard files are repacked at load.
+Prefill gains most: 1.5 to 3.7 times as fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and
+19360 of llama.cpp).
+
+Source: llama-cpp-python 0.3.36, ggml/src/ggml-cpu/repack.cpp (ggml_repack_get_optimal_repack_type and supports_op) and
+ggml/src/ggml-cpu/amx/ (supports_op, get_row_size), which is asked first. Not covered: RISC-V and s390x.
+
+Tells which layers of a model attend to a sliding window only, from its header.
+
+Follows llama.cpp of llama-cpp-python 0.3.36: `load_swa_pattern(...)`, `is_swa_impl` and `n_swa` in src/models/*.cpp.
+Both the memory of such layers (`fit`) and what they read (`traffic`) depend on it.
 """
 
 from __future__ import annotations
@@ -9,17 +24,218 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from cpuchat.errors import DoesNotFit
-from cpuchat.hardware.instructions import Instructions, instructions
+from cpuchat.base.errors import DoesNotFit
+from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.repack import repacked
-from cpuchat.models.windows import windows_of
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
+from cpuchat.protocol.messages import LoadOptions
+
+_SVE_BYTES = 32  # the kernels are for vectors of that length only
+_AMX_ROWS = 32  # TILE_N * 2
+_USUAL = ("Q4_0", "Q4_K", "Q8_0")
+_AS_IT_IS = "used as is"
+# Type: (a row must be a multiple of this many values, bytes that a block grows by).
+_AMX: dict[str, tuple[int, int]] = {
+    "Q4_0": (32, 0),
+    "Q4_1": (32, 0),
+    "Q8_0": (32, 4),
+    "Q4_K": (256, 4),
+    "Q5_K": (256, 4),
+    "Q6_K": (256, 0),
+    "IQ4_XS": (256, 2),
+    "F16": (16, 0),
+}
+
+
+class RepackFormat(msgspec.Struct, frozen=True):
+    """A memory format for the instructions named `cpu`. The number of rows must be a multiple of `rows`.
+
+    `name` is `8×4` for 8 rows that are interleaved by 4 bytes each, `tiles` for those of AMX, and `copy` for what AMX
+    keeps as it is, but in memory of its own.
+    """
+
+    name: str
+    rows: int
+    cpu: str
+
+    @property
+    def words(self) -> str:
+        """`repacked 8×8 for AVX-512 VNNI`."""
+        if self.name == "copy":
+            return f"copied for {self.cpu}"
+        return f"repacked {'into tiles' if self.name == 'tiles' else self.name} for {self.cpu}"
+
+
+def format_of(kind: str, cpu: Instructions) -> RepackFormat | None:
+    """Return how matrices of the tensor type `kind` are repacked on `cpu`; None: used as in the file."""
+    if _has_amx(cpu) and kind in _AMX:
+        return RepackFormat("copy" if kind == "F16" else "tiles", _AMX_ROWS, "AMX")
+    return next(_interleaved(kind, cpu), None)
+
+
+def _has_amx(cpu: Instructions) -> bool:
+    return {"AMX_INT8", "AVX512_VNNI"} <= cpu.features
+
+
+def _interleaved(kind: str, cpu: Instructions) -> Iterator[RepackFormat]:
+    """Yield the formats in the order in which they are tried: the first that fits the number of rows is used."""
+    features = cpu.features
+    if "AVX2" in features and (
+        kind in ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4") or (kind == "Q2_K" and "AVX512" in features)
+    ):
+        yield RepackFormat("8×8", 8, _x86_words(features))
+    if "NEON" not in features:
+        return
+    if "MATMUL_INT8" in features:
+        if kind == "Q4_0" and "SVE" in features and cpu.sve_bytes == _SVE_BYTES:
+            yield RepackFormat("8×8", 8, "SVE i8mm")
+        if kind in ("Q4_0", "Q8_0", "Q1_0"):
+            yield RepackFormat("4×8", 4, "i8mm")
+        if kind in ("Q4_K", "Q5_K", "Q6_K"):
+            yield RepackFormat("8×8", 8, "i8mm")
+    if "DOTPROD" in features:
+        if kind in ("Q4_0", "Q8_0", "Q1_0", "IQ4_NL", "MXFP4"):
+            yield RepackFormat("4×4", 4, "dotprod")
+        if kind in ("Q4_K", "Q5_K", "Q6_K"):
+            yield RepackFormat("8×4", 8, "dotprod")
+
+
+def _x86_words(features: frozenset[str]) -> str:
+    if "AVX512" in features:
+        return "AVX-512 VNNI" if "AVX512_VNNI" in features else "AVX-512"
+    return "AVX-VNNI" if "AVX_VNNI" in features else "AVX2"
+
+
+def repacked(header: GGUFHeader, cpu: Instructions) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
+    """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks)."""
+    tied = not any(t.name == "output.weight" for t in header.tensors)
+    for tensor in header.tensors:
+        # Rows of the embedding table are looked up; it is multiplied with only as the head of a tied model.
+        if tensor.name.startswith("blk.") or tensor.name == ("token_embd.weight" if tied else "output.weight"):
+            layout = _layout(tensor, cpu)
+            if layout is not None:
+                yield tensor, layout, _copy_bytes(tensor, layout)
+
+
+def _layout(tensor: TensorInfo, cpu: Instructions) -> RepackFormat | None:
+    """Return `format_of` for matrices and experts whose shape allows it."""
+    if len(tensor.shape) != (3 if tensor.is_routed else 2):
+        return None
+    values, rows = tensor.shape[:2]
+    in_tiles = _has_amx(cpu) and tensor.type in _AMX and not tensor.is_routed
+    if in_tiles and rows % _AMX_ROWS == 0 and values % _AMX[tensor.type][0] == 0:
+        return format_of(tensor.type, cpu)
+    return next((layout for layout in _interleaved(tensor.type, cpu) if rows % layout.rows == 0), None)
+
+
+def _copy_bytes(tensor: TensorInfo, layout: RepackFormat) -> int:
+    if layout.cpu != "AMX":
+        return tensor.nbytes
+    return tensor.nbytes + tensor.n_elements // BY_NAME[tensor.type].block * _AMX[tensor.type][1]
+
+
+def describe(header: GGUFHeader, cpu: Instructions) -> str:
+    """Describe what happens to most of a model's weights at load: `97 % repacked 8×8 for AVX-512 VNNI`, or `as is`."""
+    bytes_by: dict[RepackFormat, int] = {}
+    for tensor, layout, _ in repacked(header, cpu):
+        bytes_by[layout] = bytes_by.get(layout, 0) + tensor.nbytes
+    if not bytes_by:
+        return "as is"
+    layout = max(bytes_by, key=lambda layout: bytes_by[layout])
+    return f"{100 * bytes_by[layout] / max(header.size, 1):.0f} % {layout.words}"
+
+
+def advice(cpu: Instructions) -> str:
+    """Return how the usual types are repacked on this CPU, and that no special files are needed."""
+    types_by: dict[str, list[str]] = {}
+    for kind in _USUAL:
+        layout = format_of(kind, cpu)
+        types_by.setdefault(layout.words if layout is not None else _AS_IT_IS, []).append(kind)
+    if set(types_by) == {_AS_IT_IS}:
+        return "llama.cpp has no repacked format for this CPU: files are used as is."
+    forms = (f"{_listed(kinds)} {'are' if len(kinds) > 1 else 'is'} {words}" for words, kinds in types_by.items())
+    return (
+        f"At load, {'; '.join(forms)}. That speeds up prefill; decoding speed depends on the file size. "
+        "Standard files are enough: special ones (Q4_0_4_8, Q8R16, Q4_K_4) are not needed."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+class _Window(NamedTuple):
+    """`every` so many layers one has no window, the last of them unless `full_first`; 0: all have one. `size` is the
+    window when the header names none, `fixed` the one whatever it names."""
+
+    every: int
+    full_first: bool = False
+    size: int = 0
+    fixed: int = 0
+
+
+_BY_HEADER = _Window(1)
+"""Architectures that read the pattern of the header and have no default."""
+# Other architectures have no windows, even where the header names one. Chunks (llama4) count as windows of their full
+# length. The windows of deepseek4 are not here: its cache is of a kind of its own (llama_kv_cache_dsv4).
+_WINDOWS = {
+    "afmoe": _Window(4),
+    "cohere2": _Window(4),
+    "cohere2moe": _Window(4, full_first=True),
+    "dflash": _BY_HEADER,
+    "dots3note": _BY_HEADER,
+    "exaone-moe": _Window(4, size=128),
+    "exaone4": _Window(4, size=4096),
+    "gemma2": _Window(2, size=4096),
+    "gemma3": _Window(6),
+    "gemma3n": _Window(5),
+    "gemma4": _BY_HEADER,
+    "gemma4-assistant": _BY_HEADER,
+    "gpt-oss": _Window(2),
+    "granite_swa": _BY_HEADER,
+    "laguna": _Window(4, full_first=True),
+    "lfm2": _Window(0),
+    "llama4": _Window(4, size=8192, fixed=8192),
+    "maple": _BY_HEADER,
+    "mellum": _Window(4),
+    "mimo2": _BY_HEADER,
+    "muse-glimmer": _Window(4),
+    "olmo2": _Window(4),
+    "plamo3": _Window(8),
+    "smallthinker": _Window(4, full_first=True, fixed=4096),
+    "spark2_5": _BY_HEADER,
+    "step35": _BY_HEADER,
+}
+_EXAONE4_LAYERS = 64  # only the model of that size has windows
+
+
+def decoding_layers(header: GGUFHeader) -> int:
+    """Return the number of decoding layers: those that predict further tokens come last (llama_hparams::n_layer)."""
+    extra = header.number("nextn_predict_layers")
+    return header.n_layer - extra if extra < header.n_layer else header.n_layer
+
+
+def windows_of(header: GGUFHeader) -> list[int]:
+    """Return the attention window of each layer in tokens, the current one included; 0: all tokens."""
+    n_layer, known = header.n_layer, _WINDOWS.get(header.architecture)
+    if known is None or (header.architecture == "exaone4" and decoding_layers(header) != _EXAONE4_LAYERS):
+        return [0] * n_layer
+    size = header.number("attention.sliding_window", known.size)
+    size = known.fixed if size and known.fixed else size
+    pattern = header.value("attention.sliding_window_pattern")
+    if isinstance(pattern, LazyArray):
+        flags = [bool(flag) for flag in pattern.first(n_layer)]
+    else:
+        every = pattern if isinstance(pattern, int) and pattern >= 0 else known.every
+        full = 0 if known.full_first else every - 1
+        flags = [every == 0 or layer % every != full for layer in range(decoding_layers(header))]
+    return [size if flag else 0 for flag in flags] + [0] * (n_layer - len(flags))
+
 
 GB = 1e9
 CONTEXT_STEP = 256  # llama.cpp pads n_ctx to this

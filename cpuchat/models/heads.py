@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from cpuchat.errors import DraftMismatch, EngineMissing
+from cpuchat.base.errors import DraftMismatch, EngineMissing
+from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import role_of
-from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.text import clean_line
+from cpuchat.models.gguf.parse import LazyArray
 
 HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]
 

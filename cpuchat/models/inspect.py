@@ -10,16 +10,13 @@ from itertools import islice
 from typing import Any
 
 from cpuchat.models import fit
-from cpuchat.models.gguf.arrays import LazyArray
-from cpuchat.models.gguf.checks import problems_of
-from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.gguf.vocabulary import vocabulary
+from cpuchat.models.fit import windows_of
+from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
+from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import Data
 from cpuchat.models.traffic import traffic_of
-from cpuchat.models.windows import windows_of
-from cpuchat.protocol import LoadOptions
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.protocol.messages import LoadOptions
+from cpuchat.telemetry.roofline import pass_bytes
 
 # Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
 _SPECIAL = {

@@ -4,18 +4,39 @@ Follows llama.cpp of llama-cpp-python 0.3.36: which tensors a graph of src/model
 KV cache its attention reads. With flash attention on a CPU, cells that are masked are not read at all
 (ggml_compute_forward_flash_attn_ext_f16_one_chunk in ops.cpp). Without it all cells are multiplied, in steps of 256
 (llama_kv_cache::get_n_kv): of a layer with a sliding window, also those of one batch beyond it.
+
+Computes the work of a pass of a model from its header; `costmodel` turns it into time.
+
+Estimates the work of a model of which only sizes are known, from the published configurations in dimensions.toml.
+
+Models larger than memory, on request (`LoadOptions.from_disk`): the system reads their mapped weights from disk, and
+drops them again, in every pass.
+
+llama.cpp maps a file with MAP_POPULATE and MADV_WILLNEED, which nothing in its API turns off (llama_mmap in
+llama-mmap.cpp: only llama_numa_init on several NUMA nodes, or tensors that an architecture marks as lazy). So a load
+reads the whole file, up to twice, inside a call that a cancel has to wait for: as long as two tokens of a dense model.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import re
+from pathlib import Path
 
-from cpuchat.model_info import KVTraffic, Traffic
+import msgspec
+
+from cpuchat.base import toml
+from cpuchat.base.errors import UsageError
+from cpuchat.costs.model import ALIKE, BITS, Attention, ModelWork, Weights, by_type
 from cpuchat.models import fit
-from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.windows import decoding_layers
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.file_names import without_prefix
+from cpuchat.models.fit import GB, MemoryNeed, decoding_layers, gigabytes, may_stay_on_disk, plan_memory
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
+from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
+from cpuchat.telemetry.roofline import pass_bytes
 
 # Tables of which a pass reads one row per token.
 TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
@@ -92,3 +113,241 @@ def attention_madds(header: GGUFHeader, *, flash_attn: bool = True) -> dict[int,
             each = row.k * 2 if not row.v else header.key_length + header.value_length
             totals[window] = totals.get(window, 0) + header.n_head * each
     return totals
+
+
+N_PAST = 650
+"""Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
+_HEAD = "output.weight"
+_TIED = "token_embd.weight"
+
+
+def model_work(
+    header: GGUFHeader,
+    *,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_experts: int = 0,
+    flash_attn: bool = True,
+    alike: float = 0.0,
+) -> ModelWork:
+    """Return the work of the model of `header` (of `read_model`).
+
+    The arguments are those of `traffic_of`, and `alike` of `ModelWork`: 0 for random tokens, `ALIKE` for text.
+    """
+    traffic = traffic_of(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
+    head = _HEAD if any(tensor.name == _HEAD for tensor in header.tensors) else _TIED
+    used = [tensor for tensor in header.tensors if is_used(header, tensor)]
+    routed = {tensor.name for tensor in used if traffic.n_expert and tensor.is_routed}
+    apart = {*TABLES, *routed, head}
+    dense = [tensor for tensor in used if tensor.name not in apart]
+    madds = attention_madds(header, flash_attn=flash_attn)
+    return ModelWork(
+        name=header.name,
+        n_layer=header.n_layer,
+        dense=by_type(_weights(one) for one in dense),
+        head=by_type(_weights(one) for one in used if one.name == head),
+        experts=by_type(_weights(one) for one in used if one.name in routed),
+        n_expert=traffic.n_expert,
+        n_expert_used=traffic.n_expert_used,
+        alike=alike,
+        row=traffic.row,
+        state=traffic.state,
+        attention=tuple(
+            Attention(part.bytes_per_token, madds.get(part.window, 0), part.window, part.step) for part in traffic.kv
+        ),
+    )
+
+
+def loaded_work(model: ModelInfo, *, alike: float = 0.0) -> ModelWork:
+    """Return the work of a loaded model, with the KV cache and the attention that it was loaded with; `alike` as in
+    `model_work`.
+
+    Raises:
+        ModelNotFound, ModelDamaged: its file is gone or has changed.
+    """
+    return _as_loaded(model.path, model.traffic, model.n_expert_used, alike)
+
+
+def loaded_draft_work(model: ModelInfo) -> ModelWork | None:
+    """Return the work of the draft model beside a loaded one, as `loaded_work`; None without one."""
+    return _as_loaded(model.draft_path, model.draft_traffic, 0, ALIKE) if model.draft_path else None
+
+
+def _as_loaded(path: str, traffic: Traffic | None, n_experts: int, alike: float) -> ModelWork:
+    cache = traffic.kv if traffic is not None else ()
+    work = model_work(
+        read_model(Path(path)), n_experts=n_experts, flash_attn=all(part.step == 1 for part in cache), alike=alike
+    )
+    if [part.window for part in cache] != [one.window for one in work.attention]:
+        return work
+    attention = tuple(
+        msgspec.structs.replace(one, nbytes=part.bytes_per_token)
+        for one, part in zip(work.attention, cache, strict=True)
+    )
+    return msgspec.structs.replace(work, attention=attention)
+
+
+def _weights(tensor: TensorInfo) -> Weights:
+    """Return the work of a matrix, of a stack of matrices, or of a vector."""
+    columns, rows, n = (*tensor.shape, 1, 1)[:3]
+    return Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n)
+
+
+_LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one
+_USUAL_BITS = 4.85  # of Q4_K_M
+_MATRICES, _OF_EXPERT = 7, 3  # of a layer (q, k, v, output, gate, up, down), and of an expert
+_MIXED = 1.08  # files named after a K type have some tensors of larger types
+_SIZES = (
+    (0.5e9, "qwen2.5-0.5b"), (1.5e9, "qwen2.5-1.5b"), (4e9, "qwen3-4b"), (8e9, "llama-3.1-8b"),
+    (14.8e9, "qwen3-14b"), (32.8e9, "qwen3-32b"), (70.6e9, "llama-3.3-70b"), (122e9, "mistral-large"),
+    (405e9, "llama-3.1-405b"),
+)  # fmt: skip
+_MIXTURES = (
+    (16e9, "deepseek-v2-lite"), (30e9, "qwen3-30b-a3b"), (117e9, "gpt-oss-120b"), (235e9, "qwen3-235b-a22b"),
+    (671e9, "deepseek-r1"), (1030e9, "kimi-k2"),
+)  # fmt: skip
+
+
+class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of models, as in dimensions.toml."""
+
+    ids: tuple[str, ...] = ()
+    layers: int
+    embd: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocab: int
+    tied: bool = False
+    experts: int = 0
+    used: int = 0
+    kv_row: int = 0
+    window: int = 0
+    full: int = 0
+
+    @property
+    def kv_values(self) -> int:
+        """Return the values of K and V that a layer keeps for a token."""
+        return self.kv_row or 2 * self.kv_heads * self.head
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: tuple[Dimensions, ...]
+
+
+@functools.cache
+def dimensions() -> tuple[Dimensions, ...]:
+    """Return the known configurations."""
+    text = Path(__file__).with_name("dimensions.toml").read_text(encoding="utf-8")
+    return msgspec.convert(toml.loads(text), _File).model
+
+
+def dimensions_of(id: str) -> Dimensions | None:
+    """Return the configuration of a model of the catalog; None when it is not known."""
+    return next((one for one in dimensions() if any(fnmatch.fnmatch(id, pattern) for pattern in one.ids)), None)
+
+
+def typical_work(
+    size: float,
+    quantization: str,
+    *,
+    params: float = 0.0,
+    active: float = 1.0,
+    id: str = "",
+    dims: Dimensions | None = None,
+) -> ModelWork:
+    """Return the work of a model with a file of `size` bytes.
+
+    Args:
+        params: 0: as many as such a file usually has.
+        active: share of the parameters that a token uses, of a mixture of experts.
+        id: of the catalog; "" for others, whose parts are scaled from the nearest known configuration.
+        dims: its configuration, in the place of that by `id`.
+    """
+    kind = main_type(quantization)
+    params = params or 8 * size / usual_bits(quantization)
+    known = dims or dimensions_of(id) or _nearest(params, mixture=active < 1)
+    per_value = size / params
+    head = min(known.vocab * known.embd, _LARGEST_HEAD * params)
+    rest = max(params - head - (0 if known.tied else head), 0.1 * params)
+    routed = 0.0
+    if active < 1 and known.experts > known.used > 0:
+        routed = min((1 - active) * params / (1 - known.used / known.experts), 0.995 * rest)
+    return ModelWork(
+        n_layer=known.layers,
+        dense=(_weights_of_blocks(kind, rest - routed, per_value, known, _MATRICES * known.layers),),
+        head=(_weights_of_blocks(kind, head, per_value, known, 1),),
+        experts=(_weights_of_blocks(kind, routed, per_value, known, _OF_EXPERT * known.layers * known.experts),)
+        if routed
+        else (),
+        n_expert=known.experts if routed else 0,
+        n_expert_used=known.used if routed else 0,
+        alike=ALIKE,
+        attention=tuple(
+            Attention(2.0 * layers * known.kv_values, layers * known.heads * 2 * known.head, window)
+            for layers, window in ((known.full, 0), (known.layers - known.full, known.window))
+            if layers
+        ),
+    )
+
+
+def _weights_of_blocks(kind: str, values: float, per_value: float, known: Dimensions, matrices: int) -> Weights:
+    """Return matrices that have one side of the embedding's width."""
+    return Weights(kind, values * per_value, values, values / known.embd + matrices * known.embd)
+
+
+def main_type(quantization: str) -> str:
+    """Return the tensor type of most matrices of such a file: `Q4_K` for `UD-Q4_K_XL`; the name if it does not say."""
+    name = without_prefix(quantization)
+    return next((kind for kind in (name, name.rpartition("_")[0]) if kind in BY_NAME), name)
+
+
+def usual_bits(quantization: str) -> float:
+    """Return the bits per weight of a file of that quantization."""
+    name = without_prefix(quantization)
+    if name in BITS and not name.endswith("_K"):
+        return BITS[name]
+    return _MIXED * BITS[main_type(name)] if main_type(name) in BITS else _USUAL_BITS
+
+
+def _nearest(params: float, *, mixture: bool) -> Dimensions:
+    """Return the configuration of the known model with the nearest number of parameters, on a ratio scale."""
+    _, name = min(_MIXTURES if mixture else _SIZES, key=lambda one: abs(one[0] / params - params / one[0]))
+    return next(one for one in dimensions() if any(fnmatch.fnmatch(name, pattern) for pattern in one.ids))
+
+
+def where_needed(header: GGUFHeader, options: LoadOptions, available: int) -> LoadOptions:
+    """Return the options with `from_disk` only if the model does not fit into `available` bytes without it.
+
+    Raises:
+        UsageError: other options contradict it.
+    """
+    if not options.from_disk:
+        return options
+    if not may_stay_on_disk(options):
+        raise UsageError(
+            "Weights that stay on disk (--from-disk) are neither locked in memory, read into it, nor on RPC workers.",
+            "Turn off --mlock, set --load-mode to mmap, and leave out --rpc; or leave out --from-disk.",
+        )
+    in_memory = msgspec.structs.replace(options, from_disk=False)
+    fits = plan_memory(header, in_memory, available)[0].least <= available
+    return in_memory if fits else options
+
+
+def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float | None, n_experts: int = 0) -> str:
+    """Return how slow such a model will be, as a note for the user.
+
+    What of a token's weights stays in memory is taken to be the share that fits. Of a mixture of experts, only those
+    that a token uses count.
+
+    Args:
+        rate: bytes per second of the disk; None if it is not known.
+        n_experts: that a token uses; 0 for as many as trained.
+    """
+    missing = 1 - min(max(available - need.least, 0) / max(header.size, 1), 1)
+    used = round(pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0))
+    read = f"{gigabytes(round(missing * used))} of {gigabytes(used)} GB are read from disk for each token"
+    if rate is None:
+        return f"Larger than memory: {read}."
+    seconds = missing * used / rate
+    return f"Larger than memory: about {seconds:.2g} s per token, as {read} at {rate / GB:.2g} GB/s."

@@ -1,24 +1,94 @@
-"""Plans a model on a machine: does it fit, how fast, for how many users, at what cost."""
+"""Plans a model on a machine: does it fit, how fast, for how many users, at what cost.
+
+Compares plans: the catalog on one machine, and one model on all machines.
+
+One model over several machines by llama.cpp's RPC: what the network between them costs.
+
+The machine with the chat holds the first layers, the embedding and the output; each worker some of the others. They
+compute one after the other, so a pass takes as long as on one machine that holds all of it, and the network on top.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
-from cpuchat.costmodel.passes import batch_rate, compute_ceiling, most_users, pair_costs, pass_cost, prefill_cost
-from cpuchat.costmodel.profile import CostProfile
-from cpuchat.costmodel.usual import SCENARIOS
-from cpuchat.costmodel.work import bytes_read
-from cpuchat.errors import UsageError
-from cpuchat.models.drafts.candidates import LONGEST
-from cpuchat.models.drafts.gain import WORTH, gain
+from cpuchat.base.errors import UsageError
+from cpuchat.costs.model import (
+    MICRO_BATCH,
+    SCENARIOS,
+    CostProfile,
+    Figure,
+    batch_rate,
+    bytes_read,
+    compute_ceiling,
+    most_users,
+    pair_costs,
+    pass_cost,
+    prefill_cost,
+)
+from cpuchat.models.catalog import PACE, Catalog
+from cpuchat.models.drafts.candidates import LONGEST, WORTH, gain
 from cpuchat.models.fit import PROCESS_BYTES
 from cpuchat.models.prediction import Fit, spare_bytes
-from cpuchat.models.shortlist import PACE
-from cpuchat.planner.machine_specs import MachineSpec
-from cpuchat.planner.model_specs import PlannedModel
-from cpuchat.planner.network import Network, combined
+from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
+
+ROUND_TRIP_S = 2e-4
+"""Of a request in a wired network, switch and both kernels included; 10 GbE takes half of it."""
+_REQUESTS = 5120
+"""Bytes of a pass's requests to a worker. Measured with llama.cpp 0.5.0-dev through a proxy that counts, beside the
+rest: 3.2 kB for a token of a model of width 256, 4.7 kB for one of width 896 (12 layers there)."""
+_STATE_BYTES = 4
+_MASK_BYTES = 2
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """`machines` alike that hold one model, and `gbit` per second between them."""
+
+    machines: int
+    gbit: float = 1.0
+
+    @property
+    def workers(self) -> int:
+        return self.machines - 1
+
+    def seconds(self, width: int, n_tokens: float, n_past: float) -> float:
+        """Return what it adds to a pass over `n_tokens` tokens of a model with hidden states of `width` values."""
+        return self.workers * (ROUND_TRIP_S + 8 * traffic(width, n_tokens, n_past) / (1e9 * self.gbit))
+
+    def prompt_seconds(self, width: int, n_prompt: int) -> float:
+        """Return what it adds to the evaluation of a prompt, in micro-batches."""
+        starts = range(0, n_prompt, MICRO_BATCH)
+        return sum(self.seconds(width, min(MICRO_BATCH, n_prompt - start), start) for start in starts)
+
+
+def traffic(width: int, n_tokens: float, n_past: float) -> float:
+    """Return the bytes between the machine with the chat and one worker in a pass: a hidden state for each token there
+    and back, the attention mask, and requests."""
+    each = 2 * _STATE_BYTES * width + _MASK_BYTES * (n_past + n_tokens)
+    return n_tokens * each + _REQUESTS
+
+
+def combined(machine: MachineSpec, network: Network) -> MachineSpec:
+    """Return the machines as one with the memory and the price of all of them. Their power is not known: one computes
+    while the others wait."""
+    n = network.machines
+
+    def times(one: Figure | None) -> Figure | None:
+        return one and msgspec.structs.replace(one, value=n * one.value, low=n * one.low, high=n * one.high)
+
+    return msgspec.structs.replace(
+        machine,
+        name=f"{n} × {machine.name}",
+        memory_gb=times(machine.memory_gb),
+        free_gb=times(machine.free_gb),
+        price_usd=times(machine.price_usd),
+        usd_per_hour=times(machine.usd_per_hour),
+        watts=None,
+    )
+
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
@@ -355,3 +425,81 @@ def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
         joules=plan.tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
         prices=None if is_rented else prices,
     )
+
+
+MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]
+"""Returns a machine as a model and its draft model use it, as `ThisMachine.of`."""
+_ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have the same experts
+
+
+def catalog_models(
+    catalog: Catalog, quantization: str = "", here: Mapping[str, PlannedModel] = MappingProxyType({})
+) -> list[PlannedModel]:
+    """Return the chat models of the catalog.
+
+    Args:
+        quantization: "": each in its default; so are always those that come in one alone.
+        here: as of `models_here`: those files, in their place.
+    """
+    chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
+    kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]
+    return [here.get(entry.id) or from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
+
+
+def catalog_plans(
+    machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload, *, network: Network | None = None
+) -> list[Plan]:
+    """Return a plan for each of the models that fits the machine, or a network of such, the fastest first."""
+    plans = [make_plan(machine_for(model, None), model, workload, network=network) for model in models]
+    fitting = [plan for plan in plans if plan.tok_s is not None]
+    return sorted(fitting, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
+
+
+def catalog_drafts(
+    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
+) -> list[PlannedModel]:
+    """Return the draft models that the catalog has for one of its models, the best first; none for others. `here` as of
+    `catalog_models`."""
+    entry = next((one for one in catalog.models if one.name == target.name), None)
+    drafts = catalog.drafts_of(entry) if entry is not None else []
+    return [here.get(one.id) or from_catalog(one) for one in drafts if one.sizes]
+
+
+def usual_draft(
+    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
+) -> PlannedModel | None:
+    """Return the best draft model that the catalog has for one of its models, if any."""
+    return next(iter(catalog_drafts(target, catalog, here)), None)
+
+
+def machine_plans(
+    machines: Sequence[MachineSpec],
+    model: PlannedModel,
+    workload: Workload,
+    *,
+    draft: PlannedModel | None,
+    prices: Prices,
+    network: Network | None = None,
+) -> list[Plan]:
+    """Return a plan on every machine (a `network` of each), the cheapest machine first; those without a price last."""
+    plans = [make_plan(machine, model, workload, draft=draft, prices=prices, network=network) for machine in machines]
+    return sorted(plans, key=lambda plan: _price(plan, prices))
+
+
+def reaches(plan: Plan, tok_s: float, acceptance: float | None = None) -> bool:
+    """Return whether one chat is expected to reach `tok_s`, plain or with its draft model at an acceptance rate."""
+    if plan.tok_s is None:
+        return False
+    if acceptance is None:
+        return plan.tok_s.value >= tok_s
+    return any(one.tok_s.value >= tok_s for one in plan.drafted if one.acceptance == acceptance)
+
+
+def cheapest(plans: Sequence[Plan], tok_s: float, acceptance: float | None = None) -> Plan | None:
+    """Return the first of `machine_plans` that has a price and reaches `tok_s`; None when none does."""
+    return next((plan for plan in plans if plan.costs is not None and reaches(plan, tok_s, acceptance)), None)
+
+
+def _price(plan: Plan, prices: Prices) -> tuple[bool, float]:
+    per_hour = hourly(plan.machine, prices)
+    return per_hour is None, per_hour or 0.0

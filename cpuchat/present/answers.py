@@ -1,4 +1,7 @@
-"""Formats an answer as words, figures and JSON: progress, stop reason, speed."""
+"""Formats an answer as words, figures and JSON: progress, stop reason, speed.
+
+Formats what a prompt reused of kept states of the model, why it was not more, and what a model may keep.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuchat.present import reuse
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     ContextTrimmed,
     Failed,
     GenerationFinished,
@@ -17,13 +19,56 @@ from cpuchat.protocol import (
     Reconnecting,
     Sampling,
 )
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import SERVER_WIDE, Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
-from cpuchat.timings import SERVER_WIDE, Reuse, SpeculationFigures, Timings
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import WhenFull
     from cpuchat.telemetry.roofline import Roofline
+
+
+_CHANGED = {
+    "system": ("the system prompt changed", "system prompt changed"),
+    "trimmed": ("the oldest messages were left out", "old messages left out"),
+    "message": ("message {:,} was edited", "message {:,} was edited"),
+    "template": ("the template changed message {:,}", "message {:,} re-rendered"),
+}
+
+
+def restored(reuse: Reuse) -> str:
+    """`restored from disk in 40 ms`; "" for what was in the context already."""
+    return f"restored from {reuse.source} in {' '.join(units.duration(reuse.ms / 1e3))}" if reuse.source else ""
+
+
+def reasons(reuse: Reuse) -> list[str]:
+    """Say why not more was reused: `evaluated anew: message 2 was edited`."""
+    found = [f"evaluated anew: {_CHANGED[reuse.changed][0].format(reuse.message)}"] if reuse.changed else []
+    if reuse.again:
+        found.append(f"no checkpoint nearer: {plural(reuse.again, 'token')} evaluated again")
+    return found
+
+
+def brief_reasons(reuse: Reuse) -> list[str]:
+    """Say the same in about 28 characters each: `anew: message 2 was edited`, `210 tokens re-evaluated`."""
+    found = [f"anew: {_CHANGED[reuse.changed][1].format(reuse.message)}"] if reuse.changed else []
+    return [*found, *([f"{plural(reuse.again, 'token')} re-evaluated"] if reuse.again else [])]
+
+
+def note(timings: Timings | None) -> str:
+    """Return what is not kept, and which setting helps, as a sentence; "" for nothing."""
+    text = timings.reuse.note.rstrip(".") if timings is not None and timings.reuse is not None else ""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def kept_states(model: ModelInfo | None) -> str:
+    """`checkpoints 50.0 MB each, up to 1.9 GB in memory`: what chats may keep; "" for nothing."""
+    if model is None or not model.state_memory:
+        return ""
+    checkpoints = f"checkpoints {units.size(model.partial_state)} each, " if model.partial_state else ""
+    return f"{checkpoints}up to {units.size(model.state_memory)} in memory"
+
 
 # An answer that is simply complete gets no word.
 _STOP_REASONS = {
@@ -64,7 +109,7 @@ def prefill_progress(event: PrefillProgress, left_s: float | None = None) -> str
     cached = f", {event.cache_n:,} {f'from {told.source}' if told.source else 'cached'}" if event.cache_n else ""
     left = units.time_left(left_s) if left_s is not None and left_s >= 1 else ""
     tokens = f"{event.processed:,} of {plural(event.total, 'token')}{cached}"
-    return " · ".join(filter(None, ("processing the prompt", tokens, left, *reuse.brief_reasons(told)[:1])))
+    return " · ".join(filter(None, ("processing the prompt", tokens, left, *brief_reasons(told)[:1])))
 
 
 def reconnecting(event: Reconnecting) -> str:
@@ -149,7 +194,7 @@ def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None
         parts.append(_first_token(timings))
     parts.append(_prompt(timings))
     if timings.reuse is not None:
-        parts += [reuse.restored(timings.reuse), *reuse.reasons(timings.reuse)]
+        parts += [restored(timings.reuse), *reasons(timings.reuse)]
     parts += _drafting(timings)
     if roofline is not None:
         parts += _bandwidth(roofline)

@@ -1,4 +1,9 @@
-"""Formats stored chats: rows of a list, and a chat as Markdown."""
+"""Formats stored chats: rows of a list, and a chat as Markdown.
+
+Reading aloud in words.
+
+Describes the machine for an empty chat: one line of facts, and a recommended model.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,27 @@ import html
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from cpuchat.base.text import clean, clean_line
+from cpuchat.chats.history import fenced
 from cpuchat.chats.records import Attachment, Chat
-from cpuchat.chats.request import fenced
+from cpuchat.chats.transfer.formats import PortableChat, PortableMessage, encoded
 from cpuchat.chats.transfer.importing import Imported
-from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
+from cpuchat.config.presets import effective_system_prompt
+from cpuchat.config.servers import running_servers
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.present.answers import summary
-from cpuchat.presets import effective_system_prompt
+from cpuchat.protocol.messages import ToolStep
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry import units
+from cpuchat.telemetry.speech import Speech
 from cpuchat.telemetry.units import plural
-from cpuchat.text import clean, clean_line
-from cpuchat.tool_calls import ToolStep
 
 SHORT_ID = 8
 """Characters of a chat's id that are shown."""
@@ -97,3 +112,87 @@ def imported(done: Imported, source: str) -> str:
     parts += [f"{done.known:,} already here"] if done.known else []
     parts += [f"{done.empty:,} without messages"] if done.empty else []
     return ", ".join(parts) + "."
+
+
+def real_time_factor(value: float) -> str:
+    """Format a real-time factor with two significant digits: `0.009`, `0.13`, `1.4`."""
+    return f"{value:.3f}" if value < 0.0995 else f"{value:.2f}" if value < 0.995 else f"{value:.1f}"
+
+
+def cores(figures: Speech) -> str:
+    """Return the CPUs of the speech process: "CPUs 6-7", or "model's cores"."""
+    if figures.shared or not figures.cpus:
+        return "model's cores"
+    return f"CPU{'s' if len(figures.cpus) > 1 else ''} {format_cpu_list(figures.cpus)}"
+
+
+def speech_summary(figures: Speech, where: str) -> str:
+    """Return the figures of a reading in one line; `where` is the player or the file."""
+    if not figures.sound_s:
+        return "Nothing to read aloud."
+    parts = [f"{figures.sound_s:.1f} s of speech to {where}"]
+    if figures.after_token_s is not None and figures.first_audio_s is not None:
+        sentence = figures.after_sentence_s
+        more = f", {_duration(sentence)} after the first sentence" if sentence is not None else ""
+        parts.append(f"first audio {_duration(figures.after_token_s)} after the first token{more}")
+    elif figures.after_token_s is not None:
+        parts.append(f"first audio {_duration(figures.after_token_s)}")
+    if figures.real_time_factor is not None:
+        parts.append(f"real-time factor {real_time_factor(figures.real_time_factor)}")
+    parts.append(f"{figures.engine}, {cores(figures)}")
+    return " · ".join(parts)
+
+
+def no_device(instead: str) -> str:
+    """Return why there is no sound, and what is written `instead`."""
+    return f"No sound device: pw-cat, paplay, aplay and play are missing or cannot play. Writing {instead}."
+
+
+def as_json(figures: Speech, where: str) -> dict[str, Any]:
+    """Return the figures for scripts; seconds."""
+    return {**msgspec.to_builtins(figures), "output": where}
+
+
+def _duration(seconds: float) -> str:
+    return " ".join(units.duration(seconds))
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed (where
+    known) of the recommended model, "" where none is."""
+
+    machine: str = ""
+    model: str = ""
+
+
+def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
+    """Read the topology, the measured bandwidth and the catalog: tens of milliseconds, in a thread."""
+    from cpuchat.hardware.topology import read_topology
+    from cpuchat.models.catalog import estimates, load_catalog, ranked
+    from cpuchat.models.machine import this_machine
+    from cpuchat.present import machine as typical
+
+    machine = this_machine(settings, loaded=loaded)
+    parts = [units.plural(len(read_topology().allowed_cores), "core")]
+    if machine.peak:
+        speed = typical.FOUR_BILLION.on(machine).tok_s
+        parts.append(f"{units.bandwidth(machine.peak)} GB/s")
+        parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
+    else:
+        parts.append("F12 measures the read bandwidth")
+    models = load_catalog().models
+    predictions = estimates(models, machine)
+    best = next(iter(ranked(models, predictions).suits), None)
+    if best is None:
+        return Welcome(" · ".join(parts))
+    tok_s = predictions[best.id].tok_s
+    about = [best.name, f"{best.quantization} {units.size(best.size)}"]
+    about += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
+    return Welcome(" · ".join(parts), " · ".join(about))
+
+
+def serving() -> str:
+    """Return `Serving qwen-1.5b on http://127.0.0.1:8080/v1`, all servers of this user; "" without one. Reads files."""
+    found = " · ".join(f"{one.model} on {one.url}/v1" for one in running_servers())
+    return f"Serving {found}" if found else ""

@@ -8,15 +8,21 @@ from typing import Any
 
 import msgspec
 
+from cpuchat.base.text import clean_line
 from cpuchat.present.table import table
-from cpuchat.quality.flips import Answered, Flips
-from cpuchat.quality.measure import Progress, QualityLoss, QualityMeasurement
+from cpuchat.quality.measure import Answered, Flips, Progress, QualityLoss, QualityMeasurement
 from cpuchat.quality.messages import Disagreement
-from cpuchat.quality.published import Published, published_for
 from cpuchat.quality.questions import Question
-from cpuchat.quality.statistics import MIN_POSITIONS, Estimate, Interval, Summary, indistinguishable
+from cpuchat.quality.statistics import (
+    MIN_POSITIONS,
+    Estimate,
+    Interval,
+    Published,
+    Summary,
+    indistinguishable,
+    published_for,
+)
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
 
 HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio", "RMS Δp")
 _CONTEXT_COLUMNS = 48

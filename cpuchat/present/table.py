@@ -1,11 +1,15 @@
-"""Aligned columns of text."""
+"""Aligned columns of text.
+
+Lines of lists of models and the like.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cpuchat.text import clean_line
+from cpuchat.base.text import clean_line
 
 _NARROW = 12  # characters of a column that is not wrapped any more
 
@@ -32,3 +36,22 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), width: int =
 def _wrapped(line: str, indent: int, width: int) -> list[str]:
     first, *others = textwrap.wrap(line[indent:], width - indent) or [""]
     return [(line[:indent] + first).rstrip(), *(" " * indent + other for other in others)]
+
+
+@dataclass(frozen=True)
+class ListRow:
+    """One line. `key` identifies its subject and stays the same while it is listed; "" is a heading (`name`) or a mere
+    text (`note`), which cannot be selected.
+
+    `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
+    place. `tag` stands dimmed right after the name. `strong`: the loaded one. `dim`: not to be used as it is.
+    """
+
+    key: str = ""
+    mark: str = " "
+    name: str = ""
+    columns: tuple[str, str, str, str] | None = None
+    note: str = ""
+    tag: str = ""
+    strong: bool = False
+    dim: bool = False

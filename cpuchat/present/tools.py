@@ -8,11 +8,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural
-from cpuchat.text import clean_line
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
-from cpuchat.tools.approval import Choice
-from cpuchat.tools.limits import MOST_TOOLS
+from cpuchat.tools.loop import MOST_TOOLS, Choice
 
 if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer

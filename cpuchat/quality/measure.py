@@ -1,26 +1,86 @@
-"""Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed."""
+"""Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed.
+
+Measured windows on disk, so that an interrupted measurement resumes where it was.
+
+One file of JSON lines for each pair of models and text, in the cache folder. A line is appended for every window; a
+torn last line is ignored.
+
+Answer flips: which questions one model answers right and the other wrong, greedily.
+
+Equal accuracy hides flipped answers (arXiv 2407.09141), so answers are compared in pairs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from cpuchat.children import python_command
-from cpuchat.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.base.files import append_line, delete_oldest, read_small
+from cpuchat.base.processes import LineProcess, python_command
 from cpuchat.hardware.numa.launch import launch_command
 from cpuchat.hardware.placement.placement import Placement
-from cpuchat.line_process import LineProcess
-from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.gguf.vocabulary import vocabulary
-from cpuchat.protocol import MIN_CTX
+from cpuchat.models.file_names import file_fingerprint
+from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
+from cpuchat.protocol.messages import MIN_CTX, Generate, Message, TextDelta
+from cpuchat.quality.greedy import Answering, answer_greedily
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
-from cpuchat.quality.saved import SavedWindows, measurement_key
+from cpuchat.quality.questions import Question, is_right, mcnemar
 from cpuchat.quality.statistics import Scores, Summary, summarize
+from cpuchat.telemetry.units import plural
+
+_KEPT_FILES = 50
+
+
+def measurement_key(base: str, other: str, texts: Sequence[Text], n_ctx: int, engine: str) -> str:
+    """Return the name of a measurement. Models are given by `models.fingerprint`, the engine by its version."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (base, other, str(n_ctx), engine):
+        digest.update(part.encode() + b"\0")
+    digest.update(msgspec.json.encode(texts))
+    return digest.hexdigest()
+
+
+class SavedWindows:
+    """The windows of one measurement in `folder`.
+
+    A folder that cannot be written keeps nothing, and no measurement fails because of it.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._file = folder / f"{key}.jsonl"
+
+    def read(self) -> list[Scored]:
+        """Return what is saved, each window once."""
+        windows: dict[int, Scored] = {}
+        with contextlib.suppress(OSError):
+            for line in read_small(self._file, 256 << 20).splitlines():
+                with contextlib.suppress(ValueError, RecursionError):
+                    window = msgspec.json.decode(line, type=Scored)
+                    windows[window.window] = window
+        return list(windows.values())
+
+    def append(self, window: Scored) -> None:
+        """Save one window."""
+        with contextlib.suppress(OSError):
+            if not self._file.exists():
+                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                delete_oldest(self._file.parent, "*.jsonl", _KEPT_FILES - 1)
+                self._file.touch()
+            append_line(self._file, msgspec.json.encode(window))
+
+    def delete(self) -> None:
+        """Delete all windows."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
 
 N_CTX = 512
 """Tokens of a window, llama-perplexity's default."""
@@ -210,3 +270,76 @@ def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:
 def scores_of(window: Scored) -> Scores:
     """Return the arrays of a window."""
     return Scores(*(np.frombuffer(getattr(window, name), "<f4") for name in Scores.__struct_fields__))
+
+
+MAX_TOKENS = 128
+"""Per answer; the questions ask for short ones, and a rambling model must be stopped."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """One answer without its reasoning, and whether it is right."""
+
+    text: str
+    right: bool
+
+
+class Flips(msgspec.Struct, frozen=True, kw_only=True):
+    """How the answers of two models differ, counted over the same questions.
+
+    `p` is McNemar's: how likely at least this difference is between models that are equally good.
+    """
+
+    both_right: int
+    only_base: int
+    only_other: int
+    both_wrong: int
+
+    @property
+    def n(self) -> int:
+        return self.both_right + self.only_base + self.only_other + self.both_wrong
+
+    @property
+    def p(self) -> float:
+        return mcnemar(self.only_base, self.only_other)
+
+
+def count_flips(base: Sequence[Answered], other: Sequence[Answered]) -> Flips:
+    """Compare answers to the same questions, in the same order."""
+    pairs = [(a.right, b.right) for a, b in zip(base, other, strict=True)]
+    return Flips(
+        both_right=pairs.count((True, True)),
+        only_base=pairs.count((True, False)),
+        only_other=pairs.count((False, True)),
+        both_wrong=pairs.count((False, False)),
+    )
+
+
+async def ask_all(
+    answer: Answering, questions: Sequence[Question], tell: Callable[[int], None] = lambda _: None
+) -> list[Answered]:
+    """Ask every question by itself, greedily and without drafters.
+
+    Args:
+        tell: called with the number of questions answered so far.
+
+    Raises:
+        MeasureFailed: the engine failed, or it was stopped.
+    """
+    found: list[Answered] = []
+    for question in questions:
+        text = await _ask(answer, question.prompt, f"Stopped at {len(found)} of {plural(len(questions), 'question')}.")
+        found.append(Answered(text, is_right(question, text)))
+        tell(len(found))
+    return found
+
+
+async def _ask(answer: Answering, prompt: str, stopped: str) -> str:
+    parts: list[str] = []
+
+    def add(delta: TextDelta) -> None:
+        if delta.channel == "answer":
+            parts.append(delta.text)
+
+    request = Generate(messages=(Message(role="user", content=prompt),), max_tokens=MAX_TOKENS)
+    await answer_greedily(answer, request, add, if_stopped=(stopped, "Run it again: the questions start over."))
+    return "".join(parts)

@@ -1,13 +1,21 @@
 """Messages between the app and the measuring process (`engine.lockstep`): lines of JSON.
 
 The process ends with its input, so that it never outlives its parent.
+
+Comparing rows of logits. Runs between two passes of the models, on all of their cores.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
-from cpuchat.protocol import Message
+import msgspec
+import numpy as np
+
+from cpuchat.protocol.messages import Message
+from cpuchat.quality.statistics import Scores
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,3 +85,86 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
 
 Answer = Loading | Planned | Scored | Finished
+
+
+class Tops(msgspec.Struct, frozen=True):
+    """Both models' most probable token at each position (int32), and the probability that they give it (float32)."""
+
+    base: np.ndarray
+    other: np.ndarray
+    base_p: np.ndarray
+    other_p: np.ndarray
+
+    @classmethod
+    def empty(cls, n: int) -> Self:
+        return cls(*(np.empty(n, kind) for kind in (np.int32, np.int32, np.float32, np.float32)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tops]) -> Self:
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__))
+
+
+class RowComparer:
+    """Compares rows on `threads` threads; numpy releases the GIL over whole rows.
+
+    Make it before the calling thread is pinned: its threads inherit the CPUs. Not while `compare` runs, and `close` it.
+    """
+
+    def __init__(self, threads: int, n_vocab: int) -> None:
+        self.n_vocab = n_vocab
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compare")
+        self._scratch = [(np.empty(n_vocab, np.float32), np.empty(n_vocab, np.float32)) for _ in range(threads)]
+        for _ in self._pool.map(lambda _: None, range(threads)):  # starts the threads now
+            pass
+
+    def compare(
+        self, base: Sequence[np.ndarray], other: Sequence[np.ndarray], tokens: Sequence[int]
+    ) -> tuple[Scores, Tops]:
+        """Compare rows of logits, float32 of shape (n_vocab,), after each of which the text goes on with one of
+        `tokens`."""
+        n = len(tokens)
+        out = np.empty((4, n), np.float32)
+        tops = Tops.empty(n)
+
+        def part(start: int) -> None:
+            scratch = self._scratch[start]
+            for i in range(start, n, self._threads):
+                _compare_row(base[i], other[i], tokens[i], i, out, tops, scratch)
+
+        for _ in self._pool.map(part, range(self._threads)):
+            pass
+        return Scores(*out), tops
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def _compare_row(
+    p: np.ndarray,
+    q: np.ndarray,
+    token: int,
+    i: int,
+    out: np.ndarray,
+    tops: Tops,
+    scratch: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """KL(P‖Q) = Σ P·(p − q) − ln ΣeP + ln ΣeQ. The difference of the logarithms is taken off before the sum, so that
+    float32 does not lose a KLD of 1e-5 in terms of a size of 1."""
+    weights, work = scratch
+    base_top, other_top = int(p.argmax()), int(q.argmax())
+    np.subtract(p, p[base_top], out=weights)
+    np.exp(weights, out=weights)
+    base_sum = float(weights.sum())
+    np.subtract(q, q[other_top], out=work)
+    np.exp(work, out=work)
+    other_sum = float(work.sum())
+    base_log, other_log = float(p[base_top]) + np.log(base_sum), float(q[other_top]) + np.log(other_sum)
+    np.subtract(p, q, out=work)
+    work -= np.float32(base_log - other_log)
+    out[0, i] = float(weights @ work) / base_sum
+    out[1, i] = base_log - float(p[token])
+    out[2, i] = other_log - float(q[token])
+    out[3, i] = base_top == other_top
+    tops.base[i], tops.other[i] = base_top, other_top
+    tops.base_p[i], tops.other_p[i] = 1 / base_sum, 1 / other_sum

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.errors import UsageError
-from cpuchat.settings import explained
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.config.settings import explained
 
 Check = Literal["number", "exact", "contains"]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]

@@ -19,16 +19,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from cpuchat import __version__
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.protocol import AnyEvent, GenerationFinished, PrefillProgress, TextDelta
-from cpuchat.serving.guard import Guard, local_user
-from cpuchat.serving.metrics import CONTENT_TYPE
-from cpuchat.serving.refusal import Refusal
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.protocol.messages import AnyEvent, GenerationFinished, PrefillProgress, TextDelta
 from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
-from cpuchat.serving.requests import ParsedRequest, quoted, read_control
-from cpuchat.serving.service import Place, Service
-from cpuchat.serving.web.access import WebAccess
-from cpuchat.serving.web.sessions import Sessions
+from cpuchat.serving.requests import ParsedRequest, Refusal, quoted, read_control
+from cpuchat.serving.server import Guard, local_user
+from cpuchat.serving.service import CONTENT_TYPE, Place, Service
+from cpuchat.serving.web.sessions import Sessions, WebAccess
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""

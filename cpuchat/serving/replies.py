@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.protocol import GenerationFinished, PrefillProgress, SpeculationUpdate, StopReason, TextDelta
-from cpuchat.timings import SpeculationFigures, Timings
+from cpuchat.protocol.messages import GenerationFinished, PrefillProgress, SpeculationUpdate, StopReason, TextDelta
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 DONE = b"data: [DONE]\n\n"
 PING = b": waiting\n\n"

@@ -5,6 +5,8 @@ What would change the answer and is not supported is refused, never ignored. lla
 (`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there. `return_queue`
 is ours: chunks with the place in the queue while a stream waits. `cache_salt` is vLLM's: requests reuse nothing of
 those with another one.
+
+Requests that are not answered: HTTP status, and an error object as OpenAI's.
 """
 
 from __future__ import annotations
@@ -15,13 +17,92 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.base.text import clean_line
+from cpuchat.config.settings import SamplingSection, Settings, explained
 from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
-from cpuchat.protocol import Generate, Message, Role, Speculation
-from cpuchat.serving.refusal import Refusal
-from cpuchat.settings import SamplingSection, Settings, explained
-from cpuchat.text import clean_line
+from cpuchat.protocol.messages import Failed, Generate, Message, Role, Speculation
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
+_BY_CODE = {
+    "context_full": (400, "context_length_exceeded"),
+    "usage": (400, "invalid_request"),
+    "template": (400, "chat_template_failed"),
+    "grammar_unmet": (400, "invalid_grammar"),
+    "does_not_fit": (503, "does_not_fit"),
+    "interrupted": (503, "shutting_down"),
+}
+
+
+class Refusal(Exception):
+    """Raised when a request is refused or fails.
+
+    Args:
+        status: of HTTP.
+        message: what happened, and what to do.
+        code: a stable word for programs ("context_length_exceeded").
+        param: the field of the request that is at fault.
+        retry_after: seconds; 0: a retry is of no use.
+        more: further fields of the error object.
+        hint: for whoever runs the server; it is not sent.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str = "invalid_request",
+        *,
+        param: str | None = None,
+        retry_after: int = 0,
+        more: dict[str, Any] | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+        self.hint = hint
+        self._more = more or {}
+
+    @classmethod
+    def of(cls, failed: Failed, n_ctx: int) -> Refusal:
+        """Return the refusal for a failure of the engine, whose context has `n_ctx` tokens."""
+        status, code = _BY_CODE.get(failed.code, (500, failed.code))
+        # Hints name options of the program and places of files: of no use over the network.
+        more: dict[str, Any] = {}
+        if failed.code == "context_full":
+            more = {"n_ctx": n_ctx, **({"n_prompt_tokens": failed.n_tokens} if failed.n_tokens else {})}
+        return cls(status, failed.message, code, more=more, hint=failed.hint if status >= 500 else "")
+
+    @property
+    def logged(self) -> str:
+        """Return what the log says: of a client's error only its code and field, because its message may quote."""
+        if self.status >= 500:
+            return clean_line(self.message)
+        return f"{self.code} ({self.param})" if self.param else self.code
+
+    @property
+    def body(self) -> bytes:
+        """Return the error object as JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        if self.code == "context_length_exceeded":
+            kind = "exceed_context_size_error"  # as llama-server; the code is OpenAI's
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
+        return msgspec.json.encode({"error": error})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        if self.retry_after:
+            headers["retry-after"] = str(self.retry_after)
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""

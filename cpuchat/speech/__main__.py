@@ -16,13 +16,12 @@ from typing import BinaryIO
 
 import msgspec
 
-from cpuchat.errors import CpuchatError, SpeechFailed
-from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.line_process import Refused
-from cpuchat.speech.engines import Voice
+from cpuchat.base.errors import CpuchatError, SpeechFailed
+from cpuchat.base.processes import Refused
+from cpuchat.hardware.sysfs import own_cpus, parse_cpu_list
 from cpuchat.speech.messages import Answer, Sound, Synthesize, VoiceReady
-from cpuchat.speech.sound import trimmed
+from cpuchat.speech.player import trimmed
+from cpuchat.speech.speaker import Voice
 
 # As the app's: a token of milliseconds goes first. Still lower, the first sound would get a tenth of a core beside a
 # model that computes on all of them, and take no less from it.
@@ -33,10 +32,10 @@ _REINSTALL = {"hibari": "Reinstall hibari-tts.", "piper": "Reinstall piper."}
 def _load(engine: str, voice: str, speed: float) -> Voice:
     try:
         if engine == "piper":
-            from cpuchat.speech.piper_voice import PiperVoice
+            from cpuchat.speech.voices import PiperVoice
 
             return PiperVoice(Path(voice), speed)
-        from cpuchat.speech.hibari_voice import HibariVoice
+        from cpuchat.speech.voices import HibariVoice
 
         return HibariVoice(speed)
     except (ImportError, OSError, RuntimeError) as error:

@@ -1,6 +1,8 @@
 """Plays sound with a program that the system has, or writes it to a WAV file.
 
 A player is a process, so that stopping is killing it: nothing that it has buffered is heard any more.
+
+Samples: 16-bit, mono, little-endian.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
 
-from cpuchat.children import child_environment
-from cpuchat.errors import SpeechFailed
-from cpuchat.paths import shown
+import numpy as np
+
+from cpuchat.base.errors import SpeechFailed
+from cpuchat.base.paths import shown
+from cpuchat.base.processes import child_environment
 
 Command = Callable[[int], list[str]]
 # In order: a sound server's own program first, the kernel's device next. Each takes 16-bit mono samples on its input.
@@ -211,3 +215,18 @@ async def _spawn(name: str, rate: int) -> asyncio.subprocess.Process:
         )  # fmt: skip
     except OSError as error:
         raise SpeechFailed(f"Cannot start {name}: {error.strerror}.") from None
+
+
+_AUDIBLE = 0.01
+"""Of full scale."""
+_BEFORE_SECONDS, _AFTER_SECONDS = 0.03, 0.2
+
+
+def trimmed(samples: bytes, rate: int) -> bytes:
+    """Return the samples without most of the silence around them: hibari leaves 0.3 s before and 0.46 s after."""
+    values = np.frombuffer(samples, "<i2")
+    audible = np.flatnonzero(np.abs(values.astype(np.int32)) > _AUDIBLE * 32768)
+    if not audible.size:
+        return b""
+    start = max(0, int(audible[0]) - int(_BEFORE_SECONDS * rate))
+    return values[start : int(audible[-1]) + 1 + int(_AFTER_SECONDS * rate)].tobytes()

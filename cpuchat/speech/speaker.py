@@ -2,25 +2,98 @@
 
 Sound is made a few seconds ahead of what is heard: this bounds memory, a stop wastes little, and the cores are taken
 for milliseconds at a time while an answer is decoded.
+
+Chooses the speech engine, and the command of its process.
+
+Chooses the CPUs of the speech process beside a model that computes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
-from cpuchat.errors import CpuchatError, SpeechFailed
-from cpuchat.line_process import LineProcess
-from cpuchat.speech.engines import VoiceChoice
-from cpuchat.speech.messages import Answer, Sound, Synthesize, VoiceReady
+from cpuchat.base.errors import CpuchatError, SpeechFailed
+from cpuchat.base.paths import expanded, shown
+from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.config.servers import computes_here
+from cpuchat.config.settings import SpeechSection
+from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.topology import Topology
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.speech.messages import Answer, EngineName, Sound, Synthesize, VoiceReady
 from cpuchat.speech.player import Player
 from cpuchat.speech.sentences import SentenceSplitter
 from cpuchat.telemetry.speech import Speech, SpeechMeter
+
+INSTALL = 'Run `uv tool install ".[speech]"` in the checkout of cpuchat, or put piper on the PATH and set its voice.'
+
+
+class Voice(Protocol):
+    """A loaded voice. Made in the speech process only.
+
+    `rate` in samples per second.
+    """
+
+    rate: int
+
+    def synthesize(self, text: str) -> bytes:
+        """Return 16-bit mono samples. Raises SpeechFailed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class VoiceChoice:
+    """The engine to use, and for piper its voice file; `speed` 1 is normal."""
+
+    engine: EngineName
+    file: str = ""
+    speed: float = 1.0
+
+    def command(self, cpus: Collection[int] = ()) -> list[str]:
+        """Return the command that starts the speech process on `cpus` (none given: on all)."""
+        options = ["--engine", self.engine, "--speed", str(self.speed), "--voice", self.file]
+        return python_command("-m", "cpuchat.speech", *options, "--cpus", format_cpu_list(cpus))
+
+
+def choose_voice(section: SpeechSection) -> VoiceChoice:
+    """Return the engine of the settings; "auto" is hibari if it is installed, else piper with its voice.
+
+    Raises:
+        SpeechFailed: it is not installed, or piper's voice is missing.
+    """
+    hibari, piper = importlib.util.find_spec("hibari") is not None, shutil.which("piper") is not None
+    engine: EngineName
+    match section.engine:
+        case "auto" if hibari or not (piper and section.voice):
+            engine = "hibari"
+        case "auto":
+            engine = "piper"
+        case name:
+            engine = name
+    if engine == "hibari":
+        if not hibari:
+            raise SpeechFailed("No voice is installed.", INSTALL)
+        return VoiceChoice("hibari", speed=section.speed)
+    if not piper:
+        raise SpeechFailed("piper is not on the PATH.", INSTALL)
+    file = expanded(section.voice)
+    if not section.voice or not file.is_file():
+        what = f"{shown(file)} is not a file." if section.voice else "piper needs a voice file."
+        raise SpeechFailed(what, "Set speech.voice to an .onnx voice of piper, with its .onnx.json beside it.")
+    return VoiceChoice("piper", str(Path(file).absolute()), section.speed)
+
 
 AHEAD_SECONDS = 6.0
 _PIECE = 8192
@@ -305,3 +378,37 @@ async def read_aloud(speaker: Speaker, text: str) -> None:
     finally:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             speaker.stop()
+
+
+MOST_CORES = 2
+"""piper computes with as many threads as it has CPUs; one core is enough for either engine."""
+
+
+def speech_cpus(topology: Topology, computing: Collection[int]) -> tuple[int, ...]:
+    """Return the CPUs of cores that compute nothing, the last ones, else SMT siblings of those that do.
+
+    () where every CPU computes: then the scheduler chooses, because a fixed CPU would hold back the same thread always.
+    """
+    allowed, busy = set(topology.allowed), set(computing)
+    idle = [core.cpus for core in topology.allowed_cores if busy.isdisjoint(core.cpus)]
+    if idle:
+        return tuple(sorted(cpu for cpus in idle[-MOST_CORES:] for cpu in cpus if cpu in allowed))
+    return tuple(sorted(allowed - busy))[-MOST_CORES:]
+
+
+def beside_model(topology: Topology, cores: str, model: ModelInfo | None) -> tuple[tuple[int, ...], bool]:
+    """Return the same as `beside`. A server on this machine may compute on every CPU: it does not say on which."""
+    if model is None:
+        return beside(topology, cores, ())
+    return beside(topology, cores, topology.allowed if computes_here(model.path) else model.compute_cpus)
+
+
+def beside(topology: Topology, cores: str, computing: Collection[int]) -> tuple[tuple[int, ...], bool]:
+    """Return the CPUs for `cores` of the settings beside a model that computes on `computing`, and whether the model
+    computes on all of them too. Those that this process may not use are left out.
+    """
+    if cores == "auto":
+        cpus = speech_cpus(topology, computing)
+    else:
+        cpus = tuple(cpu for cpu in parse_cpu_list(cores) if cpu in topology.allowed)
+    return cpus, bool(computing) and set(cpus or topology.allowed) <= set(computing)

@@ -2,17 +2,26 @@
 
 Pure: time comes in as an argument. Rates while an answer is written use the worker's own clock (`TextDelta.at_ms`),
 so what the way through pipe and event loop costs is not booked as slow decoding.
+
+How long the rest of a prompt takes.
+
+Measures how long a model reasons before it answers.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from time import monotonic
 from typing import Literal
 
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import (
+import msgspec
+
+from cpuchat.protocol.messages import (
+    AnyEvent,
     ContextTrimmed,
     Event,
     Failed,
@@ -28,14 +37,52 @@ from cpuchat.protocol import (
     StopReason,
     TextDelta,
 )
-from cpuchat.telemetry.machine import MachineSample
-from cpuchat.telemetry.prefill import seconds_left
-from cpuchat.telemetry.roofline import Reach, Roofline
-from cpuchat.telemetry.roofline_meter import RooflineMeter
-from cpuchat.telemetry.server import ServerFigures, ServerMeter
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Reuse
+from cpuchat.telemetry.machine import MachineSample, ServerFigures, ServerMeter
+from cpuchat.telemetry.roofline import Reach, Roofline, RooflineMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 from cpuchat.telemetry.speech import Speech
-from cpuchat.timings import Reuse
+
+_LEAST_SECONDS = 0.5  # of prefill, before its speed is known
+
+
+def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | None:
+    """Return the seconds until `total` tokens are evaluated; None before that can be told.
+
+    The time of a token grows linearly with the tokens before it, which its attention reads: the slope comes from the
+    two halves of what is done.
+
+    Args:
+        points: (seconds, tokens evaluated), ascending; the first is where the clock began.
+    """
+    if not points:
+        return None
+    (start, first), (now, done) = points[0], points[-1]
+    if now - start < _LEAST_SECONDS or done <= first:
+        return None
+    mean = (now - start) / (done - first)
+    middle, half = next(point for point in points if 2 * point[1] >= first + done)
+    slope = 0.0  # seconds per token and token before it
+    if first < half < done:
+        growth = (now - middle) / (done - half) - (middle - start) / (half - first)
+        slope = min(max(0.0, 2 * growth / (done - first)), 2 * mean / (done + first))
+    return (total - done) * (mean + slope * (total - first) / 2)
+
+
+class PrefillClock:
+    """Estimates the time left of a prompt from its progress alone, from the second event on."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def seconds_left(self, event: PrefillProgress) -> float | None:
+        """Return the estimate with an event that has come now; None before there is one."""
+        if self._points and event.processed < self._points[-1][1]:  # another prompt
+            self._points.clear()
+        self._points.append((monotonic(), event.processed))
+        return seconds_left(self._points, event.total)
+
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 
@@ -384,3 +431,24 @@ class Meter:
                 live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth
             ),
         )
+
+
+async def with_reasoning_time(events: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:
+    """Pass the events of one answer on; the timings at its end have the time and the tokens of its reasoning, from its
+    first text to that of the answer.
+    """
+    begun: float | None = None
+    ended, n_tokens, has_answer = 0.0, 0, False
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if isinstance(event, TextDelta):
+                is_reasoning = event.channel == "reasoning"
+                if is_reasoning:
+                    begun = event.at_ms if begun is None else begun
+                    n_tokens += event.n_tokens
+                if not has_answer:
+                    ended, has_answer = event.at_ms, not is_reasoning
+            elif isinstance(event, GenerationFinished) and begun is not None:
+                timings = msgspec.structs.replace(event.timings, reasoning_n=n_tokens, reasoning_ms=ended - begun)
+                event = msgspec.structs.replace(event, timings=timings)
+            yield event

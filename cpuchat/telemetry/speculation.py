@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import Speculation
-from cpuchat.timings import DrafterCount, SpeculationFigures
+from cpuchat.protocol.messages import Speculation
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 
 
 @dataclass(frozen=True, slots=True)

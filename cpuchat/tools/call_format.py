@@ -1,15 +1,32 @@
 """How a model writes calls of tools in its answer, and where they begin.
 
 A format is learned from the model's chat template (`learning`); `call_parser` reads the calls.
+
+Learns from a chat template how its model writes calls of tools.
+
+A template that knows tools renders the calls of earlier answers. Rendered with one call and with two, whose names,
+keys and values are known, the text around them is the format; no family of models is listed here.
+
+The grammar that calls of tools must match, from where they begin.
+
+White space around what a format consists of is free, and what ends all calls may be missing: models differ in it.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
-from cpuchat.protocol import Data
+import msgspec
+
+from cpuchat.base.errors import TemplateError, UsageError
+from cpuchat.grammar.characters import any_but
+from cpuchat.grammar.gbnf import ROOT, check_grammar
+from cpuchat.grammar.rules import SPACE, Rules, literal
+from cpuchat.grammar.schema import add_schema
+from cpuchat.protocol.messages import Data, Tool
 
 ID = "\0"
 """Stands for the id of a call in the texts of a format, or another word: any."""
@@ -145,3 +162,423 @@ class CallFormat(Data, frozen=True):
     def in_channel(self) -> bool:
         """Return whether markers that tell a channel may stand before a call."""
         return not self.only_at_start and self.trigger[:1] not in "<["
+
+
+Render = Callable[[list[dict[str, Any]], bool], str]
+"""Renders a chat of these messages, with `add_generation_prompt` or not. Raises TemplateError."""
+
+_NAMES = ("probe_first", "probe_second")
+_IDS = ("Kq7mZp2xA", "Rt5nWy8cB")  # nine letters and digits: some templates insist
+_KEYS = ("alpha_key", "beta_key", "gamma_key")  # of two texts and a number, to tell how texts are quoted
+_VALUES: tuple[tuple[str, str, int], ...] = (("left text", "middle text", 7301), ("right text", "other text", 7302))
+_SAID = "◊probe◊"
+_LONGEST = 2_000  # characters around a call
+_LONGEST_CHAT = 100_000  # templates put up to 20,000 before the first message
+_DECODER = json.JSONDecoder()
+_BEGINS_VALUE = re.compile(r'[{"]')
+_INSIDE_MARKER = re.compile(r"[^<\[{(\s]*[>\])}]+(?=\s*[<\[\]])")  # what is left of one at the beginning
+_CUT_MARKER = re.compile(r"(?:<[^<>]*|\[[^\[\]]*)$")  # the beginning of one at the end
+
+
+class _Span(NamedTuple):
+    """Where a call is in a text: from its name, or its object, to the end of its arguments."""
+
+    begin: int
+    end: int
+
+
+class _Written(NamedTuple):
+    """An answer with one call, with two (None: the template takes one only), and how an answer ends."""
+
+    one: str
+    two: str | None
+    end_of_turn: str
+
+
+def learn_format(render: Render) -> CallFormat | None:
+    """Return the format of calls of a template; None for one that renders none."""
+    for as_text in (False, True):  # some want arguments as JSON in a string
+        try:
+            written = _render(render, as_text)
+            found = _learn(written) if written is not None else None
+        except (TemplateError, ValueError):
+            continue
+        if found is not None:
+            return msgspec.structs.replace(found, arguments_as_text=as_text)
+    return None
+
+
+def _render(render: Render, as_text: bool) -> _Written | None:
+    """Return what a template makes of calls; None when it leaves them out. Raises TemplateError."""
+    user = {"role": "user", "content": "Hello"}
+    prompt = render([user], True)
+    said = render([user, {"role": "assistant", "content": _SAID}], False)
+    one = render([user, _answer(1, as_text)], False)
+    try:
+        two = render([user, _answer(2, as_text)], False)
+    except TemplateError:
+        two = one
+    if max(map(len, (prompt, said, one, two))) > _LONGEST_CHAT:
+        return None
+    # What stands before all that an assistant says, such as an empty block of reasoning, is no part of a call.
+    heads = [prompt, said.partition(_SAID)[0]] if _SAID in said else [prompt]
+    start = max(_shared(head, one) for head in heads)
+    written, both = one[start:], two[start:]
+    if not _name(0, written)[1] or len(written) > 2 * _LONGEST:
+        return None
+    end_of_turn = said.rpartition(_SAID)[2] if _SAID in said else ""
+    return _Written(written, both if _name(1, both)[1] else None, end_of_turn)
+
+
+def _shared(head: str, text: str) -> int:
+    """Return how much of a head a text begins with; not with the first letters of two markers that differ."""
+    both = _common_prefix([head, text])
+    return len(both) if both == head else max(both.rfind(end) + 1 for end in ">]\n ")
+
+
+def _answer(n_calls: int, as_text: bool) -> dict[str, Any]:
+    calls = []
+    for index in range(n_calls):
+        arguments = _arguments(index)
+        function = {"name": _NAMES[index], "arguments": json.dumps(arguments) if as_text else arguments}
+        calls.append({"id": _IDS[index], "type": "function", "function": function})
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _arguments(index: int) -> dict[str, Any]:
+    return dict(zip(_KEYS, _VALUES[index], strict=True))
+
+
+def _name(index: int, text: str) -> tuple[int, str]:
+    """Return where what names a call stands, before its arguments, and what it is: its name or, as with Kimi K2, its
+    id; "" when neither is there.
+    """
+    ahead = text.find(str(_VALUES[index][0]))
+    for name in (_NAMES[index], _IDS[index]):
+        if (at := text.rfind(name, 0, ahead)) >= 0:
+            return at, name
+    return -1, ""
+
+
+def _learn(written: _Written) -> CallFormat | None:
+    if str(_arguments(0)) in written.one:
+        return None  # as Python writes it: the template wants a string
+    if (outer := _object(written.one, 0)) is not None:
+        begin, end, name_key, arguments_key = outer
+        other = _object(written.two, 1) if written.two is not None else None
+        parts = _around(written, _Span(begin, end), _Span(*other[:2]) if other is not None else None)
+        return CallFormat(shape="object", name_key=name_key, arguments_key=arguments_key, **parts)
+    first = _json_span(written.one, 0)
+    if first is None:
+        return _learn_pairs(written)
+    second = _json_span(written.two, 1) if written.two is not None else None
+    begin, name = _name(0, written.one)
+    if first.begin < begin:
+        return None
+    middle = _without_ids(written.one[begin + len(name) : first.begin])
+    if second is not None and written.two is not None:
+        second = _Span(_name(1, written.two)[0], second.end)
+    parts = _around(written, _Span(begin, first.end), second)
+    return CallFormat(shape="json", middle=middle, name_in_id=name == _IDS[0], **parts)
+
+
+# Arguments as JSON
+
+
+def _json_span(text: str, index: int) -> _Span | None:
+    """Return where the arguments of a call stand as JSON, or as JSON in a string."""
+    arguments = _arguments(index)
+    for begin in _BEGINS_VALUE.finditer(text):
+        try:
+            value, end = _DECODER.raw_decode(text, begin.start())
+            if value == arguments or (isinstance(value, str) and json.loads(value) == arguments):
+                return _Span(begin.start(), end)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _object(text: str, index: int) -> tuple[int, int, str, str] | None:
+    """Return where the JSON object of a call begins and ends, its key of the name and of the arguments; None when the
+    call is no such object.
+    """
+    place, name = _name(index, text)
+    at = text.rfind("{", 0, place)
+    while at >= 0:
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            value, end = None, -1
+        if isinstance(value, dict) and end > place:
+            keys = [key for key, one in value.items() if one == name]
+            arguments = [key for key, one in value.items() if isinstance(one, dict | str) and _KEYS[0] in one]
+            return (at, end, keys[0], arguments[0]) if keys and arguments else None
+        at = text.rfind("{", 0, at)
+    return None
+
+
+# Arguments one by one
+
+
+def _learn_pairs(written: _Written) -> CallFormat | None:
+    text = written.one
+    begin, name = _name(0, text)
+    keys = [text.find(key, begin) for key in _KEYS]
+    if min(keys) < 0 or keys != sorted(keys):
+        return None
+    values = [text.find(str(value), key + len(word)) for value, key, word in zip(_VALUES[0], keys, _KEYS, strict=True)]
+    if min(values) < 0:
+        return None
+    ends = [at + len(str(value)) for at, value in zip(values, _VALUES[0], strict=True)]
+    lead = [text[key + len(word) : at] for key, word, at in zip(keys, _KEYS, values, strict=True)]
+    joint = text[ends[0] : keys[1]].replace(_KEYS[0], KEY)  # behind a text
+    last = text[ends[2] :].replace(_KEYS[2], KEY)  # behind the number
+    assignment, quote = _assignment(lead[0], lead[2])
+    if lead[1] != lead[0] or not assignment.strip() or not joint.startswith(quote):
+        return None
+    joint = joint[len(quote) :]
+    closing = _CUT_MARKER.sub("", _common_prefix([joint, last]))
+    head = text[begin + len(name) : keys[0]]
+    opening = _common_suffix(head, joint[len(closing) :])
+    separator = joint[len(closing) : len(joint) - len(opening)]
+    style = PairStyle(opening=opening, assignment=assignment, closing=closing, separator=separator, quote=quote)
+    n_closing = len(closing.replace(KEY, _KEYS[2]))
+    second = None
+    if written.two is not None:
+        number = str(_VALUES[1][2])
+        place, _ = _name(1, written.two)
+        second = _Span(place, written.two.find(number, place) + len(number) + n_closing)
+    parts = _around(written, _Span(begin, ends[2] + n_closing), second)
+    middle = _without_ids(head[: len(head) - len(opening)])
+    return CallFormat(shape="pairs", middle=middle, pairs=style, **parts)
+
+
+def _assignment(text: str, number: str) -> tuple[str, str]:
+    """Return what stands between a key and its value, and the quote before a text; "" when they tell nothing."""
+    begin = _common_prefix([text, number])
+    if begin == number:
+        return begin, text[len(begin) :]
+    end = _common_suffix(text[len(begin) :], number[len(begin) :])
+    types = (one[len(begin) : len(one) - len(end)] for one in (text, number))
+    if end and all(type.replace("-", "").isalnum() for type in types):  # an attribute tells the type of a value
+        return f"{begin}{ID}{end}", ""
+    return "", ""
+
+
+# What is around calls
+
+
+def _around(written: _Written, first: _Span, second: _Span | None) -> dict[str, Any]:
+    """Return section, opening, closing, between and end of a format; with one call only, all that is before it is the
+    opening.
+    """
+    head = _without_ids(written.one[: first.begin])
+    tail = written.one[first.end :]
+    turn_end = _common_suffix(tail, written.end_of_turn)
+    if turn_end != written.end_of_turn:  # whole markers only
+        turn_end = turn_end[at:] if (at := turn_end.find("<")) >= 0 else ""
+    tail = _without_ids(tail.removesuffix(turn_end))
+    if second is None or written.two is None:
+        return _checked({"opening": head, "closing": tail.rstrip(), "turn_end": turn_end})
+    joint = _without_ids(written.two[first.end : second.begin])  # up to there both texts are the same
+    opening = _common_suffix(head, joint)
+    opening = opening[found.end() :] if (found := _INSIDE_MARKER.match(opening)) is not None else opening
+    rest = joint[: len(joint) - len(opening)]
+    closing = _CUT_MARKER.sub("", _common_prefix([rest, tail]))
+    both = _common_prefix([head, written.end_of_turn])
+    return _checked({
+        "text_end": both[: both.rfind(">") + 1],
+        "section": head[: len(head) - len(opening)],
+        "opening": opening,
+        "closing": closing,
+        "between": rest[len(closing) :],
+        "end": tail[len(closing) :],
+        "turn_end": turn_end,
+    })  # fmt: skip
+
+
+def _checked(parts: dict[str, str]) -> dict[str, Any]:
+    """Return the texts. Raises ValueError if they hold a whole message, and not only what is around a call."""
+    if sum(map(len, parts.values())) > _LONGEST:
+        raise ValueError("too long for the texts around a call")
+    return parts
+
+
+def _without_ids(text: str) -> str:
+    for one in (*_IDS, *_NAMES):  # some name the call twice
+        text = text.replace(one, ID)
+    return text
+
+
+def _common_prefix(texts: Sequence[str]) -> str:
+    n = next(
+        (at for at, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
+    )
+    return texts[0][:n]
+
+
+def _common_suffix(one: str, other: str) -> str:
+    return _common_prefix([one[::-1], other[::-1]])[::-1]
+
+
+_ANY_OBJECT: Final = {"type": "object"}
+_ANY_ID: Final = "[0-9A-Za-z_.:-]{1,64}"
+_ID_PAIR: Final = rf'"\"" ("id" | "tool_call_id" | "call_id") "\":" space "\"" {_ANY_ID} "\""'
+_MARKERS: Final = re.compile(r"<[^<>]*>|[^<]+|<")
+_SCALARS: Final = ("integer", "number", "boolean", "null")
+_NESTED: Final = ("object", "array")
+_PLAIN_QUOTES: Final = ('"', "'")
+
+
+def call_grammar(form: CallFormat, tools: Sequence[Tool]) -> str:
+    """Return the grammar (GBNF) of one or more calls, from `form.trigger` on; "" where none can say it."""
+    if not tools:
+        return ""
+    rules = Rules()
+    rules.define(ROOT, "")
+    rules.built_in(SPACE)
+    writer = _CallWriter(form, rules)
+    rules.define("call", "")
+    rules.define("call", " | ".join(map(writer.call, tools)))
+    # Without anything between two calls, more could not be told from text.
+    between = writer.lenient(form.between.strip())
+    more = f"({_joined(SPACE, between, between and SPACE)} call)*" if (form.between + form.opening).strip() else ""
+    end = ""
+    for part in reversed(_MARKERS.findall(form.end)):  # some of which may come after the model's last token
+        end = f"({_joined(SPACE, writer.lenient(part.strip()), end)})?" if part.strip() else end
+    section = _joined(writer.lenient(form.section.strip()), SPACE) if form.section.strip() else ""
+    rules.define(ROOT, _joined(section, "call", more, end))
+    grammar = rules.text()
+    try:
+        check_grammar(grammar, "tools")
+    except UsageError:  # a schema that refers to itself without an end
+        return ""
+    return grammar
+
+
+class _CallWriter:
+    """Writes the rules of calls in one format."""
+
+    def __init__(self, form: CallFormat, rules: Rules) -> None:
+        self._form = form
+        self._rules = rules
+        self._marks: dict[str, str] = {}
+
+    def call(self, tool: Tool) -> str:
+        """Return the expression of a call of this tool."""
+        form, name = self._form, literal(tool.name)
+        before, after = self.lenient(form.opening.lstrip()), self.lenient(form.closing)
+        if form.shape == "object":
+            return _joined(before, self._object(tool), after)
+        if form.name_in_id:
+            name = f'"functions." {name} ":" [0-9]{{1,3}}'
+        arguments = self._arguments(tool) if form.shape == "json" else self._pairs(tool)
+        return _joined(before, name, self.lenient(form.middle), arguments, after)
+
+    def lenient(self, text: str) -> str:
+        """Return the expression of a literal with free white space, any number, and any id."""
+        parts = list[str]()
+        for part in re.split(rf"(\s+|\d+|{ID})", text):
+            if part == ID:
+                parts.append(self._rules.add("call-id", _ANY_ID))
+            elif part.isdecimal():  # as some number their calls
+                parts.append("[0-9]{1,6}")
+            elif part:
+                parts.append(SPACE if part.isspace() else literal(part))
+        return " ".join(parts)
+
+    def _object(self, tool: Tool) -> str:
+        id_pair = self._rules.add("id-pair", _ID_PAIR)
+        name = f"{literal(json.dumps(self._form.name_key))} space {literal(':')} space {literal(json.dumps(tool.name))}"
+        key = literal(json.dumps(self._form.arguments_key))
+        return (
+            f'"{{" space ({id_pair} space "," space)? {name} space "," space'
+            f' {key} space ":" space {self._arguments(tool)} (space "," space {id_pair})? space "}}"'
+        )
+
+    def _arguments(self, tool: Tool) -> str:
+        """Return the rule of a tool's arguments as JSON."""
+        return self._value(tool.parameters, f"call-{tool.name}", _ANY_OBJECT)
+
+    def _value(self, schema: Any, name: str, otherwise: Any) -> str:
+        """Return the rule of a value in JSON; that of `otherwise` if a grammar cannot say it: the call is checked."""
+        try:
+            return add_schema(schema, name, self._rules, name)
+        except UsageError:
+            return add_schema(otherwise, name, self._rules, name)
+
+    # Arguments one by one
+
+    def _pairs(self, tool: Tool) -> str:
+        """Return the expression of the arguments, in any order; which are missing is checked later."""
+        style, pairs = self._form.pairs, list[str]()
+        properties = tool.parameters.get("properties")
+        for key, schema in properties.items() if isinstance(properties, dict) else ():
+            start = _joined(self.lenient(style.opening.strip()), literal(key), self.lenient(style.assignment))
+            value = self._written(schema if isinstance(schema, dict) else {}, f"call-{tool.name}-{key}", key)
+            pairs.append(_joined(start, value))
+        if not pairs:
+            return ""
+        pair = self._rules.add(f"call-{tool.name}-pair", " | ".join(pairs))
+        many = f"{pair} ({self.lenient(style.separator) or SPACE} {pair})*"
+        return f"{SPACE} {many if tool.parameters.get('required') else f'({many})?'} {SPACE}"
+
+    def _written(self, schema: dict[str, Any], name: str, key: str) -> str:
+        """Return the expression of the value of a key and what closes its pair."""
+        style, kind, values = self._form.pairs, schema.get("type"), schema.get("enum")
+        end, quote = style.closing.replace(KEY, key), style.quote
+        closing = self.lenient(end)
+        if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+            return _joined(f"({self._rules.choice((f'{quote}{one}{quote}' for one in values), name)})", closing)
+        is_json = quote in ("", *_PLAIN_QUOTES) and KEY not in style.closing
+        if kind == "boolean" and quote in _PLAIN_QUOTES:  # as in Python
+            return _joined('("True" | "False" | "true" | "false")', closing)
+        if kind in _NESTED and quote in _PLAIN_QUOTES:
+            return _joined(f"({self._value(schema, name, {})} | {self._own_value(quote)})", closing)
+        if kind in _SCALARS or (kind in _NESTED and is_json):
+            return _joined(self._value(schema, name, {}), closing)
+        if not quote:
+            return self._until(end.strip() or "\n")
+        return _joined(self._string(quote) if kind == "string" else self._own_value(quote), closing)
+
+    def _string(self, quote: str) -> str:
+        """Return the rule of a text in quotes."""
+        if quote not in _PLAIN_QUOTES:
+            return self._rules.add("quoted", f"{literal(quote)} {self._until(quote)}")
+        backslash = "\\"
+        inside = f"({any_but(quote + backslash)} | {literal(backslash)} {any_but('')})*"
+        return self._rules.add("quoted", f"{literal(quote)} {inside} {literal(quote)}")
+
+    def _own_value(self, quote: str) -> str:
+        """Return the rule of a value as in JSON, with other quotes around texts, and around keys plain ones only."""
+        for name in ("number", "boolean", "null"):
+            self._rules.built_in(name)
+        value = "own-value"
+        key = self._string(quote) if quote in _PLAIN_QUOTES else "[0-9A-Za-z_.-]{1,64}"
+        self._rules.define("own-pair", f'{key} ":" {SPACE} {value}')
+        self._rules.define(
+            value,
+            f'"{{" (own-pair ("," {SPACE} own-pair)*)? "}}" | "[" ({value} ("," {SPACE} {value})*)? "]"'
+            f" | {self._string(quote)} | number | boolean | null",
+        )
+        return value
+
+    def _until(self, mark: str) -> str:
+        """Return the rule of any text up to and with `mark`, from the automaton of Knuth, Morris and Pratt."""
+        if mark in self._marks:
+            return self._marks[mark]
+        names = [self._rules.reserve("until") for _ in mark]
+        self._marks[mark] = names[0]
+        for at, name in enumerate(names):
+            steps = dict[str, int]()
+            for character in mark[: at + 1]:
+                text = mark[:at] + character
+                steps[character] = next(n for n in range(len(text), -1, -1) if text.endswith(mark[:n]))
+            known = "".join(character for character, state in steps.items() if state)
+            parts = [_joined(literal(one), names[steps[one]] if steps[one] < len(mark) else "") for one in known]
+            self._rules.define(name, " | ".join([*parts, f"{any_but(known)} {names[0]}"]))
+        return names[0]
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(filter(None, parts))

@@ -2,26 +2,169 @@
 
 What models write differs from what templates render in white space, in the numbers and ids of calls and in the order of
 JSON keys; all of that is read.
+
+Calls of tools for models whose chat template knows none: described in the system prompt, written as JSON.
+
+Calls without the marks that the model's chat template asks for: JSON alone, or in a code fence, as Qwen2.5 Coder
+writes them.
+
+Values of arguments in the text of a model: JSON, strings in quotes, and text that a schema gives a type.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from cpuchat.tool_calls import Tool, ToolCall
+import msgspec
+
+from cpuchat.protocol.messages import Message, Tool, ToolCall
 from cpuchat.tools.call_format import ID, KEY, CallFormat
-from cpuchat.tools.values import (
-    PLAIN_QUOTES,
-    bare_value_end,
-    json_object,
-    may_be_text,
-    string_end,
-    typed_value,
-    unescaped,
-)
+
+GENERIC = CallFormat(shape="object", opening="<tool_call>\n", closing="\n</tool_call>", between="\n")
+"""Models that were trained on it, and many that were not, know this form from Hermes and Qwen."""
+
+
+def as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Return the messages with calls and their results as text, after a description of the tools."""
+    found = list[Message]()
+    for message in messages:
+        if message.role == "tool":
+            text = f"<tool_response>\n{message.content}\n</tool_response>"
+            if found and found[-1].role == "user" and found[-1].tool:
+                text = f"{found.pop().content}\n{text}"
+            found.append(Message(role="user", content=text, tool=message.tool or "-"))
+        elif message.calls:
+            content = "\n".join(filter(None, (message.content, *map(_written, message.calls))))
+            found.append(msgspec.structs.replace(message, content=content, calls=()))
+        else:
+            found.append(message)
+    if not tools:
+        return found
+    about = _description(tools)
+    if found and found[0].role == "system":
+        about = f"{found.pop(0).content}\n\n{about}"
+    return [Message(role="system", content=about), *found]
+
+
+def _written(call: ToolCall) -> str:
+    body = {"name": call.name, "arguments": call.arguments}
+    return f"{GENERIC.opening}{json.dumps(body, ensure_ascii=False)}{GENERIC.closing}"
+
+
+def _description(tools: Sequence[Tool]) -> str:
+    listed = "\n".join(json.dumps(tool.declaration()["function"], ensure_ascii=False) for tool in tools)
+    return (
+        "You can call these tools, each given with the JSON schema of its arguments:\n"
+        f"{listed}\n\n"
+        "To call one, write nothing but this, and you will get its result:\n"
+        '<tool_call>\n{"name": "the tool", "arguments": {"argument": "value"}}\n</tool_call>'
+    )
+
+
+_DECODER = json.JSONDecoder()
+_VALUES_FENCE = re.compile(r"\s*(?:```(?:json)?\s*)?")
+_FENCE_END = re.compile(r"\s*```")
+_BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
+PLAIN_QUOTES = ("'", '"')
+"""In which a backslash escapes."""
+
+
+def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
+    """Return the JSON object at `at`, which may be in a code fence, and where it ends.
+
+    None: it is another value. An end of -1: it is not complete, or no JSON.
+    """
+    begin = _VALUES_FENCE.match(text, at)
+    at = begin.end() if begin is not None else at
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, -1
+    fence = _FENCE_END.match(text, end) if begin is not None and "`" in begin[0] else None
+    return value if isinstance(value, dict) else None, fence.end() if fence is not None else end
+
+
+def typed_value(text: str, schema: Any, quote: str = "") -> Any:
+    """Return a value that stands without quotes, as the type that the schema of its parameter gives.
+
+    Args:
+        quote: in which strings inside it stand.
+    """
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "string":
+        return text
+    for read in (json.loads, _read_quoted(quote), ast.literal_eval):  # the last: templates that write None and True
+        try:
+            value = read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if value is None or isinstance(value, str | int | float | dict | list):
+            return value
+    return text
+
+
+def may_be_text(schema: Any) -> bool:
+    """Return whether a schema takes a string, among others."""
+    if not isinstance(schema, dict):
+        return False
+    choices = [schema]
+    for key in ("anyOf", "oneOf"):
+        choices += one if isinstance(one := schema.get(key), list) else ()
+    kinds = [one.get("type") for one in choices if isinstance(one, dict)]
+    return any(kind == "string" or (isinstance(kind, list) and "string" in kind) for kind in kinds)
+
+
+def _read_quoted(quote: str) -> Any:
+    """Return a reader of JSON with other quotes around its strings and none around its keys."""
+
+    def read(text: str) -> Any:
+        parts = text.split(quote) if quote and quote not in PLAIN_QUOTES else [text]
+        written = [json.dumps(one) if at % 2 else _BARE_KEY.sub(r'\1"\2":', one) for at, one in enumerate(parts)]
+        return json.loads("".join(written))
+
+    return read
+
+
+def string_end(text: str, at: int, quote: str) -> int:
+    """Return where the string that begins at `at` ends; -1: nowhere. In plain quotes a backslash escapes."""
+    while (end := text.find(quote, at)) >= 0:
+        before = text[at:end]
+        if quote not in PLAIN_QUOTES or (len(before) - len(before.rstrip("\\"))) % 2 == 0:
+            return end
+        at = end + 1
+    return -1
+
+
+def unescaped(text: str, quote: str) -> str:
+    """Return the content of a string that stood in quotes."""
+    if quote not in PLAIN_QUOTES or "\\" not in text:
+        return text
+    try:
+        return json.loads('"' + text.replace("\\'", "'") + '"', strict=False)
+    except ValueError:
+        return text
+
+
+def bare_value_end(text: str, at: int, quote: str) -> int:
+    """Return where a value without quotes ends: at a comma or closing bracket that is not its own; -1: nowhere."""
+    depth = 0
+    while at < len(text):
+        if quote and text.startswith(quote, at):
+            if (at := string_end(text, at + len(quote), quote)) < 0:
+                return -1
+            at += len(quote)
+            continue
+        if depth == 0 and text[at] in ",)}]":
+            return at
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        at += 1
+    return -1
+
 
 _MOST_CALLS = 64
 _NAME = r"(?P<name>[\w.$:-]{1,256}?)(?![\w-])"
@@ -247,3 +390,43 @@ def _skip(text: str, at: int, literal: str) -> int:
     """Return the place behind a literal and the white space before it; `at` where it is not there."""
     found = _pattern(" " + literal.strip()).match(text, at) if literal.strip() else None
     return found.end() if found is not None else at
+
+
+_FENCE = re.compile(r"\s*`{1,3}(?:(?<=```)(?:j(?:s(?:on?)?)?)?\s*)?")  # its end may be missing
+_NAME_WITHIN = 200  # characters
+_DOUBLED = re.compile(r"\{(?=\s*\{)")  # the template of Qwen2.5 Coder shows a call in two braces
+_DOUBLED_END = re.compile(r"\s*\}?\s*(?:```)?")
+_UNMARKED_NAME = re.compile(r"[\w.-]{1,64}")
+_ANY_NAME = re.compile(r'\{"name":"[\w.-]{1,64}"')
+_NAME_BEGINS = re.compile(r'\{"name":"[\w.-]{0,64}')
+_ARGUMENTS = ',"arguments":{'
+
+
+def may_begin(text: str) -> bool:
+    """Return whether an answer that begins with `text` may be a call: of a tool that exists or of another."""
+    fence = _FENCE.match(text)
+    body = "".join(text[fence.end() if fence is not None else 0 :][:_NAME_WITHIN].split())
+    body = body[1:] if body.startswith("{{") else body
+    if (named := _ANY_NAME.match(body)) is not None:
+        rest = body[named.end() :]
+        return rest.startswith(_ARGUMENTS) or _ARGUMENTS.startswith(rest)
+    return bool(body or fence) and ('{"name":"'.startswith(body) or _NAME_BEGINS.fullmatch(body) is not None)
+
+
+def unmarked_calls(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
+    """Return what an answer says behind the calls with which it begins, and the calls: objects with the name of one of
+    these tools and an object of arguments. One of another name is a call only with nothing beside its arguments.
+    """
+    names, calls, at = {tool.name for tool in tools}, list[ToolCall](), 0
+    while True:
+        fence = _FENCE.match(text, at)
+        doubled = _DOUBLED.match(text, fence.end() if fence is not None else at)
+        value, end = json_object(text, doubled.end() if doubled is not None else at)
+        name, arguments = (value.get("name"), value.get("arguments", {})) if value is not None else ("", {})
+        if end < 0 or value is None or not isinstance(name, str) or not isinstance(arguments, dict):
+            return text[at:], calls
+        if name not in names and (set(value) != {"name", "arguments"} or _UNMARKED_NAME.fullmatch(name) is None):
+            return text[at:], calls
+        calls.append(ToolCall(name=name, arguments=arguments))
+        after = _DOUBLED_END.match(text, end) if doubled is not None else None
+        at = after.end() if after is not None else end

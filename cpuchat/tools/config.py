@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpuchat import config_file, paths
-from cpuchat.errors import SettingsError
-from cpuchat.settings import explained
-from cpuchat.tools.limits import CALL_SECONDS
+from cpuchat.base import paths, toml
+from cpuchat.base.errors import SettingsError
+from cpuchat.config.settings import explained
+from cpuchat.tools.loop import CALL_SECONDS
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -50,7 +50,7 @@ def load_servers() -> dict[str, Server | SettingsError]:
         SettingsError: the file cannot be read, is no JSON, or has no object of servers.
     """
     file = paths.tool_servers_file()
-    if not (text := config_file.read(file)):
+    if not (text := toml.read(file)):
         return {}
     try:
         document = json.loads(text)

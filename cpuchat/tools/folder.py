@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.errors import UsageError
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural, size
-from cpuchat.text import clean_line
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
 
 IS_POSSIBLE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 """Whether this system can open files from a folder that is open."""

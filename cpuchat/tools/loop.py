@@ -1,16 +1,29 @@
-"""From a question to its answer with calls of tools in between."""
+"""From a question to its answer with calls of tools in between.
+
+Which calls of tools the user has approved beforehand.
+
+Limits on what tools return, and on how often they are called.
+
+All tools that are offered to a model, whoever has them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from cpuchat.protocol import (
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.files import JsonCache
+from cpuchat.base.text import clean, clean_line
+from cpuchat.protocol.messages import (
     AnyEvent,
     CallDone,
     CallsMade,
@@ -18,12 +31,281 @@ from cpuchat.protocol import (
     GenerationFinished,
     Message,
     TextDelta,
+    Tool,
+    ToolCall,
+    ToolResult,
 )
-from cpuchat.timings import Timings
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
-from cpuchat.tools.approval import Approvals, Choice
-from cpuchat.tools.limits import CallLimits, Count, shortened
-from cpuchat.tools.toolbox import Toolbox
+from cpuchat.protocol.timings import Timings
+from cpuchat.tools.folder import TOOLS, Folder
+
+Choice = Literal["once", "chat", "always", "refuse"]
+_MOST_APPROVED = 500
+
+
+class _Approved(msgspec.Struct):
+    """For the user who looks into the file."""
+
+    source: str
+    name: str
+
+
+class Approvals:
+    """Remembers approvals: for a chat in memory, for good in `file`.
+
+    One for good is only for a tool that reads, by its source's own word, and ends when the tool changes in any way: a
+    server that was harmless when it was approved may not stay so.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._cache = JsonCache(file, _Approved, version=1, max_entries=_MOST_APPROVED)
+        self._in_chat: set[tuple[str, str]] = set()
+
+    @staticmethod
+    def choices(tool: Tool) -> tuple[Choice, ...]:
+        """Return what may be chosen for a call of this tool."""
+        return ("once", "chat", "always", "refuse") if tool.read_only else ("once", "chat", "refuse")
+
+    def is_approved(self, tool: Tool, chat_id: str) -> bool:
+        """Return whether the tool may be called in this chat without asking."""
+        if (chat_id, tool.fingerprint) in self._in_chat:
+            return True
+        return tool.read_only and tool.fingerprint in self._cache.read()
+
+    def remember(self, tool: Tool, chat_id: str, choice: Choice) -> None:
+        """Keep what the user chose for a call."""
+        if choice == "chat":
+            self._in_chat.add((chat_id, tool.fingerprint))
+        elif choice == "always" and tool.read_only:
+            self._cache.put(tool.fingerprint, _Approved(tool.source, tool.name))
+
+    def forget_all(self) -> None:
+        """Ask again before every call."""
+        self._in_chat.clear()
+        self._cache.update(lambda approved: approved.clear())
+
+
+Count = Callable[[str], Awaitable[int | None]]
+"""Counts the tokens of a text; None: it cannot."""
+CALL_SECONDS = 60.0
+"""A call that takes longer is stopped, unless its server's `timeout` says otherwise."""
+START_SECONDS = 30.0
+"""The first start of a server may download it (npx, uvx)."""
+LONGEST_MESSAGE = 4_000_000
+MOST_BYTES = 64_000_000
+MOST_MESSAGES = 10_000
+"""A server that writes more bytes in one message, or more bytes or messages during a call, is ended."""
+MOST_TOOLS = 128
+"""They are in every prompt. Those that come after are not offered."""
+MOST_ROUNDS = 20
+"""Answers with calls to one question."""
+_MOST_REPEATS = 2
+_LEAST_TOKENS = 1_000  # where there is room for them
+_ROOM_SHARE = 2  # of a free context that is nearly full: the answer needs some of it, too
+_SHORT = 1_000  # bytes
+_LEAST_KEPT = 100  # characters: about as long as the note of what is missing
+_USUAL_TOKENS = 8_000  # of a free context that is not known
+_CONTEXT_SHARE = 4  # a result takes at most this fraction of the free context
+_CHARACTERS_PER_TOKEN = 3.0  # where they cannot be counted
+_LONGEST_TOKEN = 20  # characters; longer ones are spaces
+
+
+async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[str, int]:
+    """Return a tool's result so that it takes a part of the context only, and its tokens: its beginning and end, with a
+    note between.
+
+    Args:
+        free_tokens: of the context; None: not known.
+    """
+    free = _USUAL_TOKENS if free_tokens is None else free_tokens
+    most = max(free // _CONTEXT_SHARE, min(_LEAST_TOKENS, free // _ROOM_SHARE))
+    text = clean(text)
+    kept = min(len(text), max(most * _LONGEST_TOKEN, _LEAST_KEPT))
+    while True:
+        shown = text if kept >= len(text) else _beginning_and_end(text, kept)
+        if (n_bytes := len(shown.encode())) <= min(_SHORT, most):  # a token has one at least
+            return shown, n_bytes // 3  # not worth asking
+        counted = await count(shown)
+        tokens = counted if counted is not None else round(len(shown) / _CHARACTERS_PER_TOKEN)
+        if tokens <= most or kept <= _LEAST_KEPT:
+            return shown, tokens
+        kept = max(_LEAST_KEPT, min(int(0.95 * kept * most / tokens), kept - 100))
+
+
+def _beginning_and_end(text: str, n_characters: int) -> str:
+    tail = n_characters // 4
+    head = n_characters - tail
+    left_out = len(text) - n_characters
+    return f"{text[:head]}\n[… {left_out:,} of {len(text):,} characters left out …]\n{text[-tail:]}"
+
+
+class CallLimits:
+    """Counts the calls of the answers to one question."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._made: Counter[tuple[str, str]] = Counter()
+        self._last: list[tuple[tuple[str, str], str]] = []
+
+    def reached(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str:
+        """Count an answer with calls. Returns why the next one must do without, in a few words; "": it may call."""
+        self._rounds += 1
+        before, self._last = self._last, [(_made(call), one.text) for call, one in zip(calls, results, strict=True)]
+        if self._last == before or all(self._made[_made(call)] > _MOST_REPEATS for call in calls):
+            return "it repeated a call"
+        return f"it had called tools {MOST_ROUNDS} times" if self._rounds >= MOST_ROUNDS else ""
+
+    def refusal(self, call: ToolCall) -> ToolResult | None:
+        """Return what the model is told in place of a call that it repeats; None: the call may be made."""
+        self._made[_made(call)] += 1
+        if self._made[_made(call)] <= _MOST_REPEATS:
+            return None
+        return ToolResult(
+            text=f"Not run: {call.name} was called {_MOST_REPEATS} times with these arguments. Use those results.",
+            failed=True,
+        )
+
+
+def _made(call: ToolCall) -> tuple[str, str]:
+    return call.name, json.dumps(call.arguments, sort_keys=True)
+
+
+def timed_out(seconds: float) -> ToolResult:
+    """Return what the model is told of a tool that took too long."""
+    return ToolResult(text=f"The tool was stopped: no result after {seconds:.0f} s.", failed=True)
+
+
+_LONGEST_NAME = 64
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Source(Protocol):
+    """Has tools, and runs them. `timeout` is in seconds, for one call."""
+
+    @property
+    def tools(self) -> Sequence[Tool]: ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    async def ready(self) -> None:
+        """Make sure that calls can be run; `tools` may be others afterwards. Raises CpuchatError."""
+        ...
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Run a call of one of `tools`. When it is cancelled, what it started is stopped, or ends soon by itself."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what it holds; it is not used again."""
+        ...
+
+
+class FolderSource:
+    """The built-in tools in a folder; see `Source`.
+
+    A call that is cancelled goes on in its thread, a search for 10 s at most; its result is dropped.
+    """
+
+    timeout = CALL_SECONDS
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.tools: Sequence[Tool] = [msgspec.structs.replace(tool, origin=str(folder.path)) for tool in TOOLS]
+        """An approval holds for this folder only."""
+
+    async def ready(self) -> None: ...
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        return await asyncio.to_thread(self._folder.run, call)
+
+    async def close(self) -> None:
+        self._folder.close()
+
+
+class Toolbox:
+    """Offers the tools of several sources under names that are unique and that every template and server takes."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        self._owners: dict[str, tuple[Source, Tool]] = {}
+        self.tools: tuple[Tool, ...] = ()
+        """As they are offered: their names may differ from those of their sources."""
+        self.collect()
+
+    async def start(self) -> list[CpuchatError]:
+        """Make all sources ready, so that their tools are known; returns why some are not. Can be cancelled."""
+        done = await asyncio.gather(*(source.ready() for source in self.sources), return_exceptions=True)
+        self.collect()
+        for error in done:
+            if isinstance(error, BaseException) and not isinstance(error, CpuchatError):
+                raise error
+        return [error for error in done if isinstance(error, CpuchatError)]
+
+    async def close(self) -> None:
+        """Give up the sources."""
+        await asyncio.gather(*(source.close() for source in self.sources))
+
+    def collect(self) -> None:
+        """Offer what the sources have now."""
+        self._owners.clear()
+        offered = list[Tool]()
+        for source in self.sources:
+            for tool in source.tools:
+                if len(offered) < MOST_TOOLS:
+                    name = self._unique(tool)
+                    self._owners[name] = source, tool
+                    offered.append(msgspec.structs.replace(tool, name=name))
+        self.tools = tuple(offered)
+
+    def offered(self, source: Source) -> list[Tool]:
+        """Return those tools of a source that are offered: no more than MOST_TOOLS of all sources are."""
+        return [tool for owner, tool in self._owners.values() if owner is source]
+
+    async def find(self, call: ToolCall) -> Tool | ToolResult:
+        """Return the tool that a call names, whose source is ready for it; or, of a call that cannot be made, what the
+        model is told.
+        """
+        if (owner := self._owners.get(call.name)) is not None:
+            try:
+                await owner[0].ready()
+            except CpuchatError as error:
+                return ToolResult(text=error.message, failed=True)
+            self.collect()
+        tool = self._owners[call.name][1] if call.name in self._owners else None
+        if tool is None:
+            known = ", ".join(self._owners)
+            return ToolResult(text=f"There is no tool {clean_line(call.name)}, only {known}.", failed=True)
+        required = tool.parameters.get("required")
+        keys = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
+        missing = [key for key in keys if key not in call.arguments]
+        if call.problem or missing:
+            return ToolResult(text=call.problem or f"Missing arguments: {', '.join(missing)}.", failed=True)
+        return tool
+
+    def has(self, call: ToolCall, tool: Tool) -> bool:
+        """Return whether a call still means the tool that `find` returned."""
+        owner = self._owners.get(call.name)
+        return owner is not None and owner[1].fingerprint == tool.fingerprint
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Run a call whose tool `find` returned; what goes wrong is what the model is told."""
+        source, tool = self._owners[call.name]
+        try:
+            async with asyncio.timeout(source.timeout):
+                return await source.run(msgspec.structs.replace(call, name=tool.name))
+        except TimeoutError:
+            return timed_out(source.timeout)
+
+    def _unique(self, tool: Tool) -> str:
+        name = _NOT_IN_NAMES.sub("_", tool.name).strip("_")[:_LONGEST_NAME] or "tool"
+        if name in self._owners:
+            name = f"{_NOT_IN_NAMES.sub('_', tool.source) or 'other'}_{name}"[:_LONGEST_NAME]
+        number, chosen = 1, name
+        while chosen in self._owners:
+            number += 1
+            chosen = f"{name[: _LONGEST_NAME - 4]}_{number}"
+        return chosen
+
 
 T = TypeVar("T")
 Ask = Callable[[Tool, ToolCall], Awaitable[Choice]]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.errors import ToolServerFailed
-from cpuchat.text import clean_line
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
+from cpuchat.base import paths
+from cpuchat.base.errors import ToolServerFailed
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools.config import Server
-from cpuchat.tools.limits import START_SECONDS
-from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
+from cpuchat.tools.loop import START_SECONDS
+from cpuchat.tools.mcp_client import ServerEnded, ServerInvalid, ServerProcess
 
 if TYPE_CHECKING:
     from cpuchat.tools.mcp_client import Connection

@@ -18,29 +18,28 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean, clean_line
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.conversation import Conversation
-from cpuchat.daemon_thread import run_in_daemon_thread
 from cpuchat.models.library.library import Library
-from cpuchat.servers import ServerModel, Source
-from cpuchat.text import clean, clean_line
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.navigation import Navigator
-from cpuchat.tui.own_files import OwnFiles
 from cpuchat.tui.services import Services
-from cpuchat.tui.terminal import crash, parsed_styles
+from cpuchat.tui.terminal import crash, painter
 from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_start, remember
-from cpuchat.tui.terminal.gate import Gate
-from cpuchat.tui.terminal.guarded import GuardedApp
-from cpuchat.tui.terminal.key_order import OrderedKeys
+from cpuchat.tui.terminal.crash import GuardedApp
+from cpuchat.tui.terminal.driver import Gate, OrderedKeys
+from cpuchat.tui.themes import OwnFiles
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.keys import KeyRing
-    from cpuchat.compare.kept import Sides
-    from cpuchat.errors import SettingsError
-    from cpuchat.setting_sources import SettingSources
+    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.base.errors import SettingsError
+    from cpuchat.compare.comparison import Sides
+    from cpuchat.config.settings import SettingSources
     from cpuchat.tools.config import Server
 
 _INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
@@ -104,7 +103,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         tool_servers: Mapping[str, Server | SettingsError] | None = None,
     ) -> None:
         self._gate = Gate()
-        parsed_styles.keep()
+        painter.keep()
         super().__init__()
         self.conversation = conversation
         self.services = Services(self, conversation, library, downloads, key_ring, sources)

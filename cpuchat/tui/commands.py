@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import Worker, WorkerError
 
-from cpuchat.text import clean_line
+from cpuchat.base.text import clean_line
 from cpuchat.tui import keys
 
 RECENT = "Recent"

@@ -1,24 +1,33 @@
-"""The app's downloads: one manager for all screens, created on first use, and a signal that they follow."""
+"""The app's downloads: one manager for all screens, created on first use, and a signal that they follow.
+
+The quantizing job of the app: one at a time, and a signal that screens follow.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.signal import Signal
 from textual.timer import Timer
+from textual.worker import Worker, WorkerError
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
-from cpuchat.present import downloads
-from cpuchat.text import clean_line
+from cpuchat.present import models
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.manager import Downloads
+    from cpuchat.models.quantize.make import Job, QuantizeProgress
+
 
 # Drawn this seldom, progress costs a chat nothing that could be felt.
 PROGRESS_SECONDS = 0.5
@@ -35,7 +44,7 @@ def open_downloads(changed: Callable[[Download], None]) -> Downloads:
 
 
 class Downloading:
-    """Manages the app's downloads. Use it from the app's event loop only.
+    """Manages the app's models. Use it from the app's event loop only.
 
     `changed` is published at once when a download changes its state or leaves the list, for mere progress at most every
     `PROGRESS_SECONDS`. Ends, good and bad, are also told as a passing message, whatever screen is shown.
@@ -54,7 +63,7 @@ class Downloading:
     # What there is
 
     def all(self) -> list[Download]:
-        """Return all downloads, oldest first."""
+        """Return all models, oldest first."""
         return [] if self._manager is None else self._manager.all()
 
     # What the user does with it. One that has left the list meanwhile is no error.
@@ -148,7 +157,7 @@ class Downloading:
     def _notify(self, download: Download, before: State | None) -> None:
         if before is None:  # restored: it ended in another run
             return
-        title = downloads.title(download.model)
+        title = models.download_title(download.model)
         if download.state == "done":
             self._tell("Downloaded", f"{title}. Ctrl+G, Enter loads it.")
         elif download.state == "failed":
@@ -156,3 +165,71 @@ class Downloading:
 
     def _tell(self, title: str, text: str, severity: SeverityLevel = "information") -> None:
         self._app.notify(text, title=title, severity=severity, timeout=TOLD_SECONDS, markup=False)
+
+
+class Quantizing:
+    """Runs the quantizing job. Use it from the app's event loop only.
+
+    `job` is being worked at, None: nothing is; `progress` of it, None before the first tensor. `outcome` says how the
+    last one ended. `changed` is published when a job begins or ends, with the new file if it made one, and for mere
+    progress at most every `PROGRESS_SECONDS`. Results are also shown as a toast.
+    """
+
+    def __init__(self, app: App[Any]) -> None:
+        self.changed: Signal[Path | None] = Signal(app, "quantizing")
+        self.job: Job | None = None
+        self.progress: QuantizeProgress | None = None
+        self.outcome = ""
+        self._app = app
+        self._worker: Worker[None] | None = None
+        self._timer: Timer | None = None
+
+    def start(self, job: Job) -> None:
+        """Start `job`; no other may be running."""
+        assert self.job is None
+        self.job, self.outcome = job, ""
+        self._worker = self._app.run_worker(self._make(job), group="quantize", name="quantize")
+        self.changed.publish(None)
+
+    def stop(self) -> None:
+        """Stop and delete the partial file."""
+        if self._worker is not None:
+            self._worker.cancel()
+
+    async def close(self) -> None:
+        """Stop, and wait for it."""
+        worker = self._worker
+        self.stop()
+        if worker is not None:
+            with contextlib.suppress(WorkerError):
+                await worker.wait()
+
+    async def _make(self, job: Job) -> None:
+        from cpuchat.models.quantize.make import quantize
+
+        made: Path | None = None
+        try:
+            made = await quantize(job, self._told)
+            self._app.notify(f"{clean_line(paths.shown(made))} written.", title="Quantized", markup=False)
+        except CpuchatError as error:
+            self.outcome = clean_line(error.message)
+            self._app.notify(
+                clean_line(str(error)), title="Not quantized", severity="error", timeout=15, markup=False
+            )  # fmt: skip
+        except asyncio.CancelledError:
+            self.outcome = "Stopped; the partial file was deleted."
+            raise
+        finally:
+            self.job = self.progress = self._worker = None
+            self._publish(made)
+
+    def _told(self, progress: QuantizeProgress) -> None:
+        self.progress = progress
+        if self._timer is None:
+            self._timer = self._app.set_timer(PROGRESS_SECONDS, self._publish)
+
+    def _publish(self, made: Path | None = None) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+        self.changed.publish(made)

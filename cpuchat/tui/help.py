@@ -15,7 +15,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
 from cpuchat.tui import keys
-from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
 FIGURES = (

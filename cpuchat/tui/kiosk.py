@@ -17,8 +17,8 @@ from textual.driver import Driver
 from textual.drivers.web_driver import WebDriver
 from textual.screen import Screen
 
-from cpuchat.present.welcome import Welcome
-from cpuchat.servers import is_local
+from cpuchat.config.servers import is_local
+from cpuchat.present.chats import Welcome
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.commands import chat_provider

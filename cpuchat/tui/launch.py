@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from cpuchat.children import signal_name
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import signal_name
+from cpuchat.base.text import clean
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
-from cpuchat.text import clean
 from cpuchat.tui.app import ChatApp, Resume
 from cpuchat.tui.terminal import crash
-from cpuchat.tui.terminal.colors import set_colorterm
-from cpuchat.tui.terminal.guarded import GuardedApp
-from cpuchat.tui.terminal.last_resort import LastResort
+from cpuchat.tui.terminal.background import set_colorterm
+from cpuchat.tui.terminal.crash import GuardedApp, LastResort
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM") if hasattr(signal, name)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from textual.app import App
 from textual.screen import Screen
 
-from cpuchat.servers import Source
-from cpuchat.settings import Settings
+from cpuchat.config.servers import Source
+from cpuchat.config.settings import Settings
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
-    from cpuchat.compare.kept import Opened, Sides
-    from cpuchat.compare.side import Side
+    from cpuchat.compare.comparison import Opened, Sides
+    from cpuchat.compare.runner import Side
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.library.model import LocalModel
+    from cpuchat.models.library.places import LocalModel
 
 T = TypeVar("T")
 
@@ -42,17 +42,17 @@ class Navigator:
         return await self.result_of(ModelsScreen(self._services))
 
     async def repository(self, repo: str, quantization: str = "") -> Path | None:
-        from cpuchat.tui.models.repository.screen import RepositoryScreen
+        from cpuchat.tui.models.repository import RepositoryScreen
 
         return await self.result_of(RepositoryScreen(self._services, repo, quantization=quantization))
 
     async def downloads(self) -> Path | None:
-        from cpuchat.tui.models.downloads.screen import DownloadsScreen
+        from cpuchat.tui.models.downloads import DownloadsScreen
 
         return await self.result_of(DownloadsScreen(self._services))
 
     async def draft_models(self) -> Path | None:
-        from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+        from cpuchat.tui.models.drafts import DraftModelsScreen
 
         return await self.result_of(DraftModelsScreen(self._services))
 
@@ -62,7 +62,7 @@ class Navigator:
         return await self.result_of(QuantizeScreen(self._services, model))
 
     async def tune(self, model: Path) -> Path | None:
-        from cpuchat.tui.models.tune import TuneScreen
+        from cpuchat.tui.models.quantize import TuneScreen
 
         if self._services.chat.busy:
             self._app.notify("Tune when the answer is done (Esc in the chat stops it).", severity="warning")
@@ -70,12 +70,12 @@ class Navigator:
         return await self.result_of(TuneScreen(self._services, model))
 
     async def settings(self) -> Settings | None:
-        from cpuchat.tui.settings.screen import SettingsScreen
+        from cpuchat.tui.settings import SettingsScreen
 
         return await self.result_of(SettingsScreen(self._services, self._app.available_themes))
 
     def inspection(self, title: str, read: Callable[[], GGUFHeader]) -> None:
-        from cpuchat.tui.models.inspection import InspectionScreen
+        from cpuchat.tui.models.reader import InspectionScreen
 
         self.show(InspectionScreen(title, read))
 
@@ -85,13 +85,13 @@ class Navigator:
         self.show(HardwareScreen(self._services))
 
     def plan(self) -> None:
-        from cpuchat.tui.plan.screen import PlanScreen
+        from cpuchat.tui.plan import PlanScreen
 
         if not isinstance(self._app.screen, PlanScreen):
             self.show(PlanScreen(self._services))
 
     def keys(self) -> None:
-        from cpuchat.tui.settings.keys_screen import KeysScreen
+        from cpuchat.tui.settings import KeysScreen
 
         if not isinstance(self._app.screen, KeysScreen):
             self.show(KeysScreen(self._services))
@@ -102,6 +102,6 @@ class Navigator:
         await self.result_of(CompareScreen(self._services, sides, prompt, kept))
 
     async def compare_with(self, model: Path) -> Side | None:
-        from cpuchat.tui.compare.other import OtherSideScreen
+        from cpuchat.tui.compare.pane import OtherSideScreen
 
         return await self.result_of(OtherSideScreen(self._services, model))

@@ -1,10 +1,16 @@
-"""Services that screens share, and navigation between them. The app creates them and hands them to every screen."""
+"""Services that screens share, and navigation between them. The app creates them and hands them to every screen.
+
+Reads the counters of memory traffic and power for the screens that show them, a few times a second.
+
+How often the app draws while a model computes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,30 +18,98 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual.app import App
 from textual.signal import Signal
 
-from cpuchat import paths, settings
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.remote.keys import KeyRing
+from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, SettingsError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.config import settings
+from cpuchat.config.servers import ServerModel, Source, computes_here, source
+from cpuchat.config.settings import Changes, Settings, SettingSources, with_changes
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError, SettingsError
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library
-from cpuchat.present.welcome import welcome
-from cpuchat.servers import ServerModel, Source, source
-from cpuchat.setting_sources import SettingSources
-from cpuchat.settings import Changes, Settings, with_changes
+from cpuchat.present.chats import welcome
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui import keys
-from cpuchat.tui.downloading import Downloading, Opener, open_downloads
-from cpuchat.tui.machine_watch import MachineWatch
-from cpuchat.tui.quantizing import Quantizing
+from cpuchat.tui.downloading import Downloading, Opener, Quantizing, open_downloads
 
 if TYPE_CHECKING:
-    from cpuchat.compare.comparison import Comparison
-    from cpuchat.compare.kept import Opened, Sides
-    from cpuchat.compare.side import Side
+    from cpuchat.compare.comparison import Comparison, Opened, Sides
+    from cpuchat.compare.runner import Side
+    from cpuchat.hardware.monitor import Monitor
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
-    from cpuchat.models.library.model import LocalModel
+    from cpuchat.models.library.places import LocalModel
+    from cpuchat.telemetry.machine import MachineSample
     from cpuchat.tools.config import Server
+
+
+MonitorOpener = Callable[[int | None], "Monitor"]
+
+
+def open_monitor(pid: int | None) -> Monitor:
+    """Open the counters of the inference process `pid`, or those of the machine alone. Blocks for some milliseconds."""
+    from cpuchat.hardware.monitor import Monitor
+    from cpuchat.hardware.topology import read_topology
+
+    return Monitor(read_topology(), pid)
+
+
+class MachineWatch:
+    """Samples the counters for all screens: two readers of the same events would take them from each other.
+
+    Use from one event loop. Counters are opened and read in threads, so a slow kernel blocks no key; the first calls
+    return None.
+    """
+
+    def __init__(self, opener: MonitorOpener = open_monitor) -> None:
+        self._opener = opener
+        self._pid: int | None = None
+        self._watching = False
+        self._look: asyncio.Task[tuple[Monitor, MachineSample]] | None = None
+        self._monitor: Monitor | None = None
+        self._newest: MachineSample | None = None
+        self._failed = False
+
+    def sample(self, pid: int | None) -> MachineSample | None:
+        """Return the newest figures, None while there are none. `pid` None: of the machine alone."""
+        if pid != self._pid or not self._watching:
+            self.close()
+            self._pid, self._watching = pid, True
+        if self._look is not None and self._look.done():
+            look, self._look = self._look, None
+            try:
+                self._monitor, self._newest = look.result()
+            except Exception:  # a machine that cannot be read has no counters
+                self._failed = True
+        if self._look is None and not self._failed:
+            opener, monitor = self._opener, self._monitor
+            self._look = asyncio.ensure_future(run_in_daemon_thread(lambda: _look(opener, pid, monitor)))
+        return self._newest
+
+    def close(self) -> None:
+        """Close the counters; `sample` opens them again."""
+        look, monitor = self._look, self._monitor
+        self._pid = self._look = self._monitor = self._newest = None
+        self._watching = self._failed = False
+        if look is not None:
+            look.add_done_callback(lambda look: _close(look, monitor))
+        elif monitor is not None:
+            monitor.close()
+
+
+def _look(opener: MonitorOpener, pid: int | None, monitor: Monitor | None) -> tuple[Monitor, MachineSample]:
+    monitor = monitor or opener(pid)
+    return monitor, monitor.sample()
+
+
+def _close(look: asyncio.Task[tuple[Monitor, MachineSample]], monitor: Monitor | None) -> None:
+    if not look.cancelled() and look.exception() is None:
+        monitor = look.result()[0]
+    if monitor is not None:
+        monitor.close()
 
 
 class Chat(Protocol):
@@ -225,3 +299,34 @@ class Services:
         """Close the conversation, after pending settings are written."""
         async with self._saving:
             await self.conversation.close()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between two drawings of text that is being written, and of the figures."""
+
+    text: float
+    figures: float
+
+    @property
+    def interval(self) -> float:
+        """Return the shortest time between two drawings of text: what comes a little early does not wait."""
+        return 0.8 * self.text
+
+
+SPARE = Pace(text=0.1, figures=0.25)
+# While every core computes, what the UI takes is taken from the model, and more: all threads wait for the one that was
+# interrupted. Measured, 8 % of a core cost 6 to 9 % of the tokens on two cores (benchmarks/README.md).
+CROWDED = Pace(text=1 / 3, figures=1.0)
+
+
+def pace_beside_model(model: ModelInfo | None) -> Pace:
+    """Return the pace beside a loaded model; a server on this machine may take every core."""
+    if model is None:
+        return SPARE
+    return CROWDED if computes_here(model.path) else pace_beside(model.n_threads)
+
+
+def pace_beside(n_threads: int) -> Pace:
+    """Return the pace beside so many compute threads: slower if they take every core."""
+    return CROWDED if n_threads >= len(own_cpus()) else SPARE

@@ -14,13 +14,14 @@ def main(server: str, folder: str) -> int:
 
     `folder` has everything that the app writes. The server removes it; the app does where the server was killed.
     """
-    from cpuchat import paths, settings
-    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.backend.remote.connection import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
+    from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
+    from cpuchat.config import settings
+    from cpuchat.config.servers import ServerModel
     from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
-    from cpuchat.servers import ServerModel
     from cpuchat.tui.kiosk import KioskApp
     from cpuchat.tui.launch import run_once
 

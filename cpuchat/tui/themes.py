@@ -3,12 +3,15 @@
 A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colors), `[colors]` (the fields of a Textual
 theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad color or a
 color where a text style belongs, so every value is checked here and a bad file becomes a `ThemeProblem`.
+
+The user's own themes and keys, read at the start and again when their files change.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +22,8 @@ from textual.color import Color, ColorParseError
 from textual.css.constants import VALID_STYLE_FLAGS
 from textual.theme import BUILTIN_THEMES, Theme
 
-from cpuchat import paths, toml
+from cpuchat.base import paths, toml
+from cpuchat.tui.keys import load_keymap
 
 AUTO = "auto"
 """In the settings: the default, or what suits the terminal better."""
@@ -226,3 +230,42 @@ def _check_style(key: str, value: str) -> None:
             good = False
     if not good:
         raise ThemeError(f'{key}: {value!r} is not a text style (try "bold" or "none")')
+
+
+Seen = dict[Path, tuple[int, int]]
+
+
+class OwnFiles:
+    """`themes` (the packaged ones too) and `keymap` as they were read last."""
+
+    def __init__(self) -> None:
+        self._seen = _seen()
+        self.themes = load_themes()
+        self.keymap = load_keymap()
+
+    def changed(self) -> bool:
+        """Read the files again if one of them was saved, added or removed. Looking takes microseconds; in a thread
+        nothing waits for a network folder.
+        """
+        if (seen := _seen()) == self._seen:
+            return False
+        self._seen = seen
+        self.themes = load_themes()
+        self.keymap = load_keymap()
+        return True
+
+
+def _seen() -> Seen:
+    """Return the time and size of each file."""
+    found: Seen = {}
+    try:
+        files = [Path(entry.path) for entry in os.scandir(paths.user_themes_dir()) if entry.name.endswith(".toml")]
+    except OSError:
+        files = []
+    for file in (*files, paths.keymap_file()):
+        try:
+            state = file.stat()
+        except OSError:  # missing, or gone meanwhile
+            continue
+        found[file] = (state.st_mtime_ns, state.st_size)
+    return found

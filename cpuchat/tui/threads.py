@@ -1,10 +1,15 @@
-"""Priority and garbage collection of the process that draws."""
+"""Priority and garbage collection of the process that draws.
+
+A timer of the event loop: Textual's never fires when it is late at its start, as on a busy machine.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
+from collections.abc import Callable
 
 NICENESS = 5
 _SELDOM = 100  # collections of younger objects before a full one, which takes 10 to 30 ms: some minutes of an answer
@@ -37,3 +42,29 @@ def yield_to_inference() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+class LoopTimer:
+    """Calls a function once, later. It can be started again from there on."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
+
+    def start(self, seconds: float) -> None:
+        """Call it after `seconds`, at once if that is less than 0; nothing happens while the timer runs."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(max(0.0, seconds), self._fire)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._call()

@@ -4,6 +4,12 @@ Successive halving: all candidates are measured briefly, the better half again f
 anchor, the setting in use, is measured before and after every four: a candidate counts by its ratio to the anchor at
 the same time, and four during which the anchor drifted by more than 10 % are repeated once. What is left is measured in
 turn with the anchor, and wins only if it gains more than the spread of these rounds and is nowhere slower.
+
+Decides whether a change made decoding faster, or whether that was noise.
+
+Measures the current decode speed of a loaded model with a few short greedy answers without drafters.
+
+Short, so that it can be done before and after every change of settings.
 """
 
 from __future__ import annotations
@@ -14,9 +20,100 @@ from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from cpuchat.bench.protocol import GROUP, MAX_DRIFT, has_drifted
-from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.tune.compare import LEAST_GAIN
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
+from cpuchat.bench.run import GROUP, MAX_DRIFT, has_drifted
+from cpuchat.protocol.messages import Generate, Speculation
+from cpuchat.protocol.timings import LEAST_TOKENS
+from cpuchat.quality.greedy import Answering, answer_greedily
+from cpuchat.telemetry import units
+
+N_TOKENS = 64
+ROUNDS = 3
+_WARM_UP_TOKENS = 8
+
+# Texts that go on by themselves, continued without a chat template. Speed does not depend on what is written, only a
+# model that ends at once cannot be measured: then the next one is tried.
+PROMPTS = (
+    "Once upon a time there was a small town by a river, and in this town lived",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,",
+    "Question: Explain in detail how a bicycle works.\nAnswer: A bicycle is",
+)
+
+
+class DecodeRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode rates in tokens per second: `tok_s` is the median of `rounds`, `spread` the largest less the smallest."""
+
+    tok_s: float
+    spread: float
+    rounds: tuple[float, ...]
+
+
+async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds: int = ROUNDS) -> DecodeRate:
+    """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.
+
+    Args:
+        n_tokens: tokens of each round; a model that ends earlier is measured by what it wrote.
+
+    Raises:
+        MeasureFailed: the engine failed, it was stopped, or no answer reached 16 tokens (`n_tokens` if that is less).
+    """
+    least = min(LEAST_TOKENS, n_tokens)
+    written = 0
+    for prompt in PROMPTS:
+        request = Generate(prompt=prompt, max_tokens=n_tokens, speculation=Speculation())
+        await answer_greedily(answer, msgspec.structs.replace(request, max_tokens=_WARM_UP_TOKENS))
+        rates: list[float] = []
+        for _ in range(rounds):
+            timings = await answer_greedily(answer, request)
+            written = max(written, timings.predicted_n)
+            rate = timings.predicted_per_second
+            if timings.predicted_n < least or rate is None:
+                break
+            rates.append(rate)
+        else:
+            return DecodeRate(tok_s=statistics.median(rates), spread=max(rates) - min(rates), rounds=tuple(rates))
+    raise MeasureFailed(f"The model stops after {written} tokens, too few to measure.", "Choose another model.")
+
+
+LEAST_GAIN = 0.02
+
+
+class RateChange(msgspec.Struct, frozen=True, kw_only=True):
+    """`gain` as a share of the rate before (0.05: 5 % faster); `needed` is the gain that would have been believed.
+
+    `keep` only above `needed`; `words` say it in one sentence.
+    """
+
+    keep: bool
+    gain: float
+    needed: float
+    words: str
+
+
+def compare(before: DecodeRate, after: DecodeRate) -> RateChange:
+    """Keep a change only if it gains more than 2 % and more than twice the spread of the rounds.
+
+    The larger spread of the two measurements counts.
+    """
+    gained = after.tok_s - before.tok_s
+    enough = max(LEAST_GAIN * before.tok_s, 2 * max(before.spread, after.spread))
+    gain, needed = gained / before.tok_s, enough / before.tok_s
+    keep = gained > enough
+    rates = f"{units.rate(before.tok_s)} → {units.rate(after.tok_s)} tok/s"
+    if keep:
+        words = f"Keep it: {rates}, {percent(gain)}, significant (threshold {100 * needed:.1f} %)."
+    elif gained < -enough:
+        words = f"Revert it: {rates}, {percent(gain)}, significantly slower."
+    else:
+        words = f"Revert it: {rates}, {percent(gain)}, not significant (threshold {100 * needed:.1f} %)."
+    return RateChange(keep=keep, gain=gain, needed=needed, words=words)
+
+
+def percent(share: float) -> str:
+    """Format as `+3.2 %`, `−1.0 %`; what rounds to zero has no sign."""
+    text = f"{100 * abs(share):.1f} %"
+    return text if text == "0.0 %" else ("+" if share > 0 else "−") + text
+
 
 MAX_ROUNDS: Final = 3
 HOPELESS: Final = 0.97

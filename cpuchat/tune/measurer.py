@@ -1,26 +1,36 @@
 """Measures how fast a model answers with given settings, in a worker process of its own.
 
 Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens.
+
+The decode rate of each model with the engine's build, kept to notice when a new build is slower.
+
+One short measurement per model, build and way of running.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.bench.loading import load_to_measure
-from cpuchat.bench.prompts import Kind, load
-from cpuchat.errors import Interrupted, MeasureFailed
-from cpuchat.greedy import answer_greedily
+from cpuchat.base import paths
+from cpuchat.base.errors import Interrupted, MeasureFailed
+from cpuchat.base.files import JsonCache
+from cpuchat.bench.matrix import Kind, load
+from cpuchat.bench.results import engine_build
+from cpuchat.bench.run import load_to_measure
+from cpuchat.config.settings import EngineSection, Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import Generate, LoadOptions, Message, Speculation
-from cpuchat.settings import Settings
-from cpuchat.timings import Timings
+from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.timings import Timings
+from cpuchat.quality.greedy import Answering, answer_greedily
+from cpuchat.telemetry import units
 from cpuchat.tune.candidates import Choice
-from cpuchat.tune.halving import Speed
+from cpuchat.tune.halving import DecodeRate, Speed, compare, measure_decode, percent
 
 _DECODE_SECONDS: Final = 1.0
 _TEXT_SECONDS: Final = 2.5
@@ -172,3 +182,66 @@ def _speed(timings: Timings) -> Speed:
     if prefill is None or decode is None:
         raise MeasureFailed("The model wrote too few tokens to measure.", "Choose another model.")
     return Speed(prefill=prefill, decode=(decode,))
+
+
+class BuildSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed measured with one build; `commit` names it to users."""
+
+    build: str
+    commit: str
+    measured: DecodeRate
+
+
+class BuildSpeeds:
+    """The newest measurement of each model and way of running. Reads and writes a file: call it in threads."""
+
+    def __init__(self) -> None:
+        self._cache = JsonCache(paths.build_speeds_file(), BuildSpeed, version=1, max_entries=200)
+
+    def newest(self, key: str) -> BuildSpeed | None:
+        """Return the measurement of the newest build."""
+        return self._cache.read().get(key)
+
+    def put(self, key: str, speed: BuildSpeed) -> None:
+        self._cache.put(key, speed)
+
+
+def speed_key(model: ModelInfo, engine: EngineSection) -> str:
+    """Identify a model and what its decode rate depends on beside the build."""
+    parts = (model.fingerprint, model.cpus, engine.memory, engine.cache_type_k, engine.cache_type_v, engine.flash_attn,
+             engine.load_mode, engine.repack, engine.poll, engine.experts)  # fmt: skip
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
+
+
+def is_measured(known: BuildSpeed | None, engine: EngineInfo) -> bool:
+    """Return whether this very build was measured."""
+    return known is not None and known.build == engine_build(engine)
+
+
+async def measure_build(
+    answer: Answering, engine: EngineInfo, model: ModelInfo, known: BuildSpeed | None
+) -> tuple[BuildSpeed, str]:
+    """Measure the build in use; returns what to keep, and a notice when it is slower than the `known` one, else "".
+
+    What seems to be slower is measured twice, and the faster of both counts: other programs come and go.
+
+    Raises:
+        MeasureFailed: as `measure_decode`.
+    """
+    measured = await measure_decode(answer)
+    if known is not None and _is_slower(known.measured, measured):
+        again = await measure_decode(answer)
+        measured = max(measured, again, key=lambda rate: rate.tok_s)
+    speed = BuildSpeed(build=engine_build(engine), commit=engine.llama_commit or engine.version, measured=measured)
+    if known is None or not _is_slower(known.measured, measured):
+        return speed, ""
+    change = percent(compare(known.measured, measured).gain)
+    return speed, (
+        f"{model.name} is slower since the engine was updated: {units.rate(known.measured.tok_s)} tok/s with "
+        f"llama.cpp {known.commit}, {units.rate(measured.tok_s)} with {speed.commit} ({change})."
+    )
+
+
+def _is_slower(before: DecodeRate, now: DecodeRate) -> bool:
+    found = compare(before, now)
+    return found.gain < -found.needed

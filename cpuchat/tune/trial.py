@@ -2,25 +2,32 @@
 faster.
 
 The chat continues: the worker saves its KV cache before the model is reloaded.
+
+Keeps the measurements before and after a tuning plan in the plan's folder.
+
+Holds the results of tuning, and the form they are kept in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.files import read_json, write_atomically
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelLoaded, TextDelta
-from cpuchat.tune.compare import RateChange, compare
-from cpuchat.tune.measure import DecodeRate, measure_decode
+from cpuchat.models.machine import Tuned, TunedChoice
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelLoaded, TextDelta
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.tune.halving import DecodeRate, RateChange, Speed, Verdict, compare, measure_decode
 
 N_TOKENS = 48
 ROUNDS = 3
@@ -195,3 +202,155 @@ class Trial:
                     yield event
 
         return await measure_decode(answer, n_tokens=N_TOKENS, rounds=ROUNDS)
+
+
+Label = Literal["before", "after"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement: of which model on which CPUs, and how many changes of each knob were in effect, of how many."""
+
+    label: Label
+    taken: str
+    model: str
+    fingerprint: str
+    cpus: tuple[int, ...]
+    measured: DecodeRate
+    effect: dict[str, tuple[int, int]]
+
+
+def make(label: Label, model: ModelInfo, measured: DecodeRate, effect: dict[str, tuple[int, int]]) -> Record:
+    return Record(
+        label=label,
+        taken=time.strftime("%Y-%m-%d %H:%M"),
+        model=model.name or Path(model.path).stem,
+        fingerprint=model.fingerprint,
+        cpus=model.cpus,
+        measured=measured,
+        effect=effect,
+    )
+
+
+def save(folder: Path, record: Record) -> None:
+    """Keep a measurement; it replaces the one with the same label.
+
+    Raises:
+        CpuchatError: it could not be written.
+    """
+    file = folder / f"{record.label}.json"
+    try:
+        write_atomically(file, msgspec.json.encode(record) + b"\n", mode=0o644)
+    except OSError as error:
+        raise CpuchatError(f"Cannot save the measurement to {file}: {error.strerror}.") from None
+
+
+def load(folder: Path, label: Label) -> Record | None:
+    """Read the measurement with this label; None when there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_json(folder / f"{label}.json", msgspec.json.Decoder(Record).decode)
+    return None
+
+
+def judged(before: Record | None, after: Record | None) -> tuple[RateChange | None, str]:
+    """Compare both measurements; None and the reason when they cannot be compared."""
+    if before is None or after is None:
+        missing = " and ".join(label for label, record in (("before", before), ("after", after)) if record is None)
+        return None, f"{missing} not measured"
+    if before.fingerprint != after.fingerprint:
+        return None, f"measured with different models (before: {before.model}, after: {after.model})"
+    if before.cpus != after.cpus:
+        return None, "measured on different CPUs; measure both with the same settings"
+    if not any(now for now, _ in after.effect.values()):
+        return None, "no change of the plan was in effect for the second measurement"
+    return compare(before.measured, after.measured), ""
+
+
+DEFAULT_PROMPT_SHARE = 0.5
+"""Until the user's own chats tell it."""
+_ENOUGH_TOKENS = 2_000
+
+
+class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice: what was in use before, the best candidate (`after`, "": none was measured) and what it gained.
+
+    `decode` and `prefill` are gains as shares (0.05: 5 % faster), `spread` that of the rounds; None: not measured.
+    `offered`: faster, but it changes the output, and was not asked for. `reason` is why it was not adopted.
+    """
+
+    name: str
+    before: str
+    after: str = ""
+    adopted: bool = False
+    offered: bool = False
+    verdict: Verdict | None = None
+    decode: float | None = None
+    prefill: float | None = None
+    spread: float | None = None
+    reason: str = ""
+    keys: tuple[str, ...] = ()
+
+
+class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of tuning one model.
+
+    `decode` and `prefill` are tok/s (before, after), None where not measured. `changes`: all settings that are tuned
+    now, as `settings.update` takes them, and `replaced` as in `Tuned`. `stopped`: by the user; `out_of_time`: some
+    choices were not measured.
+    """
+
+    model: str
+    prompt_share: float
+    choices: tuple[ChoiceResult, ...]
+    changes: dict[str, dict[str, Any]]
+    seconds: float
+    replaced: dict[str, Any] = {}
+    decode: tuple[float, float] | None = None
+    prefill: tuple[float, float] | None = None
+    stopped: bool = False
+    out_of_time: bool = False
+
+    @property
+    def adopted(self) -> list[ChoiceResult]:
+        return [one for one in self.choices if one.adopted]
+
+    @property
+    def busy(self) -> bool:
+        """Return whether something could not be decided because of other programs."""
+        return any(one.verdict == "busy" for one in self.choices)
+
+    def kept_as(self, earlier: Tuned | None) -> Tuned:
+        """Return what to keep; choices of an `earlier` tuning that stay in effect keep their figures."""
+        tuned = {f"{section}.{name}" for section, values in self.changes.items() for name in values}
+        new = [
+            TunedChoice(keys=one.keys, words=_named(one), decode=one.decode or 0.0, prefill=one.prefill or 0.0)
+            for one in self.adopted
+        ]
+        replaced = {key for one in new for key in one.keys}
+        old = earlier.choices if earlier is not None else ()
+        old = [one for one in old if not replaced & {*one.keys} and tuned & {*one.keys}]
+        return Tuned(model=self.model, changes=self.changes, replaced=self.replaced, choices=(*old, *new))
+
+
+def _named(one: ChoiceResult) -> str:
+    """`16 threads, two per core`, `flash attention off`."""
+    return one.after if one.name == "threads" else f"{one.name} {one.after}"
+
+
+def speeds(before: Speed, choices: list[ChoiceResult]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return decode and prefill tok/s (before, after): each adopted choice was measured on top of those before it.
+
+    Drafters are left out: their gain depends on the text, and `before` is plain decoding.
+    """
+    decode, prefill = before.mean_decode, before.prefill
+    after = [decode, prefill]
+    for one in choices:
+        if one.adopted and one.name != "drafters":
+            after[0] *= 1 + (one.decode or 0.0)
+            after[1] *= 1 + (one.prefill or 0.0)
+    return (decode, after[0]), (prefill, after[1])
+
+
+def prompt_share_of(prompt_tokens: int, written_tokens: int) -> float | None:
+    """Return the share of prompt tokens in the user's chats; None where they are too few to tell."""
+    total = prompt_tokens + written_tokens
+    return prompt_tokens / total if total >= _ENOUGH_TOKENS else None

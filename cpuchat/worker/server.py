@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from cpuchat.errors import CpuchatError
-from cpuchat.frames import HEADER_SIZE, decode_command, encode, frame_length
+from cpuchat.base.errors import CpuchatError
 from cpuchat.hardware.numa.launch import in_effect
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
+    HEADER_SIZE,
     AnyCommand,
     Cancel,
     CountTokens,
@@ -36,6 +36,9 @@ from cpuchat.protocol import (
     ShuttingDown,
     TokensCounted,
     WorkerReady,
+    decode_command,
+    encode,
+    frame_length,
 )
 
 if TYPE_CHECKING:

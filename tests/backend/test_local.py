@@ -13,7 +13,7 @@ from cpuchat.backend.process import Spawner, WorkerProcess
 from cpuchat.hardware.numa.mempolicy import parse_policy
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol import Failed, LoadOptions, ModelLoaded, WorkerReady
+from cpuchat.protocol.messages import Failed, LoadOptions, ModelLoaded, WorkerReady
 from tests.support.chatting import chat, children, collect
 
 # Niceness can only be raised, so a process of its own does it. The main thread lowers itself before each start.

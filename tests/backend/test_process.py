@@ -16,7 +16,7 @@ from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.process import Spawner, WorkerProcess
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
     Failed,

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.backend import local, watch
+from cpuchat.backend import local, process
 from cpuchat.backend.local import LocalBackend
-from cpuchat.errors import WorkerStuck
-from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, TextDelta
+from cpuchat.base.errors import WorkerStuck
+from cpuchat.protocol.messages import Failed, GenerationFinished, LoadOptions, TextDelta
 from tests.support.chatting import chat, collect
 
 # Each rule is entered twice from the one before: llama.cpp searches 2 ** 40 of them for left recursion.
@@ -40,7 +40,7 @@ async def answered(backend: LocalBackend) -> bool:
 async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_on(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "STUCK_CPU_SECONDS", 0.5)
+    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.5)
     before = backend.pid
     answer = asyncio.create_task(collect(backend.generate(chat("Hello", grammar=HANGS))))
     worker = psutil.Process(before)
@@ -71,8 +71,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def test_a_stopped_worker_is_left_alone(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "STUCK_CPU_SECONDS", 0.1)  # the kernel counts in ticks of 0.01 s
-    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.1)  # the kernel counts in ticks of 0.01 s
+    monkeypatch.setattr(process, "_POLL_SECONDS", 0.01)
     pid = backend.pid
     assert pid is not None
     events = backend.generate(chat("Hello", max_tokens=400, ignore_eos=True))
@@ -86,7 +86,7 @@ async def test_a_stopped_worker_is_left_alone(backend: LocalBackend, monkeypatch
     for _ in range(20):
         await asyncio.sleep(0.01)
     assert backend.pid == pid
-    monkeypatch.setattr(watch, "STUCK_CPU_SECONDS", 60.0)
+    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 60.0)
     os.kill(pid, signal.SIGCONT)
     last = [event async for event in events][-1]
     assert isinstance(last, GenerationFinished) and backend.pid == pid

@@ -14,20 +14,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import Interrupted, MeasureFailed
+from cpuchat.base.files import JsonCache
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
-from cpuchat.costmodel.observations import Observation
-from cpuchat.errors import Interrupted, MeasureFailed
-from cpuchat.files import JsonCache
+from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
-from cpuchat.models.fingerprint import engine_replaced
+from cpuchat.models.file_names import engine_replaced
 from cpuchat.models.quantize.types import quant_type
-from cpuchat.protocol import Failed, Measure, Measured
-from cpuchat.synthetic import model
-from cpuchat.synthetic.shapes import SHAPES, Shape, tensor_type
+from cpuchat.models.synthetic import model
+from cpuchat.models.synthetic.model import SHAPES, Shape, tensor_type
+from cpuchat.protocol.messages import Failed, Measure, Measured
 from tests.costmodel import made_up
 from tests.costmodel.made_up import work
 

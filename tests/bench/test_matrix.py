@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.base.errors import DraftMismatch, ModelNotFound, UsageError
 from cpuchat.bench.matrix import Matrix, cells_of, check_placements, located, read_matrix
-from cpuchat.errors import DraftMismatch, ModelNotFound, UsageError
+from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
-from cpuchat.models.tuned import Tuned, TunedSettings
-from cpuchat.settings import Settings
+from cpuchat.models.machine import Tuned, TunedSettings
 
 
 def cells(**values: object) -> list:

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from cpuchat import paths, settings
-from cpuchat.bench import pair
-from cpuchat.bench.pair import KindResult, PairResult
-from cpuchat.errors import DraftMismatch, UsageError
-from cpuchat.models.drafts.chosen import ChosenDrafts
+from cpuchat.base import paths
+from cpuchat.base.errors import DraftMismatch, UsageError
+from cpuchat.bench import run as bench_run
+from cpuchat.bench.run import KindResult, PairResult
+from cpuchat.config import settings
+from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.present.bench import pair_verdict
 from tests.cli.program import run
@@ -22,9 +23,9 @@ TARGET, DRAFT = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-
 @pytest.fixture
 def lean(measured_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set few tokens, few prompts and one thread."""
-    monkeypatch.setattr(pair, "KINDS", ("maths", "chat"))
-    monkeypatch.setattr(pair, "DEPTHS", (4,))
-    monkeypatch.setattr(pair, "TOKENS", 12)
+    monkeypatch.setattr(bench_run, "KINDS", ("maths", "chat"))
+    monkeypatch.setattr(bench_run, "DEPTHS", (4,))
+    monkeypatch.setattr(bench_run, "TOKENS", 12)
     settings.update({"engine": {"threads": 1}})
 
 

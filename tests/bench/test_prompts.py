@@ -6,8 +6,8 @@ import ast
 import re
 from typing import get_args
 
-from cpuchat.bench.prompts import Kind, load
-from cpuchat.text import is_safe
+from cpuchat.base.text import is_safe
+from cpuchat.bench.matrix import Kind, load
 
 PROMPTS = load()
 

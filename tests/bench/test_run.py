@@ -15,17 +15,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cpuchat.bench.diff import REGRESSION, compare_reports
-from cpuchat.bench.journal import Journal
-from cpuchat.bench.matrix import Cell, Setup, Workload, cells_of, read_matrix
-from cpuchat.bench.prompts import Kind, Prompt, load
-from cpuchat.bench.results import Report, as_json, read_report, report_of
+from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
+from cpuchat.base.paths import bench_dir
+from cpuchat.bench.matrix import Cell, Kind, Prompt, Setup, Workload, cells_of, load, read_matrix
+from cpuchat.bench.results import REGRESSION, Journal, Report, as_json, compare_reports, read_report, report_of
 from cpuchat.bench.run import Bench
-from cpuchat.errors import Interrupted, MeasureFailed, UsageError
+from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
-from cpuchat.paths import bench_dir
 from cpuchat.present.bench import markdown
-from cpuchat.settings import Settings
 from tests.cli.program import run, start
 from tests.support.terminal import Terminal
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import ChatsChanged, ChatsError, UsageError
 from cpuchat.chats.records import AnswerSettings, StoredMessage
 from cpuchat.chats.store import ChatStore
-from cpuchat.compare.kept import sides_of, turns_of
+from cpuchat.compare.comparison import sides_of, turns_of
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ChatsChanged, ChatsError, UsageError
-from cpuchat.protocol import AnyEvent, Role, Sampling, Speculation
-from cpuchat.settings import Settings
-from cpuchat.timings import Timings
+from cpuchat.protocol.messages import AnyEvent, Role, Sampling, Speculation
+from cpuchat.protocol.timings import Timings
 from tests.chats.test_repair import SECRET, leftovers
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 

@@ -9,20 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
 from cpuchat.chats import schema
+from cpuchat.chats.history import request_messages
 from cpuchat.chats.records import Attachment
-from cpuchat.chats.request import request_messages
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer.importing import export_chat, import_chats
-from cpuchat.chats.transfer.portable import encoded
-from cpuchat.chats.transfer.sources import read_exports
+from cpuchat.chats.transfer.formats import encoded
+from cpuchat.chats.transfer.importing import export_chat, import_chats, read_exports
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import UsageError
 from cpuchat.present.chats import markdown
-from cpuchat.protocol import Failed, Message
-from cpuchat.settings import Settings
-from cpuchat.tool_calls import ToolCall, ToolResult, ToolStep
+from cpuchat.protocol.messages import Failed, Message, ToolCall, ToolResult, ToolStep
 from tests.chats.test_branches import asked, conversation, everything, texts
 from tests.support.scripted_backend import ScriptedBackend, Step, answer
 

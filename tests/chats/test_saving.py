@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats.store import ChatStore
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ChatsChanged, ChatsError
-from cpuchat.protocol import AnyEvent, PrefillProgress, TextDelta
-from cpuchat.settings import Settings
+from cpuchat.protocol.messages import AnyEvent, PrefillProgress, TextDelta
 from cpuchat.tui.launch import print_unsaved
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.chats.search import Matcher
+from cpuchat.chats.store import Matcher
 
 
 @pytest.mark.parametrize(

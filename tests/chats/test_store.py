@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
+from cpuchat.base.errors import ChatsError, ChatsTooNew
 from cpuchat.chats import schema
 from cpuchat.chats.records import Attachment
 from cpuchat.chats.store import ChatStore
-from cpuchat.errors import ChatsError, ChatsTooNew
-from cpuchat.timings import Timings
-from cpuchat.tool_calls import ToolCall, ToolResult, ToolStep
+from cpuchat.protocol.messages import ToolCall, ToolResult, ToolStep
+from cpuchat.protocol.timings import Timings
 
 
 @pytest.fixture

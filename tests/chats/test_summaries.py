@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.chats.request import SUMMARY_TITLE
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer.portable import portable_chat
+from cpuchat.chats.transfer.formats import portable_chat
 from cpuchat.compacting import compact
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import UsageError
 from cpuchat.present.chats import markdown
-from cpuchat.protocol import AnyEvent, Failed, TextDelta
-from cpuchat.settings import Settings
+from cpuchat.protocol.messages import AnyEvent, Failed, TextDelta
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")

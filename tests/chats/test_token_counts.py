@@ -3,9 +3,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from cpuchat.chats.history import token_counts
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.token_counts import token_counts
-from cpuchat.timings import Timings
+from cpuchat.protocol.timings import Timings
 
 
 def test_the_tokens_of_all_answers_are_counted_while_the_store_is_open(tmp_path: Path) -> None:

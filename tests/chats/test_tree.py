@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.chats.tree import Tree
+from cpuchat.chats.records import Tree
 
 
 def test_the_newest_message_ends_the_open_branch_unless_another_does() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from tests.cli.program import HANG_GUARD, PLAIN, run, start
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import byte_symbols, vocabulary

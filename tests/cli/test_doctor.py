@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.cli import doctor, engine_info
 from cpuchat.cli import main as program
-from cpuchat.hardware.bandwidth import survey
+from cpuchat.cli import system, version
+from cpuchat.config.settings import ModelSection, Settings
+from cpuchat.hardware.bandwidth import peaks
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import known_peak, remember
-from cpuchat.hardware.bandwidth.survey import Survey
+from cpuchat.hardware.bandwidth.peaks import Survey, known_peak, remember
 from cpuchat.hardware.diagnostics.checks import examine
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
 from cpuchat.hardware.topology import Topology
-from cpuchat.model_info import EngineInfo
-from cpuchat.present.diagnosis import page
-from cpuchat.settings import ModelSection, Settings
+from cpuchat.present.machine import page
+from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
 from tests.hardware.bandwidth.test_memory_modules import device, table
 from tests.hardware.counters.simulated import Simulated
@@ -129,7 +128,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     async def engine() -> EngineInfo:
         return EngineInfo(version="0.3.36", features=("AVX", "AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI"))
 
-    monkeypatch.setattr(engine_info, "engine_info", engine)
+    monkeypatch.setattr(version, "engine_info", engine)
 
 
 def surveyed(topology: Topology, *, cpus: tuple[int, ...], memory: str, root: Path) -> Survey:
@@ -142,7 +141,7 @@ def test_the_exit_code_is_that_of_the_worst_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make_tree(tmp_path, "epyc-9354")
-    monkeypatch.setattr(doctor, "ROOT", root)
+    monkeypatch.setattr(system, "ROOT", root)
     assert program.main(["doctor"]) == 0  # advice only: it was not measured
     assert "advice: The read bandwidth has not been measured" in capsys.readouterr().out
     write(root, {"proc/loadavg": "100 1 1 1/1 1"})
@@ -155,12 +154,12 @@ def test_probe_measures_the_cores_of_the_settings_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make_tree(tmp_path, "epyc-9354")
-    monkeypatch.setattr(doctor, "ROOT", root)
+    monkeypatch.setattr(system, "ROOT", root)
     config = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text('[engine]\ncores = "l3:0"\n')
 
-    monkeypatch.setattr(survey, "survey", surveyed)
+    monkeypatch.setattr(peaks, "survey", surveyed)
     assert program.main(["doctor", "--probe", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["peak_read"], found["cpus"]) == (49.9e9, [0, 1, 2, 3])
@@ -170,7 +169,7 @@ def test_probe_measures_the_cores_of_the_settings_first(
 def test_settings_that_are_not_possible_are_a_finding_and_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "ROOT", make_tree(tmp_path, "epyc-9354"))
+    monkeypatch.setattr(system, "ROOT", make_tree(tmp_path, "epyc-9354"))
     config = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text('[engine]\ncores = "l3:77"\nmemory = "bind:5"\n')
@@ -185,7 +184,7 @@ def test_settings_that_are_not_possible_are_a_finding_and_not_a_failure(
 def test_too_many_threads_in_the_settings_are_a_finding_and_not_a_failure(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "ROOT", make_tree(tmp_path, "epyc-9354"))
+    monkeypatch.setattr(system, "ROOT", make_tree(tmp_path, "epyc-9354"))
     config = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text("[engine]\nthreads = 500\n")
@@ -199,8 +198,8 @@ def test_too_many_threads_in_the_settings_are_a_finding_and_not_a_failure(
 def test_what_was_measured_is_shown_where_it_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "ROOT", make_tree(tmp_path, "epyc-9354"))
-    monkeypatch.setattr(survey, "survey", surveyed)
+    monkeypatch.setattr(system, "ROOT", make_tree(tmp_path, "epyc-9354"))
+    monkeypatch.setattr(peaks, "survey", surveyed)
     (tmp_path / "file").touch()
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file/cache"))
     program.main(["doctor", "--probe"])
@@ -211,7 +210,7 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(
 def test_the_page_is_as_wide_as_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "ROOT", make_tree(tmp_path, "2x-epyc-7543"))
+    monkeypatch.setattr(system, "ROOT", make_tree(tmp_path, "2x-epyc-7543"))
     monkeypatch.setenv("COLUMNS", "64")
     program.main(["doctor"])
     assert 55 < max(map(len, capsys.readouterr().out.splitlines())) <= 64
@@ -223,7 +222,7 @@ def test_the_model_of_last_time_is_weighed(
 ) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     write(root, {"proc/meminfo": "MemTotal: 2000 kB\nMemAvailable: 100 kB"})
-    monkeypatch.setattr(doctor, "ROOT", root)
+    monkeypatch.setattr(system, "ROOT", root)
     config = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(f"[model]\nlast = {json.dumps(str(tiny_model))}\n")
@@ -236,7 +235,7 @@ def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
     for part, size in zip(parts, (100, 200), strict=True):
         part.write_bytes(bytes(size))
     last = Settings(model=ModelSection(last=str(parts[0])))
-    assert doctor._wanted(last).model_bytes == 300
+    assert system._wanted(last).model_bytes == 300
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import settings
 from cpuchat.cli.app import initial_model
 from cpuchat.cli.options import key_ring
+from cpuchat.config import settings
 from cpuchat.models.library.library import Library
 from tests.cli.program import COMMAND, HANG_GUARD, run
 from tests.support.remote_server import Reply, remote_server

@@ -6,10 +6,10 @@ import asyncio
 import re
 from pathlib import Path
 
-from cpuchat import paths
-from cpuchat.chats.request import SUMMARY_TITLE
+from cpuchat.base import paths
+from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
-from cpuchat.presets import Preset, save_preset
+from cpuchat.config.presets import Preset, save_preset
 from tests.cli.program import run_process
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal

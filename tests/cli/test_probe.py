@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, Pass
-from cpuchat.cli.probe import probe
-from cpuchat.errors import SettingsError, UsageError
+from cpuchat.cli.system import probe
 from cpuchat.hardware import topology as topologies
 from cpuchat.hardware.bandwidth import measuring
-from cpuchat.hardware.bandwidth import survey as surveying
+from cpuchat.hardware.bandwidth import peaks as surveying
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import known_peak
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.synthetic.model import SHAPES
 from tests.hardware.trees import make_tree
 
 
@@ -156,7 +156,7 @@ def test_a_machine_that_cannot_be_measured(on: Callable[[str], None], monkeypatc
 
 
 def test_wrong_settings_are_said() -> None:
-    from cpuchat import paths
+    from cpuchat.base import paths
 
     paths.settings_file().parent.mkdir(parents=True, exist_ok=True)
     paths.settings_file().write_text('[engine]\ncores = "sideways"\n')

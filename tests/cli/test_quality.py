@@ -10,9 +10,9 @@ import pexpect
 import pytest
 from click.testing import CliRunner, Result
 
-from cpuchat.cli.quality import quality
-from cpuchat.errors import ModelNotFound, UsageError, VocabularyMismatch
-from cpuchat.paths import quality_dir
+from cpuchat.base.errors import ModelNotFound, UsageError, VocabularyMismatch
+from cpuchat.base.paths import quality_dir
+from cpuchat.cli.compare import quality
 from cpuchat.quality.texts import prose
 from tests.cli.program import COMMAND, HANG_GUARD
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.config import settings
+from cpuchat.config.servers import RunningServer, recorded
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.running_servers import RunningServer, recorded
 from tests.cli.program import run
 from tests.support.llama_server import llama_server
 

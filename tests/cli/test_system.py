@@ -12,12 +12,12 @@ import pytest
 
 from cpuchat.cli import main as program
 from cpuchat.cli import system
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.output import Terminal
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.tuning import store
-from cpuchat.model_info import ModelInfo
-from cpuchat.settings import Settings
-from cpuchat.tune import records
-from cpuchat.tune.measure import DecodeRate
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.tune import trial
+from cpuchat.tune.halving import DecodeRate
 from tests.hardware.trees import cache_files, cpu_files, cpuinfo, node_files, system_files
 from tests.hardware.tuning import machine
 
@@ -287,5 +287,5 @@ def test_an_empty_list_says_what_to_do(cpuchat: Cpuchat) -> None:
 
 def test_a_measurement_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "before.json").write_text('{"label": 7}')
-    assert records.load(tmp_path, "before") is None
-    assert records.judged(None, None) == (None, "before and after not measured")
+    assert trial.load(tmp_path, "before") is None
+    assert trial.judged(None, None) == (None, "before and after not measured")

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.cli.output import json_line
+from cpuchat.base.errors import UsageError
+from cpuchat.cli.output import Terminal, json_line
 from cpuchat.cli.question import compose
-from cpuchat.cli.terminal import Terminal
-from cpuchat.errors import UsageError
-from cpuchat.protocol import LoadProgress, PrefillProgress
+from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 
 @given(st.text())

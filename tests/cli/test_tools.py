@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import Interrupted, SettingsError
+from cpuchat.cli.output import Terminal as OwnTerminal
 from cpuchat.cli.session import Session
-from cpuchat.cli.terminal import Terminal as OwnTerminal
 from cpuchat.cli.tools import start_tools, tool_loop
-from cpuchat.errors import Interrupted, SettingsError
-from cpuchat.settings import Settings
+from cpuchat.config.settings import Settings
 from tests.cli.program import run, run_process
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal

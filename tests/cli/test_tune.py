@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
-from cpuchat.models.tuned import TunedSettings
-from cpuchat.timings import Timings
+from cpuchat.config import settings
+from cpuchat.models.machine import TunedSettings
+from cpuchat.protocol.timings import Timings
 from tests.cli.program import run, start
 from tests.support.tuning import make_up_speeds, with_small_cache, without_flash_attention
 

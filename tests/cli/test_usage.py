@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from tests.cli.program import run, run_process
 
 ASK_OPTIONS = """

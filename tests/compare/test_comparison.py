@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
 from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.side import Side
-from cpuchat.errors import UsageError
+from cpuchat.compare.runner import Side
+from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import AnyEvent, GenerationFinished, LoadProgress, TextDelta
-from cpuchat.settings import Settings
+from cpuchat.protocol.messages import AnyEvent, GenerationFinished, LoadProgress, TextDelta
 from tests.support.cores import ON_ONE_CPU
 
 pytestmark = pytest.mark.slow

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from cpuchat.compare.figures import Row, Value, figures_of
-from cpuchat.compare.memory import MemoryTogether, WorkerMemory
-from cpuchat.compare.rounds import Round, SideAnswer
-from cpuchat.model_info import ModelInfo, Traffic
+from cpuchat.compare.runner import MemoryTogether, Round, SideAnswer, WorkerMemory
 from cpuchat.present import compare
-from cpuchat.protocol import Failed, TextDelta
+from cpuchat.protocol.messages import Failed, TextDelta
+from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import after_answer
-from cpuchat.timings import SpeculationFigures, Timings
 from tests.support.scripted_backend import MODEL
 
 NAMES = ("Q8_0", "Q4_K_M")

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
-from cpuchat.compare.kept import KeptComparison, sides_of, turns_of
-from cpuchat.compare.rounds import Round, SideAnswer, Turn
-from cpuchat.compare.side import Side
-from cpuchat.errors import ChatsChanged, ChatsError
+from cpuchat.compare.comparison import KeptComparison, sides_of, turns_of
+from cpuchat.compare.runner import Round, Side, SideAnswer, Turn
 from tests.support.scripted_backend import timings
 
 SIDES = (

@@ -6,19 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.compare.difference import Difference, TokenText, first_difference
-from cpuchat.compare.halves import halves
-from cpuchat.compare.memory import together, worker_memory
-from cpuchat.compare.side import Side, parse_side, short_names
-from cpuchat.compare.together import fit_together
-from cpuchat.errors import UsageError
-from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.base.errors import UsageError
+from cpuchat.compare.comparison import halves
+from cpuchat.compare.runner import (
+    Difference,
+    Side,
+    TokenText,
+    first_difference,
+    fit_together,
+    parse_side,
+    short_names,
+    together,
+    worker_memory,
+)
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.sysfs import parse_cpu_list
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import TextDelta
-from cpuchat.settings import Settings
+from cpuchat.protocol.messages import TextDelta
 from tests.hardware.trees import make_tree
 
 resolve = Library([]).resolve
@@ -158,7 +165,7 @@ def test_what_both_map_is_counted_once(tmp_path: Path) -> None:
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, available: float) -> None:
-    monkeypatch.setattr("cpuchat.compare.together.memory_here", lambda _: int(available))
+    monkeypatch.setattr("cpuchat.compare.runner.memory_here", lambda _: int(available))
 
 
 def test_what_fits_together_has_one_context(monkeypatch: pytest.MonkeyPatch) -> None:

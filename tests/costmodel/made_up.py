@@ -10,12 +10,10 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.bench.cost_probe import cases
-from cpuchat.costmodel.observations import KNOTS, Observation
-from cpuchat.costmodel.passes import pass_cost
-from cpuchat.costmodel.profile import CostProfile, Rate
-from cpuchat.costmodel.work import ACTIVATIONS, KV, ROUTED, ModelWork
-from cpuchat.models.work import model_work
-from cpuchat.synthetic.model import header_of
+from cpuchat.costs.fit import KNOTS, Observation
+from cpuchat.costs.model import ACTIVATIONS, KV, ROUTED, CostProfile, ModelWork, Rate, pass_cost
+from cpuchat.models.synthetic.model import header_of
+from cpuchat.models.traffic import model_work
 
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.costmodel.fit import Observation, fit
-from cpuchat.costmodel.passes import pass_cost, prefill_cost
-from cpuchat.costmodel.profile import CostProfile, Rate, interpolated
-from cpuchat.costmodel.usual import usual, usual_profile
-from cpuchat.costmodel.work import ModelWork, Weights
+from cpuchat.costs.fit import Observation, fit
+from cpuchat.costs.model import (
+    CostProfile,
+    ModelWork,
+    Rate,
+    Weights,
+    interpolated,
+    pass_cost,
+    prefill_cost,
+    usual,
+    usual_profile,
+)
 from cpuchat.models.costs import with_points
 from tests.costmodel.made_up import (
     QUANTIZATIONS,

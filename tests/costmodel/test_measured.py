@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.costmodel.fit import Fitted, Observation, fit
-from cpuchat.costmodel.passes import pass_cost, prefill_cost
-from cpuchat.costmodel.profile import CostProfile, Rate
-from cpuchat.costmodel.work import KV
+from cpuchat.costs.fit import Fitted, Observation, fit
+from cpuchat.costs.model import KV, CostProfile, Rate, pass_cost, prefill_cost
 from tests.costmodel.made_up import decode_rate, knots, work
 
 TOKENS = (2, 3, 4, 5, 6, 8, 12, 16)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.costmodel.passes import (
+from cpuchat.costs.model import (
+    ACTIVATIONS,
+    KV,
+    ROUTED,
+    CostProfile,
+    Rate,
     batch_rate,
     compute_ceiling,
+    interpolated,
     most_users,
     overlapped,
     pass_cost,
     prefill_cost,
     tokens_per_pass,
 )
-from cpuchat.costmodel.profile import CostProfile, Rate, interpolated
-from cpuchat.costmodel.work import ACTIVATIONS, KV, ROUTED
 from tests.costmodel.made_up import decode_rate, two_cores, work
 
 MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3, 10: 210.7, 12: 251.4, 16: 339.1}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.costmodel.work import Attention, ModelWork, Weights, bytes_read, experts_read, parts
+from cpuchat.costs.model import Attention, ModelWork, Weights, bytes_read, experts_read, parts
+from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import traffic_of
-from cpuchat.synthetic.model import header_of
-from cpuchat.synthetic.shapes import SHAPES
-from cpuchat.telemetry import traffic
+from cpuchat.telemetry import roofline
 from tests.costmodel.made_up import work
 
 
@@ -19,7 +18,7 @@ def test_a_pass_reads_the_bytes_that_the_panel_shows(shape: str, quantization: s
     counted = traffic_of(header_of(shape, quantization, layers=4))
     ours = work(shape, quantization, 4)
     for n_tokens, n_past in ((1, 0), (1, 512), (8, 2000)):
-        shown = traffic.pass_bytes(counted, n_tokens, n_past, alike=0)
+        shown = roofline.pass_bytes(counted, n_tokens, n_past, alike=0)
         assert bytes_read(ours, n_tokens, n_past) == pytest.approx(shown)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.config import settings
 from tests.support.terminal import Terminal
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cpuchat import paths
+from cpuchat.base import paths
 from tests.e2e.test_app import ask
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.terminal import Terminal

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.config import settings
 from tests.e2e.test_app import ask, stored
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from tests.cli.program import run
 from tests.support.edited_gguf import edited

@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS, Chat
 from tests.support.tiny_gguf import write_tiny_gguf

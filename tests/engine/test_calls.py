@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.engine.decoding.sampling import Sampler
-from cpuchat.protocol import GenerationFinished, LoadOptions, Message, TextDelta
-from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.protocol.messages import GenerationFinished, LoadOptions, Message, TextDelta, Tool, ToolCall
 from tests.support.engine_chat import Chat, user
 from tests.support.tiny_gguf import CHATML, vocabulary, write_tiny_gguf
 from tests.tools.templates import TEMPLATES

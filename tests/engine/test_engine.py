@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     ContextTrimmed,
     LoadCancelled,
     LoadModel,

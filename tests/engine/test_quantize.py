@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.base.processes import Refused
 from cpuchat.engine.quantize import NICENESS
-from cpuchat.line_process import Refused
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.quantize.messages import (
+from cpuchat.models.quantize.types import (
     Answer,
     ForecastRequest,
     ForecastResult,
@@ -22,8 +22,8 @@ from cpuchat.models.quantize.messages import (
     QuantizeRequest,
     Request,
     TensorStarted,
+    quant_type,
 )
-from cpuchat.models.quantize.types import quant_type
 from tests.support.tiny_gguf import write_tiny_gguf
 
 HANG_GUARD = 180

@@ -7,14 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.errors import GenerationFailed
-from cpuchat.protocol import (
-    Message,
-    Sampling,
-    TextDelta,
-)
+from cpuchat.protocol.messages import Message, Sampling, TextDelta
 from tests.engine.conftest import OPTIONS
 from tests.support.engine_chat import LONG, Chat, assistant, user
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.engine.states.disk_writer import DiskWriter, WriteBudget
-from cpuchat.protocol import Event, Generate, Message, PrefillProgress, TextDelta
+from cpuchat.engine.states.files import DiskWriter, WriteBudget
+from cpuchat.protocol.messages import Event, Generate, Message, PrefillProgress, TextDelta
 from tests.engine.conftest import OPTIONS
 from tests.support.engine_chat import LONG, Chat, assistant, user
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.engine.decoding.grammar import Grammar
+from cpuchat.engine.decoding.guided import Grammar
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab

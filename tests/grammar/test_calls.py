@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cpuchat.engine.decoding.grammar import Grammar
+from cpuchat.engine.decoding.guided import Grammar
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.chat_template import ChatTemplate
+from cpuchat.tools.call_format import call_grammar
 from cpuchat.tools.call_parser import parse_calls
-from cpuchat.tools.constraint import call_grammar
 from tests.tools.llama_calls import RecordedHelper, recording
 
 CASES = ("two calls", "nested", "no arguments")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.engine.decoding.grammar import Grammar
+from cpuchat.base.errors import UsageError
+from cpuchat.engine.decoding.guided import Grammar
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.errors import UsageError
 from cpuchat.grammar.gbnf import check_grammar
 
 VALID = (

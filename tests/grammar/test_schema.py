@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.grammar.numbers import Bounds, numbers
 from cpuchat.grammar.patterns import pattern_expression
 from cpuchat.grammar.rules import Rules

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cpuchat.errors import AmbiguousGrammar, UsageError
+from cpuchat.base.errors import AmbiguousGrammar, UsageError
 from cpuchat.grammar.characters import LAST, Ranges, without
 from cpuchat.grammar.gbnf import check_grammar
 from cpuchat.grammar.schema import schema_grammar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpuchat.hardware.busy_cores import BusyCores
+from cpuchat.hardware.placement.cores import BusyCores
 from tests.hardware.test_cgroups import write
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.cgroups import cpu_quota
+from cpuchat.hardware.sysfs import cpu_quota
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.hardware import monitor
 from cpuchat.hardware.collector import NOTHING_TO_READ, collect
 from cpuchat.hardware.collector_unit import _quoted, changeable, program_file, unit

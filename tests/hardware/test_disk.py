@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.disk import read_rate
+from cpuchat.hardware.memory import read_rate
 
 
 def test_a_rate_needs_a_file_of_some_size(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpuchat.hardware.instructions import Instructions, instructions
+from cpuchat.hardware.topology import Instructions, instructions
 from tests.hardware.trees import make_tree, write
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cpuchat.hardware import monitor as monitor_module
-from cpuchat.hardware.counters.kernel import Kernel
+from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.telemetry.machine import Bandwidth, Power

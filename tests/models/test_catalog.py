@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.catalog import MAX_BYTES, Catalog, load_catalog, match_local
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 
 CATALOG = load_catalog()
 BITS = {

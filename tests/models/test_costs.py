@@ -7,29 +7,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
-from cpuchat.costmodel.observations import KNOTS, Observation
-from cpuchat.costmodel.passes import compute_ceiling, pass_cost
-from cpuchat.costmodel.profile import CostProfile
-from cpuchat.costmodel.usual import usual_profile
+from cpuchat.base import paths
+from cpuchat.config.settings import parse
+from cpuchat.costs.fit import KNOTS, Observation
+from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
-from cpuchat.model_info import ModelInfo
 from cpuchat.models.costs import CostLog, factor_of
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_here
 from cpuchat.models.prediction import estimate_local, predict
-from cpuchat.models.traffic import traffic_of
-from cpuchat.models.work import N_PAST, loaded_work, model_work
-from cpuchat.protocol import LoadOptions
-from cpuchat.settings import parse
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.models.traffic import N_PAST, loaded_work, model_work, traffic_of
+from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
 from cpuchat.speculation.depth.costs import interpolate
-from cpuchat.synthetic.model import write_model
-from cpuchat.timings import Timings
 from tests.costmodel.made_up import decode_rate, probe, recorded_probe, two_cores, work
 from tests.models.library.test_usage import answer, info
 
@@ -62,7 +59,7 @@ def test_a_probe_makes_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in ("1.5b", "30b-a3b"):
         model = work(shape, "Q4_K_M", 4)
         assert decode_rate(profile, model, 100) == pytest.approx(decode_rate(two_cores(), model, 100), rel=0.05)
-    monkeypatch.setattr("cpuchat.costmodel.fit.fit", None)  # fitted once
+    monkeypatch.setattr("cpuchat.costs.fit.fit", None)  # fitted once
     assert CostLog(CPUS).costs(START)[:2] == (profile, source)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import ModelNotFound
-from cpuchat.models.fingerprint import engine_fingerprint, file_fingerprint
-from cpuchat.synthetic.model import write_model
+from cpuchat.base.errors import ModelNotFound
+from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
+from cpuchat.models.synthetic.model import write_model
 
 
 def test_fingerprints_tell_content_apart(tmp_path: Path) -> None:

@@ -10,16 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.errors import DoesNotFit
-from cpuchat.hardware.instructions import Instructions
+from cpuchat.base.errors import DoesNotFit
+from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
-from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.protocol import CacheType, LoadOptions
-from cpuchat.synthetic.model import header_of as header_of_shape
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.gguf.parse import LazyArray, TensorInfo
+from cpuchat.models.synthetic.model import SHAPES, write_model
+from cpuchat.models.synthetic.model import header_of as header_of_shape
+from cpuchat.protocol.messages import CacheType, LoadOptions
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.errors import DoesNotFit, UsageError
+from cpuchat.base.errors import DoesNotFit, UsageError
 from cpuchat.models import fit
-from cpuchat.models.from_disk import slowness, where_needed
 from cpuchat.models.prediction import predict
-from cpuchat.models.traffic import traffic_of
-from cpuchat.protocol import LoadOptions
-from cpuchat.synthetic.model import header_of
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.models.synthetic.model import header_of
+from cpuchat.models.traffic import slowness, traffic_of, where_needed
+from cpuchat.protocol.messages import LoadOptions
+from cpuchat.telemetry.roofline import pass_bytes
 from tests.models.test_prediction import MACHINE
 
 DENSE = header_of("8b", "Q4_K_M")

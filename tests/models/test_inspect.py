@@ -11,7 +11,7 @@ import pytest
 
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.inspect import Experts, Inspection, SpecialToken, inspect
-from cpuchat.present.inspection import sections
+from cpuchat.present.models import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import CHATML, Architecture, vocabulary, write_tiny_gguf

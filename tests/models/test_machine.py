@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.config.settings import Settings, parse
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.memory import total_bytes
@@ -16,9 +17,8 @@ from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import this_machine, unloaded_bytes
 from cpuchat.models.prediction import estimate
-from cpuchat.protocol import LoadOptions
-from cpuchat.settings import Settings, parse
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry.machine import Peak
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info

@@ -8,28 +8,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.costmodel.usual import Figure
-from cpuchat.costmodel.work import bytes_read
-from cpuchat.engine.llama.load_plan import plan_load
-from cpuchat.errors import DoesNotFit
-from cpuchat.hardware.instructions import Instructions
+from cpuchat.base.errors import DoesNotFit
+from cpuchat.costs.model import Figure, bytes_read
+from cpuchat.engine.llama.model import plan_load
+from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
-from cpuchat.models.catalog import load_catalog
+from cpuchat.models.catalog import estimate_entry, load_catalog
 from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.library.model import LocalModel
-from cpuchat.models.library.summaries import summarize
+from cpuchat.models.library.places import LocalModel, summarize
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, Prediction, estimate, estimate_local, predict, predict_like
-from cpuchat.models.shortlist import estimate_entry
-from cpuchat.models.work import model_work
-from cpuchat.planner.machine_specs import MachineSpec
-from cpuchat.planner.model_specs import from_catalog
+from cpuchat.models.synthetic.model import SHAPES, Shape, header_of, layer_tensors, metadata, write_model
+from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import Workload, make_plan
-from cpuchat.protocol import LoadOptions
-from cpuchat.synthetic.model import header_of, layer_tensors, metadata, write_model
-from cpuchat.synthetic.shapes import SHAPES, Shape
+from cpuchat.planner.specs import MachineSpec, from_catalog
+from cpuchat.protocol.messages import LoadOptions
 from tests.costmodel.made_up import decode_rate, two_cores
 from tests.support.big_headers import big_header
 from tests.support.costs import reading

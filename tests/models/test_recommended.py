@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.models.catalog import load_catalog
+from cpuchat.base import paths
+from cpuchat.config.settings import SamplingSection, Settings
+from cpuchat.models.catalog import NO_RECOMMENDATION, Recommended, load_catalog, recommended
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.recommended import NOTHING, Recommended, recommended
-from cpuchat.protocol import Sampling
-from cpuchat.settings import SamplingSection, Settings
+from cpuchat.protocol.messages import Sampling
 from tests.support.edited_gguf import edited
 
 
@@ -44,7 +43,7 @@ def test_invalid_values_of_a_header_are_left_out(tiny_model: Path, tmp_path: Pat
 
 
 def test_the_catalog_counts_where_the_header_is_silent(tiny_model: Path, tmp_path: Path) -> None:
-    assert recommended(tiny_model) == NOTHING
+    assert recommended(tiny_model) == NO_RECOMMENDATION
     header = read_model(tiny_model)
     paths.user_catalog().parent.mkdir(parents=True, exist_ok=True)
     paths.user_catalog().write_text(
@@ -65,7 +64,7 @@ def test_the_demo_answers_greedily(name: str) -> None:
 
 def test_a_file_that_cannot_be_read_has_none(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"PK\3\4")
-    assert recommended(tmp_path / "broken.gguf") == recommended(tmp_path / "missing.gguf") == NOTHING
+    assert recommended(tmp_path / "broken.gguf") == recommended(tmp_path / "missing.gguf") == NO_RECOMMENDATION
 
 
 def test_what_the_user_set_wins_even_if_it_is_the_default_value() -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.instructions import Instructions, instructions
+from cpuchat.hardware.topology import Instructions, instructions
+from cpuchat.models.fit import advice, format_of, repacked
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.models.repack import advice, format_of, repacked
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
+from cpuchat.models.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.hub.choice import choose
 from cpuchat.models.hub.client import Hub
+from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import predict
-from cpuchat.models.repository_prediction import ModelPrediction, predict_repository
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.prediction import ModelPrediction, predict, predict_repository
+from cpuchat.protocol.messages import LoadOptions
 from tests.support.costs import reading
 from tests.support.hub_server import Fault, HubServer
 
@@ -25,7 +24,9 @@ MACHINE = Machine(available=8 << 30, total=16 << 30, profile=reading(35e9), sour
 def told(first: str = "") -> dict[str, ModelPrediction]:
     hub = Hub()
     repository = hub.repository(REPO)
-    found = predict_repository(hub, repository, OPTIONS, MACHINE, first=choose(repository, first) if first else None)
+    found = predict_repository(
+        hub, repository, OPTIONS, MACHINE, first=choose_repo_model(repository, first) if first else None
+    )
     return {predicted.model.name: predicted for predicted in found}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cpuchat.models.catalog import CatalogModel, load_catalog
+from cpuchat.models.catalog import PACE, CatalogModel, Ranked, estimates, load_catalog, ranked
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
-from cpuchat.models.shortlist import PACE, Ranked, estimates, ranked
-from cpuchat.present.prediction import verdict
+from cpuchat.present.models import verdict
 from tests.support.costs import reading
 
 GB = 10**9

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cpuchat.model_info import KVTraffic, Traffic
-from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.models.fit import windows_of
+from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import traffic_of
-from cpuchat.models.windows import windows_of
+from cpuchat.protocol.model_info import KVTraffic, Traffic
 from tests.models.test_fit import header_of
 
 BOOL = 7  # GGUF value type

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models import tuned
-from cpuchat.models.fingerprint import file_fingerprint
-from cpuchat.models.tuned import Tuned, TunedChoice, TunedSettings, differences
-from cpuchat.settings import Settings, with_changes
+from cpuchat.models import machine as tuned
+from cpuchat.models.file_names import file_fingerprint
+from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings, differences
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TUNED = Tuned(
@@ -68,7 +68,7 @@ def test_files_of_another_size_are_not_read(tiny_model: Path, tmp_path: Path, mo
 def test_with_another_build_of_the_engine_it_is_outdated(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TunedSettings().put(tiny_model, TUNED)
     assert not TUNED.is_outdated
-    monkeypatch.setattr("cpuchat.models.tuned.engine_fingerprint", lambda: "another")
+    monkeypatch.setattr("cpuchat.models.machine.engine_fingerprint", lambda: "another")
     found = TunedSettings().find(tiny_model)
     assert found == TUNED and found.is_outdated
 

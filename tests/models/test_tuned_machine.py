@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.config.settings import Settings, parse
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.models.machine import this_machine
-from cpuchat.models.tuned import Tuned, TunedSettings, tuned_settings
-from cpuchat.models.tuned_machine import TunedMachine, machine_for
-from cpuchat.settings import Settings, parse
+from cpuchat.models.machine import Tuned, TunedMachine, TunedSettings, machine_for, this_machine, tuned_settings
 from tests.support.topology import simulate_topology
 
 

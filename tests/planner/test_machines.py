@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.costmodel.usual import SCENARIOS, cpu_of, usual
-from cpuchat.errors import UsageError
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.costs.model import SCENARIOS, cpu_of, usual
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.machine_specs import MachineSpec, all_machines, find_machine, machines, read_machine
-from cpuchat.planner.model_specs import find_model
+from cpuchat.planner.specs import MachineSpec, all_machines, find_machine, find_model, machines, read_machine
 from tests.costmodel.made_up import decode_rate
 
 OWN = """

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.costmodel.work import bytes_read
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.models.dimensions import dimensions
-from cpuchat.planner import model_specs
-from cpuchat.planner.model_specs import find_model, from_catalog
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.models.traffic import dimensions
+from cpuchat.planner import specs
+from cpuchat.planner.specs import find_model, from_catalog
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +99,7 @@ def test_the_file_of_a_catalog_model_here_counts_by_its_header(
 ) -> None:
     write_model(tmp_path / "small.gguf", "tiny", "Q8_0")
     entry = catalog.find("qwen3-8b")
-    monkeypatch.setattr(
-        model_specs, "match_local", lambda catalog, model: entry if model.path.stem == "small" else None
-    )
+    monkeypatch.setattr(specs, "match_local", lambda catalog, model: entry if model.path.stem == "small" else None)
     found = find_model("qwen3-8b", catalog, [str(tmp_path)])
     assert (found.name, found.quantization, found.exact) == ("Qwen3 8B", "Q8_0", True)
     assert not find_model("qwen3-8b:Q4_K_M", catalog, [str(tmp_path)]).exact

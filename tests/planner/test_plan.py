@@ -7,17 +7,24 @@ import math
 import msgspec
 import pytest
 
-from cpuchat.costmodel.passes import batch_rate
-from cpuchat.costmodel.usual import Figure
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.costs.model import Figure, batch_rate
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.prediction import spare_bytes
-from cpuchat.planner.choices import catalog_models, catalog_plans, cheapest, machine_plans, reaches
-from cpuchat.planner.machine_specs import MachineSpec, find_machine, machines
-from cpuchat.planner.model_specs import find_model
-from cpuchat.planner.network import Network
-from cpuchat.planner.plan import Plan, Prices, Workload, make_plan
-from cpuchat.planner.service import Service, simulate_service
+from cpuchat.planner.fleet import Service, simulate_service
+from cpuchat.planner.plan import (
+    Network,
+    Plan,
+    Prices,
+    Workload,
+    catalog_models,
+    catalog_plans,
+    cheapest,
+    machine_plans,
+    make_plan,
+    reaches,
+)
+from cpuchat.planner.specs import MachineSpec, find_machine, find_model, machines
 from cpuchat.present.plan import machine_figures
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
@@ -14,18 +15,14 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import this_machine
+from cpuchat.models.machine import Tuned, TunedSettings, this_machine
 from cpuchat.models.prediction import predict
-from cpuchat.models.tuned import Tuned, TunedSettings
-from cpuchat.models.work import model_work
-from cpuchat.planner import model_specs
-from cpuchat.planner.choices import catalog_models, catalog_plans
-from cpuchat.planner.model_specs import find_model, from_header, models_here
-from cpuchat.planner.plan import Workload, make_plan
-from cpuchat.planner.this_machine import ThisMachine
-from cpuchat.protocol import LoadOptions
-from cpuchat.settings import Settings
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.models.traffic import model_work
+from cpuchat.planner import specs
+from cpuchat.planner.plan import Workload, catalog_models, catalog_plans, make_plan
+from cpuchat.planner.specs import ThisMachine, find_model, from_header, models_here
+from cpuchat.protocol.messages import LoadOptions
 from tests.costmodel.made_up import decode_rate, probe, two_cores
 from tests.models.library.test_usage import answer, info
 from tests.support.topology import simulate_topology
@@ -56,7 +53,7 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
         UsageLog().answered(info(path, fingerprint=path.stem, cpus=cpus), answer(rate, n=201, n_past=200), "local")
     entry = catalog.find("qwen3-8b")
     assert entry is not None
-    monkeypatch.setattr(model_specs, "match_local", lambda known, one: entry if one.path == file else None)
+    monkeypatch.setattr(specs, "match_local", lambda known, one: entry if one.path == file else None)
     here = models_here(catalog, [str(tmp_path)])
     machine = ThisMachine(Settings())
     plans = catalog_plans(machine.of, catalog_models(catalog, here=here), Workload())

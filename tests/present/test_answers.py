@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from cpuchat.cli.output import json_line
-from cpuchat.model_info import ModelInfo, Traffic
 from cpuchat.present.answers import full_summary, roofline_json, summary, timings_json
-from cpuchat.protocol import Sampling
+from cpuchat.protocol.messages import Sampling
+from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.roofline import after_answer
-from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
 FULL = Timings(
     cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.models.downloads.state import Download
-from cpuchat.present import downloads as words
+from cpuchat.present import models as words
 from tests.support.downloads import download, model
 
 QWEN = model("Q4_K_M", 4_683_073_504)
@@ -11,8 +11,8 @@ QWEN = model("Q4_K_M", 4_683_073_504)
 
 def test_the_quantization_is_told_once() -> None:
     assert words.name(QWEN) == "Qwen2.5-7B-Instruct"
-    assert words.title(QWEN) == "Qwen2.5-7B-Instruct Q4_K_M"
-    assert words.title(model("Q4_K_M", 1, name="\x1b[31mred")) == "␛[31mred Q4_K_M"
+    assert words.download_title(QWEN) == "Qwen2.5-7B-Instruct Q4_K_M"
+    assert words.download_title(model("Q4_K_M", 1, name="\x1b[31mred")) == "␛[31mred Q4_K_M"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_columns_keep_their_width() -> None:
             shown = download(QWEN, 0.3, state=state, speed=3.1e6, seconds_left=seconds, retry_in=120, attempt=12)
             assert len(words.state(shown)) == words.STATE
     assert {len(words.percent(download(QWEN, share))) for share in (0, 0.099, 0.1, 0.999, 1)} == {5}
-    assert {len(words.speed(value)) for value in (0, 1, 999, 38.1e6, 1.2e9)} == {words.SPEED}
+    assert {len(words.download_speed(value)) for value in (0, 1, 999, 38.1e6, 1.2e9)} == {words.SPEED}
 
 
 def test_a_hundred_percent_is_all_of_it() -> None:
@@ -63,12 +63,12 @@ def test_while_the_hash_is_computed_the_bar_shows_how_far_that_is() -> None:
 
 def test_the_hint_stands_with_the_problem_and_nothing_steers_the_terminal() -> None:
     failed: Download = download(QWEN, 0.2, state="failed", message="The hub said\x1b[2J no.", hint="Ask again.")
-    told = dict(words.details(failed))
+    told = dict(words.download_details(failed))
     assert told["problem"] == "The hub said␛[2J no. Ask again."
     assert told["state"].startswith("failed; 937 MB of 4.7 GB")
     assert "path" not in told
 
 
 def test_parts_of_a_split_one_are_counted() -> None:
-    told = dict(words.details(download(model("F16", 15_000_000_000, parts=4))))
+    told = dict(words.download_details(download(model("F16", 15_000_000_000, parts=4))))
     assert told["file"] == "Qwen2.5-7B-Instruct-F16-00001-of-00004.gguf and 3 more parts"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpuchat.models.inspect import inspect
-from cpuchat.present.inspection import kv_growth
-from cpuchat.synthetic.model import header_of
+from cpuchat.models.synthetic.model import header_of
+from cpuchat.present.models import kv_growth
 
 
 def test_what_grows_with_the_context_is_told_apart_from_windows() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from cpuchat.config.settings import Settings, parse
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
 from cpuchat.models.machine import DISTURBED, Machine
 from cpuchat.present.machine import passes_measured
-from cpuchat.present.prediction import doubt
-from cpuchat.settings import Settings, parse
+from cpuchat.present.models import doubt
 from cpuchat.telemetry.units import plural
 from tests.costmodel.made_up import probe, two_cores
 

@@ -7,10 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.present.answers import full_summary, prefill_progress, summary, timings_json
-from cpuchat.present.reuse import brief_reasons, kept_states, note, reasons, restored
-from cpuchat.protocol import PrefillProgress
-from cpuchat.timings import Reuse, Timings
+from cpuchat.present.answers import (
+    brief_reasons,
+    full_summary,
+    kept_states,
+    note,
+    prefill_progress,
+    reasons,
+    restored,
+    summary,
+    timings_json,
+)
+from cpuchat.protocol.messages import PrefillProgress
+from cpuchat.protocol.timings import Reuse, Timings
 from tests.support.meter_states import EDITED, MODEL
 
 FULL = Timings(cache_n=3102, prompt_n=38, prompt_ms=145.0, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.present.tools import arguments, title
-from cpuchat.tool_calls import ToolCall
+from cpuchat.protocol.messages import ToolCall
 
 
 @pytest.mark.parametrize(

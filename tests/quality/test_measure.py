@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.base.paths import demo_dir
+from cpuchat.base.processes import LineProcess
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.hardware.placement.placement import Placement, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.line_process import LineProcess
-from cpuchat.paths import demo_dir
-from cpuchat.protocol import Message
+from cpuchat.protocol.messages import Message
 from cpuchat.quality.measure import Progress, QualityMeasurement
 from cpuchat.quality.messages import Text
 from cpuchat.quality.texts import prose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.quality.published import PUBLISHED, published_for
+from cpuchat.quality.statistics import PUBLISHED, published_for
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.base.text import is_safe
 from cpuchat.quality.questions import MAX_BYTES, Check, Question, is_right, load, mcnemar
-from cpuchat.text import is_safe
 
 QUESTIONS = load()
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cpuchat.quality.logits import RowComparer
+from cpuchat.quality.messages import RowComparer
 from cpuchat.quality.statistics import Interval, Scores, indistinguishable, summarize, wilson
 
 

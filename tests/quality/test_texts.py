@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from cpuchat.base.text import is_safe
 from cpuchat.quality import texts
-from cpuchat.text import is_safe
 
 CHARACTERS_PER_TOKEN = 4
 

@@ -17,9 +17,8 @@ import httpx
 import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.protocol import GenerationFinished, LoadOptions, ModelLoaded, Queued, TextDelta
-from cpuchat.running_servers import running_servers
-from cpuchat.servers import ServerModel
+from cpuchat.config.servers import ServerModel, running_servers
+from cpuchat.protocol.messages import GenerationFinished, LoadOptions, ModelLoaded, Queued, TextDelta
 from tests.support.chatting import chat as request
 from tests.support.chatting import collect
 from tests.support.serving import Server, chat, server, wait_until_gone

@@ -9,11 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.errors import UsageError
-from cpuchat.running_servers import RunningServer, recorded
-from cpuchat.servers import is_loopback
-from cpuchat.serving.guard import TOKEN_VARIABLE, read_token
-from cpuchat.serving.server import PortInUse, listen
+from cpuchat.base.errors import UsageError
+from cpuchat.config.servers import RunningServer, is_loopback, recorded
+from cpuchat.serving.server import TOKEN_VARIABLE, PortInUse, listen, read_token
 from tests.cli.program import run
 from tests.support.serving import chat, server
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import GenerationFinished, ModelLoaded, Speculation
-from cpuchat.serving.metrics import Metrics
+from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculation
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
+from cpuchat.serving.service import Metrics
 from cpuchat.telemetry.meter import Meter
-from cpuchat.timings import Timings
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT
 
 STATE = {"running": 1, "waiting": 2, "limit": 16}

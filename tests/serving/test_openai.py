@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cpuchat.serving.guard import local_user
+from cpuchat.serving.server import local_user
 from tests.cli.program import HANG_GUARD, run
 from tests.support.serving import Server, chat
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from cpuchat.present.answers import summary
-from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
-from cpuchat.serving.metrics import Metrics
+from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.serving.replies import ChatReply, Progress
+from cpuchat.serving.service import Metrics
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
 from tests.support.scripted_backend import DRAFTING

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from cpuchat.protocol import Failed, Generate, GenerationFinished, LoadProgress, ModelLoaded, PrefillProgress, TextDelta
-from cpuchat.serving.refusal import Refusal
+from cpuchat.protocol.messages import (
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadProgress,
+    ModelLoaded,
+    PrefillProgress,
+    TextDelta,
+)
+from cpuchat.protocol.timings import Timings
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.requests import ParsedRequest
+from cpuchat.serving.requests import ParsedRequest, Refusal
 from cpuchat.serving.service import RequestRecord, Service
 from cpuchat.telemetry.meter import Meter
-from cpuchat.timings import Timings
 from tests.serving.test_metrics import samples
 from tests.support.scripted_backend import WITH_DRAFT
 

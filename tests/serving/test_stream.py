@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.protocol import TextDelta
+from cpuchat.protocol.messages import TextDelta
 from cpuchat.serving import app
 from cpuchat.serving.app import AnswerEndpoint
-from cpuchat.serving.refusal import Refusal
 from cpuchat.serving.replies import PING, ChatReply
+from cpuchat.serving.requests import Refusal
 from cpuchat.serving.service import Place
 from tests.serving.test_service import parsed
 

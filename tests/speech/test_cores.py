@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cpuchat.hardware.topology import Core, Topology, read_topology
-from cpuchat.speech.cores import beside, beside_model
+from cpuchat.speech.speaker import beside, beside_model
 from tests.support.scripted_backend import MODEL
 
 

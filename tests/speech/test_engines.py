@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuchat.errors import SpeechFailed
-from cpuchat.settings import SpeechSection
+from cpuchat.base.errors import SpeechFailed
+from cpuchat.config.settings import SpeechSection
 from cpuchat.speech.__main__ import _synthesize
-from cpuchat.speech.engines import choose_voice
-from cpuchat.speech.player import WavPlayer
-from cpuchat.speech.sound import trimmed
-from cpuchat.speech.speaker import Speaker, read_aloud
+from cpuchat.speech.player import WavPlayer, trimmed
+from cpuchat.speech.speaker import Speaker, choose_voice, read_aloud
 from tests.support.listening import listen
 
 pytestmark = pytest.mark.slow

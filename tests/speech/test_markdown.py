@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speech.markdown import spoken_inline
-from cpuchat.text import is_safe
+from cpuchat.base.text import is_safe
+from cpuchat.speech.sentences import spoken_inline
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.errors import CpuchatError, SpeechFailed
-from cpuchat.settings import SpeechSection
-from cpuchat.speech.engines import choose_voice
+from cpuchat.base.errors import CpuchatError, SpeechFailed
+from cpuchat.config.settings import SpeechSection
 from cpuchat.speech.player import Player, ProgramPlayer, WavPlayer, playing_program, unused_file
-from cpuchat.speech.speaker import Speaker, read_aloud
+from cpuchat.speech.speaker import Speaker, choose_voice, read_aloud
 from tests.support.listening import listen
 from tests.support.sound_program import SoundProgram, no_sound_program
 

@@ -10,10 +10,8 @@ import gguf as reference
 import numpy as np
 
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.gguf.types import ALIGNMENT, BY_NAME
-from cpuchat.synthetic.model import layer_tensors, metadata
-from cpuchat.synthetic.shapes import shape_of, tensor_type
+from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, TensorInfo
+from cpuchat.models.synthetic.model import layer_tensors, metadata, shape_of, tensor_type
 
 
 def big_header(shape: str, quantization: str) -> GGUFHeader:

@@ -13,13 +13,14 @@ from textual.notifications import Notify
 from textual.pilot import Pilot
 from textual.widgets._footer import FooterKey
 
-from cpuchat import paths, settings
 from cpuchat.backend.base import Backend
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
+from cpuchat.config import settings
+from cpuchat.config.servers import Source
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
-from cpuchat.present.welcome import Welcome
-from cpuchat.servers import Source
+from cpuchat.present.chats import Welcome
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine

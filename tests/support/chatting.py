@@ -10,8 +10,7 @@ import psutil
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
     Generate,
@@ -22,7 +21,8 @@ from cpuchat.protocol import (
     Sampling,
     TextDelta,
 )
-from cpuchat.timings import Timings
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
 from tests.support.cores import ON_ONE_CPU
 
 GREEDY = Sampling(temperature=0.0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.compare.side import Side
-from cpuchat.model_info import ModelInfo, Traffic
+from cpuchat.compare.runner import Side
+from cpuchat.protocol.model_info import ModelInfo, Traffic
 from cpuchat.tui.compare.screen import CompareScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.costmodel.profile import CostProfile, Rate
+from cpuchat.costs.model import CostProfile, Rate
 
 _AT_ONCE = (Rate("Q8_0", ((1.0, 1e18),)),)
 

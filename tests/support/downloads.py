@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import HubFile, RepoModel
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.synthetic.gguf_writer import TensorSource, write_gguf
+from cpuchat.models.gguf.parse import LazyArray, TensorInfo
+from cpuchat.models.synthetic.model import TensorSource, write_gguf
 
 
 def edited(model: Path, out: Path, changes: Mapping[str, Any]) -> Path:

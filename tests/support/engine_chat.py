@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from cpuchat.engine.engine import Engine
-from cpuchat.engine.states.disk_writer import WriteBudget
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import (
+from cpuchat.engine.states.files import WriteBudget
+from cpuchat.protocol.messages import (
     Event,
     Failed,
     Generate,
@@ -21,7 +20,8 @@ from cpuchat.protocol import (
     Sampling,
     TextDelta,
 )
-from cpuchat.timings import Timings
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
 from tests.support.cores import ONE_CPU
 
 E = TypeVar("E", bound=Event)

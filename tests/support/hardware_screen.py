@@ -9,7 +9,7 @@ from textual.widgets import Input
 from cpuchat.hardware.topology import read_topology
 from cpuchat.tui.hardware.picture import MachinePicture
 from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tui.machine_watch import MachineWatch
+from cpuchat.tui.services import MachineWatch
 from tests.support.chat_app import RunningApp
 from tests.support.machines import (
     WITH_DRAFT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cpuchat.synthetic.gguf_writer import from_array, write_gguf
+from cpuchat.models.synthetic.model import from_array, write_gguf
 
 WORDS = [f"w{i}" for i in range(300)]
 

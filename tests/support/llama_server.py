@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpuchat.backend.remote.metrics import Metrics, parse
+from cpuchat.backend.remote.adapter import Metrics, parse
 
 _READY_SECONDS = 180.0
 

@@ -14,13 +14,13 @@ import msgspec
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-from cpuchat.hardware.bandwidth.survey import Cell, Survey, default_cpus
-from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
+from cpuchat.hardware.bandwidth.peaks import Cell, Survey, default_cpus
+from cpuchat.hardware.monitor import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
-from cpuchat.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
-from cpuchat.protocol import AnyEvent, Failed, GenerationFinished, LoadOptions, TextDelta
+from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, LoadOptions, TextDelta
+from cpuchat.protocol.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
 

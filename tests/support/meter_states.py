@@ -6,8 +6,7 @@ import math
 
 import msgspec
 
-from cpuchat.model_info import KVTraffic, ModelInfo, Traffic
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     Event,
     GenerationFinished,
     LoadProgress,
@@ -18,10 +17,10 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, ProcessMemory
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.process import ProcessMemory
-from cpuchat.timings import Reuse, SpeculationFigures, Timings
 from tests.support.scripted_backend import DRAFTING, REFUSED
 
 MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from textual.widgets import Input
 
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.chat_app import RunningApp

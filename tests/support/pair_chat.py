@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.engine.engine import Engine
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     Event,
     Generate,
     GenerationFinished,
@@ -21,7 +20,8 @@ from cpuchat.protocol import (
     Speculation,
     TextDelta,
 )
-from cpuchat.timings import Timings
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
 from tests.support.cores import ONE_CPU
 from tests.support.pairs import OPTIONS
 

@@ -11,23 +11,21 @@ from time import perf_counter
 
 import numpy as np
 
-from cpuchat.engine.decoding.decode import DecodeResult, decode
+from cpuchat.engine.decoding.decode import DecodeResult, SpeculativeDecoder, decode
 from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
-from cpuchat.engine.decoding.speculative import SpeculativeDecoder
-from cpuchat.engine.drafting.draft_model import DraftModel
-from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol import Event, LoadOptions, Sampling, Speculation, TextDelta
-from cpuchat.speculation.depth.choice import Plan
+from cpuchat.models.synthetic.pair import write_pair
+from cpuchat.protocol.messages import Event, LoadOptions, Sampling, Speculation, TextDelta
+from cpuchat.protocol.timings import SpeculationFigures
+from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.timings import SpeculationFigures
 from tests.support.prefilling import prefilled, store_of
 
 N_VOCAB = 2048

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpuchat.engine.decoding.decode import Prefill, prefill
-from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.decoding.decode import Prefill, PrefillChunking, prefill
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.states.disk_writer import WriteBudget
-from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.states.files import StateFiles, WriteBudget
 from cpuchat.engine.states.prompt import Prompt
 from cpuchat.engine.states.store import StateStore
 

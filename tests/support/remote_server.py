@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.protocol import LoadOptions, ModelLoaded
-from cpuchat.servers import ServerModel
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import LoadOptions, ModelLoaded
 from tests.support.chatting import collect
 
 CERTIFICATE = Path(__file__).parent / "certificate.pem"

@@ -13,8 +13,7 @@ import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     Channel,
     Failed,
@@ -28,7 +27,8 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
+from cpuchat.protocol.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 
 MODEL = ModelInfo(
     path="/models/qwen2.5-1.5b-instruct-q8_0.gguf",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.synthetic.shapes import Shape
+from cpuchat.models.synthetic.model import Shape
 
 TINY_LLAMA = Shape(
     name="tiny-llama", architecture="llama", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=1000

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from cpuchat.errors import ModelDamaged
+from cpuchat.base.errors import ModelDamaged
+from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import Catalog, CatalogModel
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.settings import Settings
 from cpuchat.tui.models.reader import ModelsReader
 from tests.support.big_headers import big_header
 from tests.support.costs import reading

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuchat.errors import AccessDenied
+from cpuchat.base.errors import AccessDenied
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.hub.repository import RepoModel, Repository
 from tests.support.big_headers import big_header

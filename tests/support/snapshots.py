@@ -14,7 +14,7 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.widget import Widget
 
-from cpuchat.tui.terminal import parsed_styles
+from cpuchat.tui.terminal import painter
 from cpuchat.tui.themes import OWN_VARIABLES
 
 FOLDER = Path(__file__).parents[1] / "tui" / "snapshots"
@@ -27,7 +27,7 @@ class HostApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
 
     def __init__(self, *widgets: Widget, css: str = "", theme: str = "textual-dark") -> None:
-        parsed_styles.keep()
+        painter.keep()
         super().__init__()
         self._widgets = widgets
         self._css = css

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cpuchat.settings import Settings
+from cpuchat.config.settings import Settings
 from cpuchat.tune.candidates import Choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer

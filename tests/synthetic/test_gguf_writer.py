@@ -9,7 +9,7 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.synthetic.gguf_writer import TensorSource, from_array, write_gguf
+from cpuchat.models.synthetic.model import TensorSource, from_array, write_gguf
 
 VALUES: dict[str, Any] = {
     "general.architecture": "llama",

@@ -10,14 +10,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.types import BY_NAME
-from cpuchat.synthetic.blocks import RANDOM_TYPES, SIGN_TYPES, random_rows, sign_rows
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import draft_token_table, next_token_table, write_pair
-from cpuchat.synthetic.shapes import SHAPES, Shape, shape_of, tensor_type
-from cpuchat.synthetic.vocab import FIRST_WORD, word
+from cpuchat.models.gguf.parse import BY_NAME
+from cpuchat.models.synthetic.model import (
+    FIRST_WORD,
+    RANDOM_TYPES,
+    SHAPES,
+    SIGN_TYPES,
+    Shape,
+    random_rows,
+    shape_of,
+    sign_rows,
+    tensor_type,
+    word,
+    write_model,
+)
+from cpuchat.models.synthetic.pair import draft_token_table, next_token_table, write_pair
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 

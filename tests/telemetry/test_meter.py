@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     ContextTrimmed,
     Event,
     Failed,
@@ -20,8 +19,9 @@ from cpuchat.protocol import (
     Queued,
     TextDelta,
 )
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry.meter import Meter
-from cpuchat.timings import Timings
 
 INFO = ModelInfo(
     path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,

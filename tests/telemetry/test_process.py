@@ -5,7 +5,7 @@ import subprocess
 import sys
 from subprocess import PIPE
 
-from cpuchat.telemetry.process import process_memory
+from cpuchat.telemetry.machine import process_memory
 
 _HOLDER = """
 import mmap, sys

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from cpuchat.protocol import AnyEvent, GenerationFinished, TextDelta
-from cpuchat.telemetry.reasoning import with_reasoning_time
+from cpuchat.protocol.messages import AnyEvent, GenerationFinished, TextDelta
+from cpuchat.telemetry.meter import with_reasoning_time
 from tests.support.scripted_backend import answer
 
 

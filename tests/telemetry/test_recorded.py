@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import AnyEvent, GenerationFinished, ModelLoaded, Speculation
+from cpuchat.protocol.messages import AnyEvent, GenerationFinished, ModelLoaded, Speculation
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures, Meter
 from cpuchat.telemetry.roofline import AT_THE_LIMIT, OFF, Roofline

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.model_info import KVTraffic, ModelInfo, Traffic
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     GenerationFinished,
     LoadCancelled,
     ModelLoaded,
@@ -19,10 +18,11 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
 )
+from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, Roofline, after_answer, better_depth, roofline
-from cpuchat.timings import SpeculationFigures, Timings
 
 GB = 1_000_000_000
 MODEL = ModelInfo(

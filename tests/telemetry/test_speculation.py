@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import GenerationFinished, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
+from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
-from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
 
 ASKED = Speculation(drafters=("suffix", "draft"))
 FIGURES = SpeculationFigures(

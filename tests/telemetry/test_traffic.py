@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.costmodel.work import experts_read
-from cpuchat.model_info import KVTraffic, Traffic
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.costs.model import experts_read
+from cpuchat.protocol.model_info import KVTraffic, Traffic
+from cpuchat.telemetry.roofline import pass_bytes
 
 DENSE = Traffic(weights=1000, row=10, kv=(KVTraffic(bytes_per_token=2), KVTraffic(bytes_per_token=3, window=100)))
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.engine.prompt.template_helper import TemplateHelper, TemplateRejection
-from cpuchat.engine.text.call_splitter import CallSplitter
+from cpuchat.engine.prompt.chat_template import TemplateHelper, TemplateRejection
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.tool_calls import Tool
+from cpuchat.engine.text.text_stream import CallSplitter
+from cpuchat.protocol.messages import Tool
 from cpuchat.tools.call_format import CallFormat
 
 FILE = Path(__file__).with_name("llama_calls.json.gz")

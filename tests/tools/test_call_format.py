@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from cpuchat.grammar.gbnf import check_grammar
-from cpuchat.tool_calls import Tool, ToolCall
-from cpuchat.tools.call_format import CallFormat
+from cpuchat.protocol.messages import Tool, ToolCall
+from cpuchat.tools.call_format import CallFormat, call_grammar, learn_format
 from cpuchat.tools.call_parser import parse_calls
-from cpuchat.tools.constraint import call_grammar
-from cpuchat.tools.learning import learn_format
 from tests.tools.templates import TEMPLATES, WITHOUT, render
 
 WEATHER = Tool(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cpuchat.errors import UsageError
-from cpuchat.tool_calls import ToolCall
+from cpuchat.base.errors import UsageError
+from cpuchat.protocol.messages import ToolCall
 from cpuchat.tools import folder as module
 from cpuchat.tools.folder import TOOLS, Folder
 

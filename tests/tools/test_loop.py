@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     CallDone,
     CallsMade,
@@ -17,14 +17,14 @@ from cpuchat.protocol import (
     GenerationFinished,
     Message,
     TextDelta,
+    Tool,
+    ToolCall,
+    ToolResult,
 )
-from cpuchat.timings import Timings
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
-from cpuchat.tools import limits
-from cpuchat.tools.approval import Approvals, Choice
+from cpuchat.protocol.timings import Timings
+from cpuchat.tools import loop as limits
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import ToolLoop
-from cpuchat.tools.toolbox import FolderSource, Toolbox
+from cpuchat.tools.loop import Approvals, Choice, FolderSource, Toolbox, ToolLoop
 
 LOOK = ToolCall(name="look", arguments={"at": "it"})
 MORE = ToolCall(name="look", arguments={"at": "more"})

@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
-from cpuchat.errors import SettingsError
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
-from cpuchat.tools.approval import Approvals
+from cpuchat.base import paths
+from cpuchat.base.errors import SettingsError
+from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools.config import Server, load_servers
-from cpuchat.tools.limits import MOST_ROUNDS, CallLimits, Count, shortened
+from cpuchat.tools.loop import MOST_ROUNDS, Approvals, CallLimits, Count, shortened
 
 READ = Tool(name="read", source="files", read_only=True)
 WRITE = Tool(name="write", source="files")

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.errors import ToolServerFailed
+from cpuchat.base import paths
+from cpuchat.base.errors import ToolServerFailed
 from cpuchat.present.tools import server_state
-from cpuchat.tool_calls import Tool, ToolCall, ToolResult
+from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
-from cpuchat.tools.approval import Approvals
 from cpuchat.tools.config import Server
+from cpuchat.tools.loop import Approvals, Toolbox
 from cpuchat.tools.mcp_client import _is_message
 from cpuchat.tools.servers import ToolServer
-from cpuchat.tools.toolbox import Toolbox
 
 SUPPORT = Path(__file__).parent.parent / "support"
 LOOK = ToolCall(name="look")

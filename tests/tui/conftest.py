@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.hardware.busy_cores import BusyCores
+from cpuchat.hardware.placement.cores import BusyCores
 from tests.support import idle
 
 idle.install()

@@ -7,11 +7,12 @@ import pytest
 from textual.color import Color
 from textual.command import CommandList, CommandPalette
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
-from cpuchat.models.library.model import LocalModel
+from cpuchat.config import settings
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
@@ -19,27 +20,22 @@ from cpuchat.tui.chat.queued import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.compare.other import OtherSideScreen
+from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.help import HelpScreen
-from cpuchat.tui.keymap import Keymap, load_keymap, parse_keys, problem_with, save_keys
+from cpuchat.tui.keys import Keymap, load_keymap, parse_keys, problem_with, save_keys
 from cpuchat.tui.markdown.transcript import Transcript
-from cpuchat.tui.models.downloads.screen import DownloadsScreen
-from cpuchat.tui.models.drafts.measure import MeasurePairScreen
-from cpuchat.tui.models.drafts.screen import DraftModelsScreen
-from cpuchat.tui.models.inspection import InspectionScreen
-from cpuchat.tui.models.quantize import QuantizeScreen
-from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.models.downloads import DownloadsScreen
+from cpuchat.tui.models.drafts import DraftModelsScreen, MeasurePairScreen
+from cpuchat.tui.models.quantize import QuantizeScreen, TuneScreen
+from cpuchat.tui.models.reader import InspectionScreen
+from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.models.tune import TuneScreen
-from cpuchat.tui.plan.pages import MachinesPage, PlanPage
-from cpuchat.tui.plan.screen import PlanScreen
-from cpuchat.tui.settings.keys_screen import KeysScreen, PressKeyScreen
-from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
+from cpuchat.tui.plan import MachinesPage, PlanPage, PlanScreen
+from cpuchat.tui.settings import KeysScreen, PressKeyScreen, SettingRow, SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from cpuchat.tui.widgets.list_screen import DetailsScreen, ListScreen
-from cpuchat.tui.widgets.model_list import ModelList
+from cpuchat.tui.widgets.model_list import DetailsScreen, ListScreen, ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer

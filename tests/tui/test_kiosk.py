@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.tui import keys
 from cpuchat.tui.chat.welcome import COMPARE
 from cpuchat.tui.kiosk import OFF, WATCH_VARIABLE, KioskApp

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cpuchat.telemetry.machine import MachineSample
-from cpuchat.tui.machine_watch import MachineWatch
+from cpuchat.tui.services import MachineWatch
 
 
 class Counters:

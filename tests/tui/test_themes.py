@@ -10,7 +10,7 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import BUILTIN_THEMES, Theme
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.tui import themes
 from cpuchat.tui.themes import ThemeError, known_variables, load_themes, parse_theme
 

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import HubOffline
+from cpuchat.base.errors import HubOffline
+from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.tui.threads import collect_garbage
 
 

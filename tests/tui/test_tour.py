@@ -7,24 +7,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths, settings
-from cpuchat.planner.machine_specs import machines
-from cpuchat.timings import Timings
-from cpuchat.tui.tour.app import (
+from cpuchat.base import paths
+from cpuchat.config import settings
+from cpuchat.planner.specs import machines
+from cpuchat.protocol.timings import Timings
+from cpuchat.tui.tour import (
     ANSWER,
     BESIDE,
     COMPARE,
     DRAFTING,
     ELSEWHERE,
     END,
+    LIVE,
     LOADING,
     MACHINE,
     PREDICTION,
     Caption,
+    Part,
+    Recording,
     TourApp,
+    load_recording,
 )
-from cpuchat.tui.tour.beside import LIVE
-from cpuchat.tui.tour.recording import Part, Recording, load_recording
 from tests.support.chat_app import running
 from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
 

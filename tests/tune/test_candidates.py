@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.settings import Settings, with_changes
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import Choice
 from tests.hardware.trees import NAMES, make_tree

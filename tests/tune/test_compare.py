@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.tune.compare import compare
-from cpuchat.tune.measure import DecodeRate
+from cpuchat.tune.halving import DecodeRate, compare
 
 
 def rates(*rounds: float) -> DecodeRate:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cpuchat.errors import Interrupted, UsageError
+from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.tune.halving import HOPELESS, Finding, Halving, Speed
 
 Weather = Callable[[int], float]

@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import AnyEvent, Failed, Generate, GenerationFinished, LoadOptions, ModelLoaded, TextDelta
-from cpuchat.timings import Timings
-from cpuchat.tune.measure import PROMPTS, MeasureFailed, measure_decode
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadOptions,
+    ModelLoaded,
+    TextDelta,
+)
+from cpuchat.protocol.timings import Timings
+from cpuchat.tune.halving import PROMPTS, MeasureFailed, measure_decode
 
 pytestmark = pytest.mark.slow
 

@@ -6,29 +6,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
-from cpuchat.model_info import ModelInfo
 from cpuchat.models.costs import CostLog
-from cpuchat.models.drafts.calibrations import TargetCosts
-from cpuchat.models.drafts.candidates import expected_pair
+from cpuchat.models.drafts.candidates import TargetCosts, expected_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import predict
-from cpuchat.models.traffic import traffic_of
-from cpuchat.models.work import N_PAST
-from cpuchat.protocol import LoadOptions
-from cpuchat.settings import Settings
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
+from cpuchat.models.traffic import N_PAST, traffic_of
+from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import DrafterCount
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures, Meter
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.speculation import Drafting
-from cpuchat.timings import DrafterCount
-from cpuchat.tune.placements import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
+from cpuchat.tune.candidates import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
 from tests.costmodel.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info

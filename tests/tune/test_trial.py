@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
+from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import AnyEvent, Generate, ModelLoaded, TextDelta
-from cpuchat.settings import Settings
-from cpuchat.tune import report
+from cpuchat.protocol.messages import AnyEvent, Generate, ModelLoaded, TextDelta
+from cpuchat.tune import tuner
 from cpuchat.tune.trial import Step, Trial
 from tests.support.chatting import collect
 
@@ -115,6 +115,6 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
         assert killed
         assert (outcome.applied, outcome.lost, outcome.stopped) == (False, lost, False)
         assert "killed" in outcome.problem
-        assert report.outcome(outcome).endswith(words)
+        assert tuner.outcome(outcome).endswith(words)
         assert core.settings.engine.cores == "auto"
         assert isinstance((await collect(core.reload())).events[-1], ModelLoaded)

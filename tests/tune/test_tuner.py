@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import settings
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
+from cpuchat.config import settings
+from cpuchat.config.settings import Settings, with_changes
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError, DoesNotFit, UsageError
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models.tuned import TunedSettings
-from cpuchat.protocol import ModelLoaded
-from cpuchat.settings import Settings, with_changes
-from cpuchat.tune import measurer, report
+from cpuchat.models.machine import TunedSettings
+from cpuchat.protocol.messages import ModelLoaded
+from cpuchat.tune import measurer
+from cpuchat.tune import tuner as report
 from cpuchat.tune.halving import Speed
-from cpuchat.tune.result import TuneResult
+from cpuchat.tune.trial import TuneResult
 from cpuchat.tune.tuner import Tuner
 from tests.hardware.trees import Machine, server
 from tests.support.chatting import collect

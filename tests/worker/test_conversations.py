@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import Generate, LoadOptions, ModelLoaded
-from cpuchat.running_servers import RunningServer, recorded
+from cpuchat.config.servers import RunningServer, recorded
+from cpuchat.protocol.messages import Generate, LoadOptions, ModelLoaded
 from tests.support.chatting import Answer, chat, collect
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.protocol import LoadOptions, TextDelta
+from cpuchat.protocol.messages import LoadOptions, TextDelta
 from tests.support.chatting import chat, collect, load, worker
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     ContextTrimmed,
     Generate,
     GenerationFinished,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from cpuchat.paths import demo_dir
-from cpuchat.protocol import Failed, Measure, Measured, Speculation
+from cpuchat.base.paths import demo_dir
+from cpuchat.protocol.messages import Failed, Measure, Measured, Speculation
 from tests.support.chatting import chat, collect, load, worker
 
 DEMO = demo_dir() / "cpuchat-demo-8m-q8_0.gguf"

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import ModelInfo
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     Generate,
     LoadOptions,
     LoadProgress,
@@ -22,7 +21,8 @@ from cpuchat.protocol import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.timings import SpeculationFigures
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import SpeculationFigures
 from tests.support.chatting import GREEDY, Answer, chat, collect, worker
 from tests.support.pairs import pair_files
 

@@ -1,29 +1,33 @@
 """A model with a draft head as a backend: a llama-server of cpuchat's own, with the cores and the memory policy of a
 worker, spoken to as to any other llama-server.
+
+The API key of a llama-server that cpuchat started itself: made for it, and kept in memory only.
+
+Checks that RPC workers can be reached.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from cpuchat import paths
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.backend.heads.options import Drafting
-from cpuchat.backend.heads.plan import ServerPlan
-from cpuchat.backend.heads.process import ServerProcess
-from cpuchat.backend.heads.reach import unreachable
+from cpuchat.backend.heads.server import Drafting, ServerPlan, ServerProcess
 from cpuchat.backend.process import Spawner
-from cpuchat.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
+from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import EngineInfo, ModelInfo
 from cpuchat.models.heads import ENGINE
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
     Generate,
@@ -35,11 +39,52 @@ from cpuchat.protocol import (
     ServerLoad,
     Speculation,
 )
-from cpuchat.servers import ServerModel, Source
-from cpuchat.timings import Timings
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.timings import Timings
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
+
+
+class OwnKey(KeyRing):
+    """A key ring with one key, whatever the server."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self._own = key
+
+    def key(self, server: str) -> str:
+        return self._own
+
+
+_REACH_SECONDS = 5.0
+
+
+async def unreachable(workers: tuple[str, ...]) -> ServerUnreachable | None:
+    """Return why one of the RPC workers cannot be reached, with which llama-server would abort; None if all can."""
+    problems = await asyncio.gather(*map(_problem, workers))
+    return next(filter(None, problems), None)
+
+
+async def _problem(worker: str) -> ServerUnreachable | None:
+    host, _, port = worker.rpartition(":")
+    try:
+        async with asyncio.timeout(_REACH_SECONDS):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except OSError as error:  # TimeoutError is one
+        hint = f"Start it there: cpuchat serve --rpc-worker --host ADDRESS --port {port}."
+        return ServerUnreachable(f"Cannot reach the RPC worker {worker}: {_reason(error)}.", hint)
+    writer.close()
+    return None
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, socket.gaierror):  # whose numbers are not those of errno
+        return error.strerror or "unknown host"
+    return os.strerror(error.errno) if error.errno else "no connection"  # to any of the addresses of a name
+
 
 _T = TypeVar("_T")
 _GONE_SECONDS = 1.0
@@ -133,7 +178,6 @@ class HeadBackend:
 
     async def _connect(self, server: ServerProcess, plan: ServerPlan) -> AsyncGenerator[AnyEvent, None]:
         """Wait until the server has loaded its model, and describe that."""
-        from cpuchat.backend.heads.key import OwnKey  # httpx takes its time
         from cpuchat.backend.remote.backend import RemoteBackend
 
         remote = self._remote = RemoteBackend(OwnKey(server.key))

@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.backend.heads.options import HOST, KEY_VARIABLE, ServerOptions, command
+from cpuchat.backend.heads.server import HOST, KEY_VARIABLE, ServerOptions, command
 from cpuchat.models.heads import WHEEL
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 
 _ENDING_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1

@@ -1,14 +1,35 @@
-"""Reads streamed answers: server-sent events, or one JSON object per line. Bounded, whatever a server sends."""
+"""Reads streamed answers: server-sent events, or one JSON object per line. Bounded, whatever a server sends.
+
+Defines the parts of a streamed answer, whatever the server's dialect, and checks their numbers.
+
+Calls of tools in the OpenAI dialect, and in Ollama's, which has arguments as objects.
+
+Adds up what a server reports of one answer, and makes the events and timings of it that a worker would send.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from cpuchat.errors import ServerError
+from cpuchat.base.errors import ServerError
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    Channel,
+    Message,
+    PrefillProgress,
+    Queued,
+    ServerLoad,
+    SpeculationUpdate,
+    TextDelta,
+    ToolCall,
+)
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 MOST_EVENT = 1 << 20
 """Bytes of one event at most: an ordinary one has a few hundred."""
@@ -109,3 +130,399 @@ def valid_text(value: Any) -> str:
     if value.isascii():
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_MOST = 1e15  # of any count or time: what is larger is a mistake
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt at a request that was answered: monotonic seconds at which it began, seconds to connect in it."""
+
+    started: float
+    connect_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Reported:
+    """Counts and times in milliseconds that a server reports; None where it does not.
+
+    `prompt_n` prompt tokens evaluated, `cache_n` reused, or `prompt_total` where only their sum is known;
+    `predicted_n` tokens written so far. `predicted_ms` from the first of them by the server's clock, `ttft_ms` by it
+    too. `load_ms` went into loading the model.
+    """
+
+    prompt_total: int | None = None
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    prompt_ms: float | None = None
+    predicted_n: int | None = None
+    predicted_ms: float | None = None
+    ttft_ms: float | None = None
+    queue_ms: float | None = None
+    load_ms: float | None = None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+
+    def update(self, newer: Reported) -> None:
+        """Take over what `newer` has."""
+        for name in Reported.__slots__:
+            value = getattr(newer, name)
+            if value is not None:
+                setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One part of an answer. `ahead` requests are answered before it; `progress` is (processed, total, reused) tokens
+    of the prompt. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `id` is the server's
+    name for the answer. `lies` counts numbers that cannot be: negative, or not a number. `calls` are
+    parts of calls of tools as they were sent (`calls.CallParts`).
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    ahead: int | None = None
+    progress: tuple[int, int, int] | None = None
+    finish: str = ""
+    id: str = ""
+    reported: Reported = field(default_factory=Reported)
+    lies: int = 0
+    calls: Any = None
+
+
+class Numbers:
+    """Reads numbers from an object of a server, and counts those that cannot be."""
+
+    def __init__(self, values: Any) -> None:
+        self._values: dict[str, Any] = values if isinstance(values, dict) else {}
+        self.lies = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def ms(self, name: str, scale: float = 1.0) -> float | None:
+        """Return a time times `scale`; None when it is missing or cannot be."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST / scale:
+            self.lies += 1
+            return None
+        return float(value * scale)
+
+    def count(self, name: str) -> int | None:
+        """Return a count; None when it is missing or cannot be."""
+        value = self.ms(name)
+        return None if value is None else int(value)
+
+    def part(self, name: str) -> Numbers:
+        """Return the object of that name; its lies are its own."""
+        return Numbers(self._values.get(name))
+
+
+_MOST_CALLS = 64
+_LONGEST = 1 << 20  # characters of a call's arguments
+
+
+def with_calls(found: dict[str, Any], message: Message, *, as_text: bool) -> dict[str, Any]:
+    """Return a message for a server with the calls that it has, or with which call it answers.
+
+    Args:
+        as_text: arguments are JSON in a string.
+    """
+    if message.role == "tool":
+        return {**found, "tool_call_id": message.call_id, "name" if as_text else "tool_name": message.tool}
+    if not message.calls:
+        return found
+    return {**found, "tool_calls": [call.declaration(as_text=as_text) for call in message.calls]}
+
+
+@dataclass(slots=True)
+class _Part:
+    id: str = ""
+    name: str = ""
+    text: str = ""
+    arguments: dict[str, Any] | None = None
+
+
+class CallParts:
+    """The calls of one answer, from the parts in which a server sends them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Part] = {}
+
+    def add(self, sent: Any) -> None:
+        """Take in `tool_calls` of a part of an answer; what is none is left out."""
+        if not isinstance(sent, list):
+            return
+        for number, one in enumerate(sent[:_MOST_CALLS]):
+            function = one.get("function") if isinstance(one, dict) else None
+            if not isinstance(function, dict):
+                continue
+            index = one.get("index")
+            if not isinstance(index, int):  # whole calls, each with its own
+                index = len(self._parts) if function.get("name") else number
+            if index not in self._parts and len(self._parts) >= _MOST_CALLS:
+                continue
+            part = self._parts.setdefault(index, _Part())
+            part.id = part.id or _text(one.get("id"))
+            part.name = part.name or _text(function.get("name"))
+            arguments = function.get("arguments")
+            if isinstance(arguments, dict):
+                part.arguments = arguments
+            elif len(part.text) <= _LONGEST:
+                part.text += _text(arguments)
+
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Return the calls, in the order in which they began."""
+        return tuple(_call(part) for part in self._parts.values() if part.name)
+
+
+def _call(part: _Part) -> ToolCall:
+    arguments: Any = part.arguments
+    if arguments is None:
+        try:
+            arguments = json.loads(part.text) if part.text.strip() else {}
+        except (ValueError, RecursionError):
+            return ToolCall(name=part.name, id=part.id, problem="The arguments are not valid JSON.")
+    if not isinstance(arguments, dict):
+        return ToolCall(name=part.name, id=part.id, problem="The arguments are not a JSON object.")
+    return ToolCall(name=part.name, id=part.id, arguments=arguments)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+_UPDATE_SECONDS = 0.25
+_RECENT_PASSES = 32
+_MOST_TOKENS = 1 << 31
+_LEAST_QUEUE_MS = 100.0
+"""A shorter wait that nothing explains is no queue unless one was seen: tokenizing, or this process was busy."""
+
+
+class Tally:
+    """The figures of one answer.
+
+    Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it
+    does not count are counted by the parts that it sends, which may hold several: then `approximate`.
+
+    Args:
+        started: when the request arrived at the backend, monotonic seconds.
+        n_ctx: of the model, 0 = not known.
+        round_trip: what the network takes to the server and back, in seconds.
+    """
+
+    def __init__(self, request_id: int, started: float, n_ctx: int, round_trip: float | None) -> None:
+        self.text_size = 0
+        self.lies = 0
+        self.id = ""
+        """The server's name for the answer."""
+        self.finish = ""
+        self.calls = CallParts()
+        self._request_id, self._started, self._n_ctx, self._round_trip = request_id, started, n_ctx, round_trip
+        self._attempt = Attempt(started)
+        self._reported = Reported()
+        self._server_figures: SpeculationFigures | None = None
+        self._parts = 0  # with text
+        self._counted = 0  # tokens in the deltas so far
+        self._first_at: float | None = None
+        self._newest_at = 0.0
+        self._first_ms: float | None = None  # predicted_ms of the first text
+        self._first_n = 1
+        self._at_ms = 0.0
+        self._pending: dict[Channel, str] = {}
+        self._prefilled = False
+        self._waited = False  # for other requests, as far as the server tells
+        self._updated = float("-inf")
+        self._recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_PASSES)
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether text waits to be sent."""
+        return bool(self._pending)
+
+    @property
+    def predicted_n(self) -> int:
+        """Return the tokens written so far."""
+        reported = self._reported.predicted_n
+        return self._parts if reported is None else reported
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Set which attempt was answered: not the first, if the server was not reached or was busy."""
+        self._attempt = attempt
+
+    def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
+        """Take in one part; returns the events that do not wait: the place in the queue, progress of the prompt."""
+        self.lies += chunk.lies
+        self.id = self.id or chunk.id
+        self.finish = chunk.finish or self.finish
+        self.calls.add(chunk.calls)
+        found: list[AnyEvent] = []
+        self._check(chunk.reported)
+        self._reported.update(chunk.reported)
+        if chunk.ahead is not None:
+            self._waited = True
+            found.append(Queued(request_id=self._request_id, ahead=chunk.ahead))
+        if chunk.progress is not None and self._first_at is None:
+            processed, total, cached = chunk.progress
+            self._reported.cache_n, self._reported.prompt_n = cached, max(0, processed - cached)
+            found.append(self._progress(processed, total, cached))
+        if chunk.content or chunk.reasoning:
+            self._parts += 1
+            self._newest_at = now
+            if self._first_at is None:
+                self._first_at, self._first_ms = now, self._reported.predicted_ms
+                self._first_n = max(1, self.predicted_n)
+                found += self._prefill_done()
+            found_text: tuple[tuple[Channel, str], ...] = (("reasoning", chunk.reasoning), ("answer", chunk.content))
+            for channel, text in found_text:
+                if text:
+                    self._pending[channel] = self._pending.get(channel, "") + text
+                    self.text_size += len(text)
+        return found
+
+    def _check(self, reported: Reported) -> None:
+        """Drop counts that cannot be: fewer tokens than before, or more than any answer has."""
+        before, now = self._reported.predicted_n, reported.predicted_n
+        if now is not None and (now > _MOST_TOKENS or (before is not None and now < before)):
+            self.lies += 1
+            reported.predicted_n = reported.predicted_ms = None
+        if (reported.draft_n_accepted or 0) > (reported.draft_n or 0):
+            self.lies += 1
+            reported.draft_n = reported.draft_n_accepted = None
+
+    def _progress(self, processed: int, total: int, cached: int) -> PrefillProgress:
+        total = max(total, 1)
+        processed = min(processed, total)
+        self._prefilled = processed == total
+        return PrefillProgress(
+            request_id=self._request_id, processed=processed, total=total, cache_n=min(cached, processed)
+        )
+
+    def _prefill_done(self) -> list[AnyEvent]:
+        total, cached = self._prompt_total(), self._reported.cache_n or 0
+        return [self._progress(total, total, cached)] if total and not self._prefilled else []
+
+    def _prompt_total(self) -> int:
+        reported = self._reported
+        if reported.prompt_total is not None:
+            return reported.prompt_total
+        return (reported.cache_n or 0) + (reported.prompt_n or 0)
+
+    def deltas(self, now: float) -> list[AnyEvent]:
+        """Return the text that waits, and the speculation figures if it is time for them."""
+        if not self._pending:
+            return []
+        self._advance()
+        found: list[AnyEvent] = []
+        predicted_n, last = self.predicted_n, len(self._pending) - 1
+        for number, (channel, text) in enumerate(self._pending.items()):
+            n_tokens = predicted_n - self._counted if number == last else 0  # only the sum of a batch is known
+            found.append(
+                TextDelta(
+                    request_id=self._request_id, text=text, channel=channel, n_tokens=max(0, n_tokens),
+                    predicted_n=predicted_n, at_ms=self._at_ms,
+                )
+            )  # fmt: skip
+        self._counted = max(predicted_n, self._counted)
+        self._pending = {}
+        figures = self._speculation()
+        if figures is not None and figures.draft_n and now - self._updated >= _UPDATE_SECONDS:
+            self._updated = now
+            found.append(SpeculationUpdate(request_id=self._request_id, predicted_n=predicted_n, figures=figures))
+        return found
+
+    def _advance(self) -> None:
+        """Move the time of the newest text, by the server's clock if known."""
+        if self._first_at is None:
+            return
+        at_ms = 1e3 * (self._newest_at - self._started)
+        if self._first_ms is not None and self._reported.predicted_ms is not None:
+            at_ms = 1e3 * (self._first_at - self._started) + self._reported.predicted_ms - self._first_ms
+        self._at_ms = max(self._at_ms, at_ms)
+
+    def seen(self, load: ServerLoad) -> None:
+        """Take in how busy the server is."""
+        self._waited = self._waited or (self._first_at is None and bool(load.waiting))
+
+    def speculate(self, figures: SpeculationFigures | None) -> None:
+        """Take over figures that the server reports beside the answer."""
+        self._server_figures = figures
+
+    def _speculation(self) -> SpeculationFigures | None:
+        reported = self._reported
+        if not reported.draft_n:
+            return self._server_figures
+        accepted = reported.draft_n_accepted or 0
+        passes = max(1, self.predicted_n - 1 - accepted)  # also those that drafted nothing
+        newest = (passes, reported.draft_n, accepted)
+        if not self._recent or self._recent[-1] != newest:
+            self._recent.append(newest)
+        while len(self._recent) > 2 and passes - self._recent[1][0] >= _RECENT_PASSES:
+            self._recent.popleft()
+        before = self._recent[0] if passes - self._recent[0][0] >= _RECENT_PASSES // 2 else (0, 0, 0)
+        return SpeculationFigures(
+            passes=passes,
+            draft_n=reported.draft_n,
+            draft_n_accepted=accepted,
+            recent_draft_n=reported.draft_n - before[1],
+            recent_draft_n_accepted=accepted - before[2],
+            source="server",
+        )
+
+    def timings(self, seed: int) -> Timings:
+        """Return the figures of the answer as far as it came."""
+        reported, first = self._reported, self._first_at
+        n, ttft_ms = self.predicted_n, 0.0 if first is None else 1e3 * (first - self._started)
+        if reported.predicted_ms is not None:
+            predicted_ms = reported.predicted_ms
+        else:
+            # The first part may hold several tokens, which took no time here: only what came after it counts.
+            spans, took = n - self._first_n, 0.0 if first is None else 1e3 * (self._newest_at - first)
+            predicted_ms = took * (n - 1) / spans if spans > 0 else 0.0
+        network_ms, queue_ms = self._shares()
+        speculation = self._speculation()
+        total = self._prompt_total()
+        prompt_n = reported.prompt_n if reported.prompt_n is not None else total - (reported.cache_n or 0)
+        return Timings(
+            cache_n=reported.cache_n or 0,
+            prompt_n=max(0, prompt_n),
+            prompt_ms=reported.prompt_ms or 0.0,
+            predicted_n=n,
+            predicted_ms=predicted_ms,
+            ttft_ms=ttft_ms,
+            draft_n=speculation.draft_n if speculation is not None else 0,
+            draft_n_accepted=speculation.draft_n_accepted if speculation is not None else 0,
+            n_past=total + max(0, n - 1) if total else 0,
+            n_ctx=self._n_ctx,
+            seed=seed,
+            speculation=speculation,
+            network_ms=network_ms,
+            queue_ms=queue_ms,
+            approximate=reported.predicted_n is None and n > 0,
+            reused_known=reported.cache_n is not None or first is None,
+        )
+
+    def _shares(self) -> tuple[float | None, float | None]:
+        """Return what of the time to the first token went into (network, queue), in ms; None for what is not known.
+
+        Connecting and one round trip are the network's. What neither it nor prefill nor loading the model explains is
+        the queue, unless the server reports that, or it is short and no request was seen waiting. Earlier attempts are
+        in neither.
+        """
+        reported = self._reported
+        if self._first_at is None:
+            return None, None
+        waited_ms = 1e3 * (self._first_at - self._attempt.started)
+        if reported.ttft_ms is not None:
+            return max(0.0, waited_ms - reported.ttft_ms), reported.queue_ms
+        if reported.prompt_ms is None or self._round_trip is None:
+            return None, reported.queue_ms
+        rest = max(0.0, waited_ms - reported.prompt_ms - (self._first_ms or 0.0) - (reported.load_ms or 0.0))
+        network = min(rest, 1e3 * (self._attempt.connect_s + self._round_trip))
+        if reported.queue_ms is not None:
+            return network, reported.queue_ms
+        unexplained = rest - network
+        return network, unexplained if self._waited or unexplained >= _LEAST_QUEUE_MS else 0.0

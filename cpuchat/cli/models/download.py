@@ -1,31 +1,44 @@
-"""`cpuchat models download`: download a model and verify it; shows its memory need and speed here first."""
+"""`cpuchat models download`: download a model and verify it; shows its memory need and speed here first.
+
+`cpuchat models catalog`: recommended models, with fit and speed on this machine.
+
+`cpuchat models search`: GGUF repositories on the hub.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from cpuchat.cli.models.specs import hub_address
+from cpuchat.base.errors import Interrupted, UsageError, from_code
+from cpuchat.base.text import clean_line
+from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import ctx_option, laid_over
-from cpuchat.cli.output import json_line
-from cpuchat.cli.terminal import Terminal
-from cpuchat.errors import Interrupted, UsageError, from_code
+from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, json_line
+from cpuchat.config import settings
+from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
-from cpuchat.models.hub.choice import choose
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.machine import this_machine
+from cpuchat.models.hub.repository import choose_repo_model
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import NOT_PROBED, this_machine
+from cpuchat.present.models import purpose, verdict
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
+from cpuchat.telemetry.units import size
 
 if TYPE_CHECKING:
+    from cpuchat.config.settings import Settings
+    from cpuchat.models.catalog import Catalog, CatalogModel
     from cpuchat.models.downloads.state import Download
-    from cpuchat.models.hub.repository import RepoModel, Repository
-    from cpuchat.models.repository_prediction import ModelPrediction
-    from cpuchat.settings import Settings
+    from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
+    from cpuchat.models.machine import Machine
+    from cpuchat.models.prediction import ModelPrediction, Prediction
+
 
 _DOWNLOAD_EPILOG = f"""\b
 Examples:
@@ -52,7 +65,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     address = hub_address(repo)
     hub, terminal = Hub(), Terminal()
     repository = hub.repository(address.repo, revision or address.revision or "main")
-    model = choose(repository, address.wanted, heads=True)
+    model = choose_repo_model(repository, address.wanted, heads=True)
     _introduce(terminal, repository, model)
     if model.kind == "head":
         _explain_head(terminal, model)
@@ -75,7 +88,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
 
 
 def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
-    from cpuchat.models.repository_prediction import predict_repository
+    from cpuchat.models.prediction import predict_repository
 
     alone = msgspec.structs.replace(repository, models=(model,))
     return next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
@@ -178,3 +191,199 @@ def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json
         return
     spec = f"{repository.id}:{done.model.quantization}" if done.model.quantization else done.path
     terminal.note(f"Downloaded and verified. Start it: `cpuchat --model {clean_line(spec)}`.")
+
+
+_CATALOG_EPILOG = """\b
+Examples:
+  cpuchat models catalog                 list all
+  cpuchat models catalog qwen3           list those that match: name, family, publisher or repository
+  cpuchat models catalog qwen3-8b        show one by its id
+  cpuchat models download qwen3-8b       download it from its first repository
+
+FIT and TOK/S are estimated from the file size; `cpuchat models files REPO` computes them from the header. Add your own
+entries to catalog.toml in the config folder, in the format of the built-in one."""
+
+
+@click.command("catalog", epilog=_CATALOG_EPILOG)
+@click.argument("words", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
+def catalog(words: tuple[str, ...], as_json: bool) -> int:
+    """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
+    from cpuchat.models.catalog import estimates
+
+    known = load_catalog()
+    for problem in known.problems:
+        _complain(problem)
+    wanted = " ".join(words)
+    one = known.find(wanted.lower())
+    found = [one] if one is not None else known.search(wanted)
+    chosen = settings.load()
+    matches = (match_local(known, model) for model in Library(chosen.model.folders).local_models())
+    here = {entry.id for entry in matches if entry is not None}
+    machine = this_machine(chosen)
+    expected = estimates(known.models, machine)
+    if as_json:
+        return _print_json(found, here, expected)
+    if not found:
+        _complain(f"No catalog entry matches {wanted!r}.")
+        click.echo("  Search Hugging Face: cpuchat models search WORDS.", err=True)
+    elif len(found) == 1:
+        _print_one(found[0], known, here, expected.get(found[0].id))
+    else:
+        _print_all(found, known, here, machine, expected)
+    return 0
+
+
+def _complain(text: str) -> None:
+    click.echo(f"cpuchat: {clean_line(text)}", err=True)
+
+
+def _print_all(
+    found: list[CatalogModel],
+    known: Catalog,
+    here: Collection[str],
+    machine: Machine,
+    expected: Mapping[str, Prediction],
+) -> None:
+    from cpuchat.models.catalog import ranked
+    from cpuchat.models.fit import gigabytes
+
+    recommended = [model.id for model in ranked(known.models, expected).suits]
+    found = [model for id in recommended for model in found if model.id == id] + [
+        model for model in found if model.id not in recommended
+    ]
+
+    headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
+    echo_table(
+        [headings, *(_row(model, expected.get(model.id), here, recommended) for model in found)], right=(1, 2, 4)
+    )
+    free = gigabytes(machine.available)
+    footnotes = [
+        f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
+        "★ recommended for this machine. ○ downloaded. ? repository not verified. ≈ size not verified.",
+        "Details and download command: cpuchat models catalog ID.",
+    ]
+    if machine.profile is None:
+        footnotes.append(f"No TOK/S: {machine.peak_source}.")
+    elif not machine.probed:
+        footnotes.append(f"Speeds are {NOT_PROBED}.")
+    click.echo()
+    for note in footnotes:
+        echo_paragraph(note)
+
+
+def _row(
+    model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Collection[str]
+) -> tuple[str, ...]:
+    marks = [
+        mark
+        for mark, applies in (
+            (" ★", model.id in recommended), (" ○", model.id in here), (" ?", "repo" not in model.verified)
+        )
+        if applies
+    ]  # fmt: skip
+    return (
+        model.id + "".join(marks),
+        _parameters(model),
+        _gigabytes(model, model.quantization) if model.size else "",
+        verdict(expected),
+        _speed(expected),
+    )
+
+
+def _speed(expected: Prediction | None) -> str:
+    return units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
+
+
+def _parameters(model: CatalogModel) -> str:
+    """Return `7.6B`; `30.5B (3.3B)` for a mixture of experts: total (active)."""
+    total = units.parameters(round(1e9 * model.params))
+    return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
+
+
+def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expected: Prediction | None) -> None:
+    drafts = [
+        f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
+    ]
+    speed = _speed(expected)
+    prediction = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
+    facts = (
+        ("", f"{model.name}{' · downloaded' if model.id in here else ''}"),
+        ("", " · ".join(filter(None, (model.id, model.family, model.publisher, str(model.year), model.license)))),
+        ("parameters", f"{_parameters(model)}{', mixture of experts' if model.is_moe else ''}"),
+        ("context", f"{model.context:,} tokens" if model.context else ""),
+        ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
+        ("fit", prediction),
+        ("drafts", ", ".join(drafts) or (f"none: {model.why_no_draft}" if model.why_no_draft else "none known")),
+        ("purpose", purpose(model)),
+        ("note", model.note),
+        ("repositories", ", ".join(model.repos)),
+        ("verified", ", ".join(model.verified) or "nothing"),
+        ("download", f"cpuchat models download {model.spec}"),
+    )
+    for label, text in facts:
+        if text:
+            echo_paragraph(clean_line(text), f"{label:<14}" if label else "", " " * 14 if label else "")
+
+
+def _gigabytes(model: CatalogModel, quantization: str) -> str:
+    return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
+
+
+def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> int:
+    rows: list[dict[str, Any]] = []
+    for model in found:
+        expected = predictions.get(model.id)
+        rows.append(
+            {
+                **msgspec.to_builtins(model),
+                "spec": model.spec,
+                "here": model.id in here,
+                "fit": verdict(expected) or None,
+                "tok_s": expected.tok_s if expected is not None else None,
+            }
+        )
+    click.echo(json_line(rows))
+    return 0
+
+
+_SEARCH_EPILOG = """\b
+Examples:
+  cpuchat models search qwen3 8b
+  cpuchat models files unsloth/Qwen3-8B-GGUF      list the models in one of them
+
+Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
+
+
+@click.command("search", epilog=_SEARCH_EPILOG)
+@click.argument("words", nargs=-1, required=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 100),
+    default=30,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of results.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Search Hugging Face for repositories with GGUF files, most downloads first."""
+
+    query = " ".join(words)
+    found = Hub().search(query, limit=limit)
+    if as_json:
+        click.echo(json_line(msgspec.to_builtins(found)))
+        return 0
+    if not found:
+        click.echo(f"cpuchat: No GGUF repositories match {clean_line(query)!r}.", err=True)
+        click.echo("  Use fewer words: a repository's name must contain all of them.", err=True)
+        return 0
+    headings = ("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")
+    echo_table([headings, *map(_search_row, found)], right=(1, 3))
+    return 0
+
+
+def _search_row(found: FoundRepository) -> tuple[str, ...]:
+    params = units.parameters(found.n_params) if found.n_params else ""
+    access = "private" if found.private else "gated" if found.gated else ""
+    return found.id, params, found.architecture, f"{found.downloads:,}", found.updated, access

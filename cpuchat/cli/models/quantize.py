@@ -1,33 +1,50 @@
-"""`cpuchat models quantize`: quantize a model."""
+"""`cpuchat models quantize`: quantize a model.
+
+`cpuchat models pair`: which draft models fit a target, and the expected speed-up.
+
+`cpuchat models synthetic`: models of random weights for speed measurements.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from cpuchat import settings
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, DiskFull, DraftMismatch, Interrupted, QuantizeFailed, UsageError
+from cpuchat.base.paths import made_models_dir, shown
+from cpuchat.base.text import clean_line
+from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import json_line
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
-from cpuchat.errors import DiskFull, Interrupted, QuantizeFailed, UsageError
-from cpuchat.hardware.instructions import instructions
+from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, is_terminal, json_line
+from cpuchat.config import settings
+from cpuchat.hardware.topology import instructions
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.drafts.pairing import PairCache, check_files, require_pair, suggestion
+from cpuchat.models.fit import advice, format_of
 from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import this_machine
 from cpuchat.models.quantize.types import TYPES, quant_type
-from cpuchat.models.repack import advice, format_of
-from cpuchat.paths import made_models_dir, shown
-from cpuchat.present.prediction import verdict
+from cpuchat.present.models import verdict
+from cpuchat.present.table import table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size, time_left
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.instructions import Instructions
+    from cpuchat.config.settings import Settings
+    from cpuchat.hardware.topology import Instructions
+    from cpuchat.models.drafts.candidates import Candidate, Expectation
+    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.quantize.make import Job, QuantizeProgress
     from cpuchat.models.quantize.types import QuantType
+
 
 _EPILOG = f"""\b
 Examples:
@@ -76,7 +93,7 @@ def quantize(
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
     from cpuchat.models.quantize.make import Job
-    from cpuchat.models.quantize.place import is_folder, suggested_folder, suggested_path
+    from cpuchat.models.quantize.types import is_folder, suggested_folder, suggested_path
 
     wanted, library = quant_type(kind), _library()
     path = library.resolve(source)
@@ -173,9 +190,8 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
 
 async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """Return `_types` with the forecast for the model; bits per weight are those of the file."""
-    from cpuchat.models.quantize.forecast import forecast_type, source_header
-    from cpuchat.models.quantize.process import QuantizeProcess
-    from cpuchat.present.quantize import predict_type
+    from cpuchat.models.quantize.types import QuantizeProcess, forecast_type, source_header
+    from cpuchat.present.models import predict_type
 
     config = settings.load()
     machine, options = this_machine(config), config.engine.load_options()
@@ -221,3 +237,293 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["at_load"],
         "; ".join(notes),
     )
+
+
+_PAIR_EPILOG = f"""\b
+Examples:
+  cpuchat models pair demo demo-draft
+  cpuchat models pair ~/models/big.gguf
+  cpuchat models pair ~/models/big.gguf --hub
+  cpuchat models pair ~/models/big.gguf small.gguf --measure
+
+TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
+which are measured when it is loaded with drafting on.
+
+--measure answers prompts of four kinds without drafts, with adaptive depth and with fixed depths, and reports
+acceptance, tokens per pass, best depth and speed-up. --keep makes DRAFT the draft model in the settings if it is worth
+keeping.
+
+Exit codes: 0 the draft fits (without DRAFT: at least one does), {DraftMismatch.exit_code} it does not, 3 no such model,
+4 damaged model, 13 not measured, 130 stopped by Ctrl+C."""
+
+
+@click.command("pair", epilog=_PAIR_EPILOG)
+@click.argument("target")
+@click.argument("draft", required=False)
+@click.option("--hub", "ask_hub", is_flag=True, help="Also check those on Hugging Face: reads a few MB of each.")
+@click.option("--measure", is_flag=True, help="Measure acceptance and speed-up of the pair; takes minutes.")
+@click.option("--keep", is_flag=True, help="With --measure: use DRAFT from now on if it is worth keeping.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: bool, as_json: bool) -> int:
+    """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
+
+    A draft model must have the target's vocabulary. Without --measure only headers are read.
+    """
+    chosen = settings.load()
+    library = Library(chosen.model.folders)
+    path = library.resolve(target)
+    if measure and draft is None:
+        raise UsageError("--measure needs a DRAFT.", "`cpuchat models pair TARGET` lists those that fit.")
+    if keep and not measure:
+        raise UsageError("--keep needs --measure.", "To use DRAFT without measuring: `cpuchat --draft-model DRAFT`.")
+    if measure and draft is not None:
+        return _measure(path, library.resolve(draft), library, chosen, keep=keep, as_json=as_json)
+    if draft is None:
+        return _print_candidates(path, library, chosen, ask_hub=ask_hub, as_json=as_json)
+    return _print_verdict(path, library.resolve(draft), library, chosen, as_json=as_json)
+
+
+def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
+    verdict = check_files(target, draft, library=library)
+    expected = _expectation(target, draft, chosen) if verdict.ok else None
+    if as_json:
+        facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
+        click.echo(json_line({**facts, "expected": msgspec.to_builtins(expected)}))
+    elif verdict.ok:
+        click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
+    else:
+        click.echo(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {verdict.reason}.")
+    for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
+        if line and not as_json:
+            click.echo(f"  {line}")
+    return 0 if verdict.ok else DraftMismatch.exit_code
+
+
+def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> int:
+    """Measure a pair and offer to keep the draft model.
+
+    Raises:
+        DraftMismatch, Interrupted, MeasureFailed: as their names say.
+    """
+    from cpuchat.bench.run import pair_bench, pair_result
+    from cpuchat.cli.bench import run_bench
+    from cpuchat.models.drafts.choice import ChosenDrafts
+    from cpuchat.present import bench as words
+
+    require_pair(target, draft, library)
+    report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, paths.bench_dir(), tell))
+    found = pair_result(report)
+    kept = found.worth_keeping and (keep or (not as_json and _asked(draft)))
+    if kept:
+        ChosenDrafts().put(target, str(draft))
+        settings.update({"speculation": {"draft_model": "", "depth": found.depth, "drafters": "auto"}})
+    if as_json:
+        facts = {**msgspec.to_builtins(found), "depth": found.depth, "speed_up": found.speed_up}
+        facts["worth_keeping"] = found.worth_keeping
+        click.echo(json_line({"target": str(target), "draft": str(draft), **facts, "kept": kept}))
+        return 0
+    for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4, 5, 6)):
+        click.echo(line)
+    click.echo(f"\n{words.pair_verdict(found)}")
+    if kept:
+        depth = f", with draft depth {found.depth}" if found.depth else ""
+        click.echo(f"{draft.name} is now the draft model of {target.name}{depth}.")
+    elif found.worth_keeping:
+        click.echo(f"Add --keep to make it the draft model of {target.name}.")
+    return 0
+
+
+def _asked(draft: Path) -> bool:
+    """Ask on a terminal whether to keep the draft model; False elsewhere."""
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+        return False
+    return click.confirm(f"Make {draft.name} the draft model?", err=True)
+
+
+def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
+    from cpuchat.models.drafts.candidates import expected_pair, target_costs
+    from cpuchat.models.machine import machine_for
+
+    machine = machine_for(target, chosen)
+    return expected_pair(read_model(target), read_model(draft), target_costs(target), machine)
+
+
+def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
+    from cpuchat.models.drafts.candidates import candidates, recommended, target_costs
+    from cpuchat.models.machine import machine_for
+
+    header, costs, models = read_model(target), target_costs(target), library.local_models(beside=target)
+    found = candidates(header, models, load_catalog(), costs, machine_for(target, chosen))
+    found = _checked(found, header, ask_hub=ask_hub)
+    best = recommended(found)
+    specs = dict(zip((model.path for model in models), specs_of(models), strict=True))
+    here = {specs[one.path]: one for one in found if one.path is not None and one.fits}
+    on_hub = {one.spec: one for one in found if one.path is None}
+    if as_json:
+        _print_json(target, here, on_hub, best)
+    else:
+        _print_tables(target, here, on_hub, best)
+    return 0 if here else DraftMismatch.exit_code
+
+
+def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
+    from cpuchat.models.drafts.candidates import check
+
+    cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
+    checked: list[Candidate] = []
+    try:
+        for one in found:
+            terminal.status(f"comparing {clean_line(one.name)}")
+            checked.append(check(one, target, hub=hub, cache=cache))
+    finally:
+        terminal.clear_progress()
+        cache.save()
+    return checked
+
+
+def _print_tables(
+    target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
+) -> None:
+    headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
+    if here:
+        rows = [(spec, size(one.size), _gain(one), _mark(one, best)) for spec, one in here.items()]
+        echo_table([headings, *rows], right=(1,))
+    else:
+        click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
+        if not on_hub:
+            click.echo(f"  {suggestion(target, [])}", err=True)
+    if on_hub:
+        if here:
+            click.echo()
+        click.echo("On Hugging Face, recommended by the catalog:")
+        rows = [(spec, _size(one), _gain(one), f"{_state(one)} {_mark(one, best)}") for spec, one in on_hub.items()]
+        echo_table([headings, *rows], right=(1,))
+    notes = [_note(spec, one) for spec, one in on_hub.items()]
+    shown = [one for one in (*here.values(), *on_hub.values()) if one.fits is not False]
+    notes += [f"No speed-up predicted: {one.expected.why}." for one in shown if not one.expected.gains]
+    for note in dict.fromkeys(filter(None, notes)):
+        click.echo()
+        echo_paragraph(clean_line(note))
+
+
+def _size(candidate: Candidate) -> str:
+    """Return the size of one on the hub: from its repository, before that approximately from the catalog."""
+    if not candidate.size:
+        return ""
+    return f"{'≈ ' if candidate.verdict is None else ''}{size(candidate.size)}"
+
+
+def _gain(candidate: Candidate) -> str:
+    """Return the speed-up; "" where it is not known, or the model does not fit."""
+    return candidate.expected.words if candidate.expected.gains and candidate.fits is not False else ""
+
+
+def _mark(candidate: Candidate, best: Candidate | None) -> str:
+    return "← recommended" if candidate is best else ""
+
+
+def _state(candidate: Candidate) -> str:
+    if candidate.verdict is None:
+        return "not checked"
+    return "fits" if candidate.verdict.ok else "does not fit"
+
+
+def _note(spec: str, candidate: Candidate) -> str:
+    """Return why it does not fit or was not checked; "" when it fits."""
+    if candidate.failed:
+        return f"Not checked: {candidate.failed}"
+    if candidate.verdict is None:
+        return "Not checked: add --hub to read a few MB of each."
+    return "" if candidate.verdict.ok else f"{spec} does not fit: {candidate.verdict.reason}."
+
+
+def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None) -> None:
+    def row(spec: str, one: Candidate) -> dict[str, Any]:
+        return {
+            "spec": spec,
+            "path": str(one.path) if one.path is not None else None,
+            "size": one.size,
+            "name": one.name,
+            "named_by_catalog": one.named,
+            "fits": one.fits,
+            "reason": one.verdict.reason if one.verdict is not None else one.failed,
+            "expected": msgspec.to_builtins(one.expected),
+            "recommended": one is best,
+        }
+
+    rows = [[row(spec, one) for spec, one in group.items()] for group in (here, on_hub)]
+    click.echo(json_line({"target": str(target), "drafts": rows[0], "hub": rows[1]}))
+
+
+_SYNTHETIC_EPILOG = """\b
+Examples:
+  cpuchat models synthetic 1.5b m.gguf --quant Q4_K_M
+  cpuchat models synthetic 70b m.gguf --layers 4
+  cpuchat models synthetic 1.5b t.gguf --pair-alpha 0.8 --draft-out d.gguf"""
+
+
+@click.command(epilog=_SYNTHETIC_EPILOG)
+@click.argument("shape")
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--quant", default="Q8_0", show_default=True, metavar="TYPE", help="Quantization: Q4_K_M, F16, ...")
+@click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Number of layers; default: the shape's.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Random seed; the same seed writes the same file.",
+)
+@click.option(
+    "--pair-alpha", type=float, metavar="X",
+    help="Write a target and a draft model with acceptance rate X, 0 to 1.",
+)  # fmt: skip
+@file_option("--draft-out", help="Path of the pair's draft; default: OUT with `-draft` in its name.")
+@click.option("--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the pair's draft.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+def synthetic(
+    shape: str,
+    out: Path,
+    quant: str,
+    layers: int | None,
+    seed: int,
+    pair_alpha: float | None,
+    draft_out: Path | None,
+    draft_shape: str,
+    force: bool,
+) -> int:
+    """Write a model with random weights, in the SHAPE of a real one, to OUT.
+
+    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b, 30b-a3b or 27b-gemma3. The model
+    writes nonsense, but costs as much memory and computation as a real one.
+    """
+    from cpuchat.models.synthetic.model import write_model
+    from cpuchat.models.synthetic.pair import write_pair
+
+    if pair_alpha is None:
+        if draft_out is not None:
+            raise UsageError("--draft-out needs --pair-alpha.", "Add --pair-alpha.")
+        targets = [out]
+    else:
+        draft_out = draft_out or out.with_name(f"{out.stem}-draft.gguf")
+        targets = [out, draft_out]
+        if out == draft_out:
+            raise UsageError("Target and draft cannot be the same file.", "Give --draft-out another name.")
+    for file in targets:
+        if file.exists() and not force:
+            raise UsageError(f"{file} exists.", "Choose another name, or add --force to overwrite it.")
+    try:
+        if pair_alpha is None:
+            write_model(out, shape, quant, layers=layers, seed=seed)
+        else:
+            write_pair(
+                out, draft_out, pair_alpha, target=shape, draft=draft_shape, quant=quant, layers=layers, seed=seed
+            )
+    except OSError as error:
+        raise CpuchatError(f"Cannot write {error.filename or out}: {error.strerror}.") from None
+    from cpuchat.telemetry.units import size
+
+    for file in targets:
+        click.echo(f"{file}  {size(file.stat().st_size)}")
+    return 0

@@ -5,23 +5,205 @@ The sampled token is checked first, and only if the grammar rejects it is anothe
 llama.cpp (common/sampling.cpp). Reasoning, and the markers around it, come before the grammar; at the end of its budget
 the tokens that close it follow, whatever the model would write. Nothing is ever rolled back: drafted tokens are
 accepted one by one, after their check.
+
+llama.cpp's grammar sampler: which tokens may continue a text under a grammar.
+
+The grammar of calls of tools, which begins where they do, in the middle of an answer.
 """
 
 from __future__ import annotations
 
 import codecs
+import ctypes
+import re
+import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from cpuchat.engine.decoding.call_guide import CallGuide
-from cpuchat.engine.decoding.grammar import Grammar
+from cpuchat.base.errors import CpuchatError, GrammarUnmet, UsageError
 from cpuchat.engine.decoding.sampling import Candidates, Row, Sampler, largest
+from cpuchat.engine.llama.bindings import (
+    grammar_accept,
+    grammar_apply,
+    grammar_free,
+    grammar_new,
+    grammar_ways,
+    llama,
+    log,
+)
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.errors import GrammarUnmet
-from cpuchat.protocol import Sampling
+from cpuchat.grammar.gbnf import ROOT
+from cpuchat.grammar.ways import MOST_WAYS, STEPS
+from cpuchat.protocol.messages import Sampling, Tool
+from cpuchat.tools.call_format import ID, CallFormat, call_grammar
+
+_CANDIDATES: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+class Grammar:
+    """The grammar of one answer, and what of it is accepted.
+
+    Tokens without a text that the user sees are never allowed, but for those that end the answer once it is complete.
+
+    Args:
+        text: GBNF with a rule `root`.
+        markers: tokens whose text is part of the grammar though the user does not see it.
+
+    Raises:
+        UsageError: llama.cpp rejects the grammar, or the model has no tokenizer.
+    """
+
+    def __init__(self, vocab: Vocab, text: str, markers: frozenset[int] = frozenset()) -> None:
+        if not vocab.has_tokenizer:
+            raise UsageError(
+                "A grammar needs the text of tokens; this model has no tokenizer.", "Choose another model."
+            )
+        log.clear()
+        self._grammar = grammar_new(vocab.handle, text.encode(), ROOT.encode(), False, None, 0, None, 0)
+        if not self._grammar:
+            reason = " ".join(log.lines(errors_only=True)[-1:]) or "see the worker's log"
+            raise UsageError(f"llama.cpp rejected the grammar: {reason}.", "Check the file.")
+        weakref.finalize(self, grammar_free, self._grammar)
+        # llama.cpp's check of a token can take twice as long with each character, and shorter tokens write the same.
+        self._silent = (vocab.silent_tokens | vocab.longer_than(STEPS)) - markers
+        self._has_text = np.ones(vocab.n_tokens, np.bool_)
+        self._has_text[list(self._silent)] = False
+        self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens), -1)
+        self._one = llama.llama_token_data()
+        self._one_array = llama.llama_token_data_array(
+            data=ctypes.pointer(self._one), size=1, selected=-1, sorted=False
+        )
+        self._one_pointer = ctypes.byref(self._one_array)
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        if token in self._silent:
+            return False
+        one = self._one
+        one.id, one.logit = token, 0.0
+        grammar_apply(self._grammar, self._one_pointer)
+        return one.logit == 0.0
+
+    def allowed(self, ids: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of `ids` may come next. Costs some 0.1 µs each."""
+        allowed = self._has_text[ids]
+        ids = ids[allowed]
+        candidates = np.zeros(ids.size, _CANDIDATES)
+        candidates["id"] = ids
+        data = candidates.ctypes.data_as(llama.llama_token_data_p)
+        array = llama.llama_token_data_array(data=data, size=ids.size, selected=-1, sorted=False)
+        grammar_apply(self._grammar, ctypes.byref(array))
+        allowed[allowed] = candidates["logit"] == 0
+        return allowed
+
+    def accept(self, token: int) -> None:
+        """Add `token`, which must be allowed: llama.cpp ends the process otherwise.
+
+        Raises:
+            GrammarUnmet: the text can be read in so many ways that the next tokens would take seconds, then minutes.
+        """
+        grammar_accept(self._grammar, token)
+        if grammar_ways(self._grammar) > MOST_WAYS:
+            raise GrammarUnmet(
+                f"The answer can match the grammar in more than {MOST_WAYS:,} ways.",
+                "Change the rules that can read one text in several ways.",
+            )
+
+    def is_complete(self) -> bool:
+        """Return whether the text may end here."""
+        return self._end >= 0 and self.allows(self._end)
+
+
+class CallGuide:
+    """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing."""
+
+    def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool]) -> None:
+        self._vocab = vocab
+        self._form = form
+        self._tools = tools
+        self._trigger = form.trigger
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""  # whose end may be the beginning of a trigger
+        self._is_over = not self._trigger
+
+    def piece(self, token: int) -> bytes:
+        """Return the text of a token; the markers of calls have one, too."""
+        piece = self._vocab.piece(token)
+        if piece or self._vocab.is_eog(token):
+            return piece
+        raw = self._vocab.raw_piece(token)
+        return raw if raw.decode("utf-8", "replace") in self._form.literals else b""
+
+    def follow(self, token: int) -> Grammar | None:
+        """Add a token of the answer; returns the grammar of what comes next once calls have begun."""
+        return None if self._is_over else self.follow_text(self._decoder.decode(self.piece(token)))
+
+    def follow_text(self, text: str) -> Grammar | None:
+        """Add a text, as `follow`."""
+        if self._is_over:
+            return None
+        self._text += text
+        at = self._begin()
+        if at is None:
+            return None
+        self._is_over = True
+        try:
+            return self._grammar(self._text[at:])
+        except CpuchatError:  # llama.cpp takes no such grammar, or the vocabulary not these texts
+            return None
+
+    def _begin(self) -> int | None:
+        """Return where calls begin for certain; None when they do not yet."""
+        text = self._text
+        if self._form.only_at_start:
+            return self._begin_of_answer(text)
+        at = text.find(self._trigger)
+        if at < 0:
+            self._text = text[-len(self._trigger) :]
+            return None
+        return at
+
+    def _begin_of_answer(self, text: str) -> int | None:
+        """Return where calls begin whose trigger may begin any text: once the name of a tool follows."""
+        start = text.lstrip()
+        before = r"\{\s*" + re.escape(f'"{self._form.name_key}"') + r"\s*:\s*\"" if self._form.shape == "object" else ""
+        before = before or re.escape(f"{self._form.section}{self._form.opening}".lstrip())
+        names = "|".join(re.escape(tool.name) for tool in self._tools)
+        if re.match(rf"{before}(?:{names})\W", start) is not None:
+            return len(text) - len(start)
+        longest = len(before) + max(len(tool.name) for tool in self._tools)
+        self._is_over = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
+        return None
+
+    def _grammar(self, written: str) -> Grammar | None:
+        """Return the grammar with what is written of the calls accepted; None if that does not match it."""
+        vocab, form = self._vocab, self._without_ends()
+        if not (text := call_grammar(form, self._tools)):
+            return None
+        markers = frozenset(vocab.tokenize(form.literals.replace(ID, " ").encode(), add_special=False))
+        grammar = Grammar(vocab, text, markers)
+        for token in vocab.spell(written.encode() + self._decoder.getstate()[0]):
+            if not grammar.allows(token):
+                return None
+            grammar.accept(token)
+        return grammar
+
+    def _without_ends(self) -> CallFormat:
+        """Return the format without a marker that ends the answer: it is no text for a grammar."""
+        changed = dict[str, str]()
+        for name in ("closing", "end"):
+            text: str = getattr(self._form, name).rstrip()
+            tokens = self._vocab.tokenize(text.replace(ID, " ").encode(), add_special=False)
+            if tokens and self._vocab.is_eog(tokens[-1]):
+                changed[name] = text.removesuffix(self._vocab.raw_piece(tokens[-1]).decode("utf-8", "replace"))
+        return msgspec.structs.replace(self._form, **changed) if changed else self._form
+
 
 _STAGES: Final = (64, 1024)
 """Most likely tokens that are checked before the whole vocabulary is: 150,000 take 10 to 20 ms."""

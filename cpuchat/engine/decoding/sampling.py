@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cpuchat.errors import GenerationFailed, UsageError
-from cpuchat.protocol import Sampling
+from cpuchat.base.errors import GenerationFailed, UsageError
+from cpuchat.protocol.messages import Sampling
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.intp]

@@ -2,20 +2,37 @@
 
 Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
 drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
+
+Decides when the draft model drafts, how far, and on which cores.
+
+Drafts while the target verifies, on separate cores (draft-ahead, as in PEARL, arXiv 2408.11850).
+
+While the target verifies one block the draft model drafts the next one, assuming that all of the block is accepted:
+first its guess of the token that the target will add, then a new draft. If the assumption holds, the next pass starts
+at once; if not, what was drafted ahead is dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from typing import Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+from typing import Final, TypeVar
 
 import numpy as np
 
-from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.prefix import common_prefix
+from cpuchat.base.errors import GenerationFailed
+from cpuchat.base.text import common_prefix
+from cpuchat.engine.llama.bindings import ThreadPool
+from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.protocol.timings import DrafterName
+from cpuchat.speculation.depth.acceptance import Plan
+from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, confidence_bucket
-from cpuchat.timings import DrafterName
 
 _READ_ROWS: Final = MAX_DEPTH + 1
 """Tokens per batch when each needs a row of logits."""
@@ -225,3 +242,294 @@ def _share(row: np.ndarray, peak: np.float32) -> float:
     """Return the probability of the largest entry, `peak`; entries too small to count are left out."""
     near = row[row > peak - _MARGIN]
     return 1.0 / float(np.exp(near - peak).sum())
+
+
+T = TypeVar("T")
+
+
+class DraftThread:
+    """A thread with its own cores for the draft model.
+
+    The draft model computes either here (`is_on`), or on the shared cores (on the engine's thread, sequentially with
+    the target). Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started.
+
+    Args:
+        cpus: the draft's cores.
+        target_cpus: the target's cores while the draft computes here; None: the target never uses the draft's.
+
+    Attributes:
+        always: the draft model never computes on the shared cores.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model,
+        drafter: DraftModel,
+        cpus: tuple[int, ...],
+        target_cpus: tuple[int, ...] | None,
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._drafter = drafter
+        self.cpus = cpus
+        self.always = target_cpus is None
+        self._shared = target.pool
+        poll = target.options.poll
+        self._target_pool = ThreadPool(target_cpus, poll) if target_cpus is not None else None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
+        try:
+            self._pool = self._executor.submit(ThreadPool, cpus, poll).result()
+        except BaseException:
+            self._executor.shutdown()
+            if self._target_pool is not None:
+                self._target_pool.free()
+            raise
+        self._shared.attach(target.sequence.context)  # making a pool has pinned this thread
+        self._ahead: Future[list[int]] | None = None
+        self._stop = threading.Event()
+        self.is_on = False
+        if self.always:
+            self.switch(True)
+
+    def switch(self, on: bool) -> None:
+        """Switch between separate cores for both models and sequential use of all cores."""
+        if on == self.is_on:
+            return
+        self.drop()
+        self.is_on = on
+        if on:
+            self._executor.submit(self._pool.attach, self._draft.sequence.context).result()
+            if self._target_pool is not None:
+                self._target_pool.attach(self._target.sequence.context)
+        else:
+            self._shared.attach(self._draft.sequence.context)
+            self._shared.attach(self._target.sequence.context)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work` of the draft model on the thread that owns its cores."""
+        self.drop()
+        return self._executor.submit(work).result() if self.is_on else work()
+
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Start `work` of the draft model in the background. Only while `is_on`."""
+        return self._executor.submit(work)
+
+    def draft_ahead(self, drafted: list[int], n: int, min_probability: float) -> None:
+        """Draft ahead after `drafted`, which is being verified: a guess of the target's token, then `n` more."""
+        self.drop()
+        self._stop.clear()
+        self._ahead = self._executor.submit(
+            self._drafter.draft_ahead, drafted, n + 1, min_probability, self._stop.is_set
+        )
+
+    def take(self, is_accepted: bool) -> list[int]:
+        """End the drafting ahead and return its tokens; none, and at once, if the block was not fully accepted.
+
+        Raises:
+            Aborted, GenerationFailed: as `DraftModel.propose`.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return []
+        if not is_accepted:
+            self._stop.set()
+        tokens = ahead.result()
+        return tokens if is_accepted else []
+
+    def drop(self) -> None:
+        """End the drafting ahead and drop its tokens."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._stop.set()
+            ahead.exception()
+
+    def close(self, *, models_stay: bool = False) -> None:
+        """End the thread and share the cores again. Call it before either model is freed.
+
+        Args:
+            models_stay: both models compute again later. Their sequences are emptied.
+        """
+        self.drop()
+        for model in (self._draft, self._target):
+            self._shared.attach(model.sequence.context)
+            if models_stay:
+                # The next pass pauses the pool of the one before (ggml_backend_cpu_set_threadpool in ggml-cpu.cpp), so
+                # that pool must still exist. A pass that fails has done it too.
+                with contextlib.suppress(Aborted, GenerationFailed):
+                    model.sequence.step(0)
+                model.sequence.clear()
+        self._executor.submit(self._pool.free).result()
+        self._executor.shutdown()
+        if self._target_pool is not None:
+            self._target_pool.free()
+
+
+_MAX_SCORED: Final = 32
+"""Tokens at the end of a long text that are scored while the draft model reads it: rows of logits cost more than
+reading.
+"""
+_REST: Final = 3
+"""Plain passes between two explorations of a draft model that is off; more would cost more than a late start."""
+
+
+class ModelDrafting:
+    """Drafts with the draft model as the controller plans it.
+
+    Args:
+        thread: set if the draft model may have its own cores.
+
+    Attributes:
+        seconds: time in this answer that the target waited for the draft model.
+        overlap: both models compute at the same time, as planned last.
+        unread: tokens of the text that it had to read first when it was asked last.
+    """
+
+    def __init__(self, draft: DraftModel, thread: DraftThread | None, controller: DepthController) -> None:
+        self._draft = draft
+        self._thread = thread
+        self.controller = controller
+        self._begin(0.0)
+
+    def _begin(self, min_probability: float) -> None:
+        self._min_probability = min_probability
+        self.seconds = 0.0
+        self.overlap = False
+        self.unread = 0
+        self._wait_ms = 0.0  # since the last pass
+        self._rest_steps = 0
+        self._passes_before = self._draft.passes
+        self._ahead_of: list[int] | None = None  # the block that is drafted on from meanwhile
+        self._ready: list[int] = []  # drafted ahead, and the assumption held
+
+    @property
+    def passes(self) -> int:
+        """Return the passes of the draft model in this answer."""
+        return self._draft.passes - self._passes_before
+
+    def begin_answer(self, text: Tokens[int], min_probability: float) -> None:
+        """Begin an answer to `text`."""
+        self._begin(min_probability)
+        self._draft.begin_answer(text)
+
+    def forget(self) -> None:
+        """Forget the text of the last answer."""
+        self._draft.begin_answer(())
+
+    def append(self, tokens: Tokens[int]) -> None:
+        """Append generated tokens."""
+        ahead = self._take_ahead(tokens)
+        self._draft.append(tokens)
+        self._ready = ahead[1:] if ahead and ahead[0] == tokens[-1] else []
+
+    def _take_ahead(self, tokens: Tokens[int]) -> list[int]:
+        """Return what was drafted ahead, if the block before it was accepted."""
+        block, self._ahead_of = self._ahead_of, None
+        if block is None or self._thread is None:
+            return []
+        thread, is_accepted = self._thread, list(tokens[:-1]) == block
+        return self._timed(lambda: thread.take(is_accepted))
+
+    def start_verify(self, drafted: list[int]) -> None:
+        """Draft ahead while the target verifies `drafted`, if both have their own cores."""
+        if self._thread is not None and self.overlap:
+            self._ahead_of = drafted
+            self._thread.draft_ahead(drafted, self.controller.plan.depth, self._min_probability)
+
+    def end_answer(self) -> None:
+        """End the answer and return to the shared cores, which a prompt or an answer without drafts uses."""
+        self._ahead_of, self._ready = None, []
+        if self._thread is not None:
+            self._thread.drop()
+            if not self._thread.always:
+                self._thread.switch(False)
+
+    def propose(self, room: int, *, fixed_depth: bool) -> Proposal | None:
+        """Return a draft of at most `room` tokens; None: no draft now.
+
+        Raises:
+            Aborted, GenerationFailed: the draft model was stopped, or failed.
+        """
+        draft, thread = self._draft, self._thread
+        if self._rest_steps:
+            self._rest_steps -= 1
+            return None
+        plan = self._plan(room)
+        if thread is not None:
+            # Cores that were named for the draft model are its own, whatever was measured.
+            self.overlap = plan.overlap or (thread.always and fixed_depth)
+            if not thread.always:
+                thread.switch(plan.overlap)
+        if plan.depth < 1:
+            if not self._shadow_score():
+                self._rest_steps = _REST
+            return None
+        ready, self._ready = self._ready[: plan.depth], []
+        if ready:
+            return Proposal("draft", ready, [UNKNOWN] * len(ready))
+        if draft.n_unread > 2:  # fewer are read together with the first drafted token
+            self._read(draft.n_unread, is_shadow=False)
+        proposal = self._run(lambda: draft.propose(plan.depth, self._min_probability))
+        return proposal if proposal.tokens else None
+
+    def _plan(self, room: int) -> Plan:
+        draft, from_start = self._draft, self._draft.n_unread_from_start
+        if from_start is not None:  # it has followed only the end of the text; once it is worth it, it reads all
+            self.unread = from_start
+            plan = self.controller.plan_draft(room, from_start)
+            if plan.depth:
+                draft.restart(from_start)
+                return plan
+        self.unread = draft.n_unread
+        return self.controller.plan_draft(room, self.unread)
+
+    def _run(self, work: Callable[[], T]) -> T:
+        """Run work of the draft model on the thread that owns its cores."""
+        thread = self._thread
+        return self._timed(work if thread is None else lambda: thread.run(work))
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        start = perf_counter()
+        try:
+            return work()
+        finally:
+            took = perf_counter() - start
+            self.seconds += took
+            self._wait_ms += 1e3 * took
+
+    def take_wait_ms(self) -> float:
+        """Return the ms that the target has waited since the last pass: a cost of the next pass, whether accepted or
+        not.
+        """
+        waited, self._wait_ms = self._wait_ms, 0.0
+        return waited
+
+    def _shadow_score(self) -> bool:
+        """Occasionally score the draft model while it is off. Returns whether it did."""
+        draft = self._draft
+        n = self.controller.shadow_budget(draft.n_unread)
+        if n <= 0:
+            return False
+        if n < draft.n_unread - 1:
+            draft.restart(n + 1)
+        waited = self._wait_ms
+        self._read(n, is_shadow=True)
+        self._wait_ms = waited  # this has its own budget
+        return True
+
+    def _read(self, n: int, *, is_shadow: bool) -> None:
+        """Let the draft model read `n` tokens and score what it would have drafted after the newest of them."""
+        draft, before = self._draft, self.seconds
+        n = min(n, draft.n_unread - 1)
+        unscored = self._run(lambda: draft.read(n - _MAX_SCORED)) if n > _MAX_SCORED else 0
+        accepted = self._run(lambda: draft.score(min(n, _MAX_SCORED)))
+        self.controller.record_read(unscored + len(accepted), 1e3 * (self.seconds - before), is_shadow=is_shadow)
+        if accepted:
+            self.controller.record_scores("draft", [UNKNOWN] * len(accepted), accepted)
+
+    @property
+    def has_split_cores(self) -> bool:
+        """Return whether both models have their own cores; the target then computes on fewer, whichever drafter is
+        used.
+        """
+        return self._thread is not None and self._thread.is_on and not self._thread.always

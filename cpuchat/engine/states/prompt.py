@@ -1,15 +1,32 @@
-"""A prompt: its text, its tokens, and where its messages are in them."""
+"""A prompt: its text, its tokens, and where its messages are in them.
+
+One kept state: what the memory held after some tokens.
+
+The tokens of the chat so far, so that a prompt that continues it hits the KV cache.
+
+A model's answer, rendered into the next prompt and tokenized again, often gives other tokens than the model generated
+("t", "he" comes back as "the"), and everything after the first difference would have to be evaluated again. So the
+text of the last prompt and answer is kept together with its tokens and the places where it may be cut: between the
+tokens that the model generated. A new prompt reuses tokens up to the last cut in the common text, and only the rest is
+tokenized.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
-from cpuchat.engine.llama.control_text import MARK_BYTES
+import msgspec
+import numpy as np
+
+from cpuchat.base.text import common_prefix
+from cpuchat.engine.llama.vocab import MARK_BYTES
 from cpuchat.engine.text.reasoning import FORMATS
-from cpuchat.prefix import common_prefix
-from cpuchat.protocol import Message
+from cpuchat.protocol.messages import Message
 
 SPACING: Final = 512
 """Tokens between two checkpoints of a long prompt, at least; the last user's message always has one."""
@@ -96,3 +113,164 @@ class Prompt:
                     return "trimmed", 0
                 return ("message" if at >= start else "template"), number
         return ("template", number) if contents else ("", 0)
+
+
+class TokenHistory(msgspec.Struct):
+    """Text and tokens of one conversation.
+
+    `cut_bytes` and `cut_tokens` are parallel and ascending: the first `cut_tokens[i]` tokens are exactly the first
+    `cut_bytes[i]` bytes of `text`. The empty prefix is always a cut.
+    """
+
+    text: bytes = b""
+    tokens: list[int] = msgspec.field(default_factory=list)
+    cut_bytes: list[int] = msgspec.field(default_factory=lambda: [0])
+    cut_tokens: list[int] = msgspec.field(default_factory=lambda: [0])
+
+    def copy(self) -> TokenHistory:
+        """Return an independent copy."""
+        return TokenHistory(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
+
+    def check(self) -> None:
+        """Check the invariants. Raises ValueError when they do not hold, as after a damaged file was read."""
+        if not (
+            len(self.cut_bytes) == len(self.cut_tokens)
+            and self.cut_bytes[:1] == [0] == self.cut_tokens[:1]
+            and self.cut_bytes == sorted(self.cut_bytes)
+            and self.cut_tokens == sorted(self.cut_tokens)
+            and self.cut_bytes[-1] <= len(self.text)
+            and self.cut_tokens[-1] <= len(self.tokens)
+        ):
+            raise ValueError("cuts do not match the text")
+
+    def _cut(self, text: bytes) -> int:
+        """Return the index of the last cut inside the common prefix with `text`."""
+        return bisect_right(self.cut_bytes, common_prefix(self.text, text)) - 1
+
+    def shared(self, text: bytes) -> int:
+        """Return how many bytes of `text` have known tokens."""
+        return self.cut_bytes[self._cut(text)]
+
+    def encode(
+        self, text: bytes, tokenize: Callable[[bytes, bool], list[int]], piece: Callable[[int], bytes]
+    ) -> list[int]:
+        """Return the tokens of a whole prompt, reused as far as they are known.
+
+        Args:
+            text: the prompt, with its marks (`control_text`): content never reuses control tokens.
+            tokenize: (text, at_start) -> tokens. If the tokenizer adds a leading space to the rest, the whole prompt is
+                tokenized again.
+            piece: returns the text of one token, control tokens included.
+        """
+        i = self._cut(text)
+        n_bytes, n_tokens = self.cut_bytes[i], self.cut_tokens[i]
+        if n_tokens == 0:
+            return tokenize(text, True)
+        rest = text[n_bytes:]
+        if not rest:
+            return self.tokens[:n_tokens]
+        added = tokenize(rest, False)
+        if b"".join(map(piece, added)) != rest.replace(MARK_BYTES, b""):
+            return tokenize(text, True)
+        return self.tokens[:n_tokens] + added
+
+    def record(self, prompt: bytes, tokens: list[int], answer: Iterable[int], piece: Callable[[int], bytes]) -> None:
+        """Keep `prompt` (as given to `encode`) with its `tokens`, and the tokens of the answer to it."""
+        i = self._cut(prompt)
+        # Cuts of earlier answers stay valid only if the prompt was made from the tokens before them.
+        if self.tokens[: self.cut_tokens[i]] != tokens[: self.cut_tokens[i]]:
+            i = 0
+        self.cut_bytes, self.cut_tokens = self.cut_bytes[: i + 1], self.cut_tokens[: i + 1]
+        self.tokens = list(tokens)
+        parts = [prompt]
+        at_byte, at_token = len(prompt), len(tokens)
+        if at_byte > self.cut_bytes[-1]:
+            self.cut_bytes.append(at_byte)
+            self.cut_tokens.append(at_token)
+        for token in answer:
+            text = piece(token)
+            parts.append(text)
+            self.tokens.append(token)
+            at_byte += len(text)
+            at_token += 1
+            self.cut_bytes.append(at_byte)
+            self.cut_tokens.append(at_token)
+        self.text = b"".join(parts)
+
+
+TOKEN_BYTES = 4
+
+
+def token_bytes(tokens: Tokens[int]) -> bytes:
+    """Return tokens as int32, which compare fast."""
+    return np.asarray(tokens, np.int32).tobytes()
+
+
+def shared_tokens(one: bytes, other: bytes) -> int:
+    """Return the tokens that two texts (of `token_bytes`) have in common at their beginning."""
+    return common_prefix(one, other) // TOKEN_BYTES
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A state in a file: after the first `n` of the file's tokens; `nbytes` from `at` on."""
+
+    n: int
+    at: int
+    nbytes: int
+    crc32: int
+    is_whole: bool
+    first: int = 0
+
+
+@dataclass(eq=False)
+class State:
+    """What the memory held after `tokens` (of `token_bytes`).
+
+    Attributes:
+        owner, stem: whose it is, and the conversation that it is saved as.
+        is_whole: everything; else only what cannot be cut (`Sequence.state`), for a memory that holds the tokens.
+        data: None while it is only on disk (`file`, `part`), and where nothing is needed but cutting.
+        first: the first position of `tokens` that every layer has in it.
+        row: the logits after the last token, for a prompt that ends exactly here.
+        history: the text with its tokens, of a whole state.
+        draft: the draft model's state, of a whole state.
+        used: number of the request that used it last.
+    """
+
+    owner: str
+    stem: str
+    tokens: bytes
+    is_whole: bool
+    data: np.ndarray | None = None
+    first: int = 0
+    row: np.ndarray | None = None
+    history: TokenHistory | None = None
+    draft: State | None = None
+    used: int = 0
+    file: Path | None = None
+    part: Part | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def restored_bytes(self) -> int:
+        """Return the bytes that restoring it copies."""
+        own = self.data.nbytes if self.data is not None else self.part.nbytes if self.part is not None else 0
+        return own + (self.draft.restored_bytes if self.draft is not None else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory that dropping it would free."""
+        draft = self.draft.memory_bytes if self.draft is not None else 0
+        return draft + sum(one.nbytes for one in (self.data, self.row) if one is not None)
+
+    def free(self) -> None:
+        """Free the memory: it is on disk."""
+        self.data = self.row = None
+        if self.draft is not None:
+            self.draft.data = None
+
+    def list(self) -> list[int]:
+        """Return the tokens."""
+        return np.frombuffer(self.tokens, np.int32).tolist()

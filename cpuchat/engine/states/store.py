@@ -21,15 +21,21 @@ from typing import Final, Literal
 
 import numpy as np
 
+from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.engine.states.disk_writer import WriteBudget
-from cpuchat.engine.states.files import Index, StateFiles
-from cpuchat.engine.states.prompt import SPACING, Prompt
-from cpuchat.engine.states.state import TOKEN_BYTES, Part, State, shared_tokens, token_bytes
-from cpuchat.engine.states.token_history import TokenHistory
+from cpuchat.engine.states.files import Index, StateFiles, WriteBudget
+from cpuchat.engine.states.prompt import (
+    SPACING,
+    TOKEN_BYTES,
+    Part,
+    Prompt,
+    State,
+    TokenHistory,
+    shared_tokens,
+    token_bytes,
+)
 from cpuchat.hardware.memory import available_bytes
-from cpuchat.paths import kv_stem
-from cpuchat.timings import Reuse
+from cpuchat.protocol.timings import Reuse
 
 _LEAST_TOKENS: Final = 32
 """Tokens that keeping or restoring a whole state must spare."""

@@ -1,14 +1,124 @@
-"""From tokens to the events that carry their text."""
+"""From tokens to the events that carry their text.
+
+Keeping calls of tools out of the text of an answer while it streams.
+
+Text processing on its own thread, so that the engine's thread only samples and decodes.
+
+Between two decode calls every core but one waits. Detokenizing, splitting off reasoning and sending a frame take longer
+than sampling, most of all because decoding has just evicted the interpreter's data from the caches. Here they run while
+the next token is computed: llama_decode does not hold the GIL. Several tokens at a time, because where all cores
+compute, each wake-up of another thread takes a core away from them.
+"""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Final
 
-from cpuchat.engine.text.call_splitter import CallSplitter
-from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
-from cpuchat.engine.text.stops import StopMatcher
-from cpuchat.protocol import FRAME_SECONDS, Channel, Event, TextDelta
+from cpuchat.engine.text.reasoning import ReasoningSplitter, StopMatcher, Unsplit, held_back
+from cpuchat.protocol.messages import FRAME_SECONDS, Channel, Event, TextDelta, Tool, ToolCall
+from cpuchat.tools.call_format import CallFormat
+from cpuchat.tools.call_parser import may_begin, parse_calls, unmarked_calls
+
+_CHANNEL = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)*\s*(?:<(?:\|[^<>|]*\|?)?)?$")  # markers, the last one maybe unfinished
+
+
+class CallSplitter:
+    """Splits text as `splitter` does, without the calls in the answer; these are in `calls` after `flush`.
+
+    From where calls begin nothing is passed on before the end. Text that turns out to be no call is, then.
+    """
+
+    def __init__(self, splitter: ReasoningSplitter | Unsplit, form: CallFormat, tools: Sequence[Tool]) -> None:
+        self.calls: tuple[ToolCall, ...] = ()
+        self.literals = form.literals
+        self._splitter = splitter
+        self._form = form
+        self._tools = tools
+        self._names = tuple(tool.name for tool in tools)
+        self._triggers = form.triggers(self._names)
+        self._held = ""  # may be the beginning of a trigger, or a call without one
+        self._calling = ""  # from the trigger on
+        self._thought = ""  # reasoning from where it looks like a call
+        self._has_said = False  # something but white space
+
+    def feed(self, text: str) -> list[tuple[Channel, str]]:
+        """Return the text that is surely no call."""
+        return self._without_calls(self._splitter.feed(text))
+
+    def flush(self) -> list[tuple[Channel, str]]:
+        """Return the rest, without calls."""
+        pieces = self._without_calls(self._splitter.flush())
+        thought, self._thought = self._thought, ""
+        if thought and isinstance(self._splitter, ReasoningSplitter) and self._splitter.in_reasoning:
+            rest, calls = parse_calls(self._form, thought, self._tools)
+            if calls:  # they end the reasoning, which nothing else ended
+                self.calls = tuple(calls)
+                return [*pieces, ("answer", rest)] if rest else pieces
+        if thought:
+            pieces.append(("reasoning", thought))
+        rest, self._held = self._held, ""
+        if self._calling:
+            rest, calls = parse_calls(self._form, self._calling, self._tools, at_start=not self._has_said)
+            self.calls, self._calling = tuple(calls), ""
+        elif not self._has_said:
+            rest, calls = unmarked_calls(rest, self._tools)
+            self.calls = tuple(calls)
+        return [*pieces, ("answer", rest)] if rest else pieces
+
+    def _without_calls(self, pieces: list[tuple[Channel, str]]) -> list[tuple[Channel, str]]:
+        found = list[tuple[Channel, str]]()
+        for channel, text in pieces:
+            if channel == "reasoning":
+                passed = self._reasoned(text)
+            else:
+                if self._thought:
+                    found.append(("reasoning", self._thought))
+                    self._thought = ""
+                passed = self._said(text)
+            if passed:
+                found.append((channel, passed))
+        return found
+
+    def _reasoned(self, text: str) -> str:
+        """Return what of the next text of the reasoning is no call; from what looks like one on it is held."""
+        if self._thought.startswith(self._triggers):
+            self._thought += text
+            return ""
+        text, self._thought = self._thought + text, ""
+        at = min((at for one in self._triggers if (at := text.find(one)) >= 0), default=len(text))
+        at = min(at, len(text) - held_back(text, self._triggers))
+        text, self._thought = text[:at], text[at:]
+        return text
+
+    def _said(self, text: str) -> str:
+        """Return what of the next text of the answer is said; the rest is held."""
+        form = self._form
+        if self._calling:
+            self._calling += text
+            return ""
+        text, self._held = self._held + text, ""
+        at = form.find(text, self._names, at_start=not self._has_said)
+        if at >= 0:
+            said, self._calling = form.without_channel(text[:at]), text[at:]
+            self._has_said = self._has_said or bool(said.strip())
+            return said
+        starts = form.starts(self._names)
+        if not self._has_said and (any(start.startswith(text.lstrip()) for start in starts) or may_begin(text)):
+            self._held = text
+            return ""
+        n_said = len(text) - held_back(text, self._triggers)
+        if form.in_channel and (channel := _CHANNEL.search(text[:n_said])) is not None:
+            n_said = channel.start()
+        said, self._held = text[:n_said], text[n_said:]
+        self._has_said = self._has_said or bool(said.strip())
+        return said
 
 
 class TextStream:
@@ -146,3 +256,97 @@ class TextStream:
         if self._n_held:  # tokens without text are counted too
             self._append(self._channel, "")
         self.flush(now)
+
+
+_PAUSE: Final = 2e-4
+"""Seconds between two steps of other work, in which the engine's thread gets the GIL: else it waits 5 ms for it."""
+
+
+class OutputThread:
+    """The thread. Create it before the engine's thread is pinned: it inherits the CPUs of its creator."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | ThreadedStream | Iterator[None] | None] = SimpleQueue()
+        self.put = self._jobs.put
+        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, ThreadedStream):
+                job.done.set()
+                continue
+            if isinstance(job, Iterator):
+                self._step(job)
+                continue
+            stream, runs, now = job
+            if stream.error is None:
+                try:
+                    stream.inner.feed_all(runs, now)
+                except Exception as error:
+                    stream.error = error  # raised by `finish`, on the thread that waits for the answer
+
+    def run(self, steps: Iterator[None]) -> None:
+        """Take short steps of other work in Python, one at a time between texts. What is left ends with the thread."""
+        self.put(steps)
+
+    def _step(self, steps: Iterator[None]) -> None:
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        except Exception:  # whoever needs it sees that it was not finished; answers need this thread
+            traceback.print_exc()
+            return
+        time.sleep(_PAUSE)
+        self.put(steps)
+
+    def close(self) -> None:
+        """End the thread after the texts that are queued."""
+        self._jobs.put(None)
+        self._thread.join()
+
+
+_Job = tuple["ThreadedStream", list[tuple[str, list[int]]], float]
+
+
+class ThreadedStream:
+    """A `TextStream` fed on an `OutputThread`. Not for stop strings: nothing waits for what `feed` finds."""
+
+    def __init__(self, output_thread: OutputThread, inner: TextStream) -> None:
+        self._put = output_thread.put
+        self._drafter = ""
+        self._tokens: list[int] = []
+        self._runs: list[tuple[str, list[int]]] = [("", self._tokens)]
+        self._last = 0.0
+        self._next_frame = 0.0
+        self.inner = inner
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def feed(self, token: int, now: float, drafter: str = "") -> bool:
+        """Add a token as `TextStream.feed`; always returns False."""
+        if drafter != self._drafter:
+            self._drafter, self._tokens = drafter, []
+            self._runs.append((drafter, self._tokens))
+        self._tokens.append(token)
+        self._last = now
+        # The first text does not wait, even if the first tokens had none.
+        if now >= self._next_frame or not self.inner.has_emitted:
+            self._next_frame = now + self.inner.frame_seconds
+            self._hand_over()
+        return False
+
+    def _hand_over(self) -> None:
+        runs, self._tokens = self._runs, []
+        self._runs = [(self._drafter, self._tokens)]
+        self._put((self, runs, self._last))
+
+    def finish(self, now: float, *, stopped: bool) -> None:
+        """Finish as `TextStream.finish`, after all that was fed. Raises the error of the other thread, if any."""
+        self._hand_over()
+        self._put(self)
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        self.inner.finish(now, stopped=stopped)

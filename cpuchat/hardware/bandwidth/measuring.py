@@ -1,19 +1,28 @@
-"""Measures the read bandwidth of a set of CPUs, in a separate process (`read_probe`)."""
+"""Measures the read bandwidth of a set of CPUs, in a separate process (`read_probe`).
+
+Caches the measured bandwidths of this machine, so that they are measured once.
+
+An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA nodes) and to the cores that were measured.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from cpuchat.children import child_environment, python_command
-from cpuchat.errors import CpuchatError, Interrupted
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.files import JsonCache
+from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware import sysfs
-from cpuchat.hardware.memory import available_bytes
+from cpuchat.hardware.memory import available_bytes, meminfo
+from cpuchat.hardware.sysfs import cpuinfo_values, format_cpu_list, parse_cpu_list, read_text
 from cpuchat.telemetry.units import plural
 
 ROOT = Path("/")
@@ -199,3 +208,34 @@ def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
         lines = errors.decode(errors="replace").strip().splitlines()
         why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
     raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")
+
+
+def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) -> str:
+    """Return the cache key of a `kind` of figure: this machine, these CPUs and, with several nodes, a memory policy."""
+    nodes = read_text(root / "sys/devices/system/node/online")
+    if len(parse_cpu_list(nodes)) < 2:
+        words = ""
+    parts = [kind, format_cpu_list(cpus), words, *_machine(root), f"nodes {nodes}"]
+    return " | ".join(part.replace("|", "/") for part in parts)
+
+
+def _machine(root: Path) -> tuple[str, ...]:
+    values = cpuinfo_values(root)
+    # Firmware and kernel take a little more or less of it from one start to the next.
+    gigabytes = round(meminfo(root).get("MemTotal", 0) / 1e9)
+    model = values.get("model name") or platform.processor() or platform.machine()
+    return model, values.get("microcode", ""), f"{gigabytes} GB"
+
+
+def load(name: str) -> Any:
+    """Return the decoded JSON entry `name`; None if there is none."""
+    return _cache().read().get(name)
+
+
+def store(name: str, value: Any) -> None:
+    """Cache `value` (whatever msgspec can encode) under `name`."""
+    _cache().put(name, value)
+
+
+def _cache() -> JsonCache[Any]:
+    return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=1, max_entries=64)

@@ -1,20 +1,28 @@
-"""Keeps the read bandwidth of the cores in use, the denominator of utilization; measured once per set of cores."""
+"""Keeps the read bandwidth of the cores in use, the denominator of utilization; measured once per set of cores.
+
+Surveys the read bandwidth: one core, one L3 group, all cores, and every NUMA node to every other.
+
+This is what tells the fabric link of an L3 group from the memory behind it, and how many cores of each L3 group are
+enough to use the memory up.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Final
 
 import msgspec
 
-from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.bandwidth import cache as bandwidth_cache
-from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, ReadBandwidth, measure
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.hardware.bandwidth import measuring as bandwidth_cache
+from cpuchat.hardware.bandwidth.measuring import ROOT, Cancelled, ProbeFailed, ReadBandwidth, measure
 from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.topology import Topology
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.units import plural
 
@@ -110,3 +118,208 @@ def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
 def _peak(measured: ReadBandwidth) -> Peak:
     source = f"measured, {plural(len(measured.cpus), 'core')}"
     return Peak(measured.bytes_per_s, f"{source}, other programs ran" if measured.disturbed else source, measured.cpus)
+
+
+BUDGET_SECONDS: Final = 12.0
+_STARTING: Final = 0.45
+"""Seconds to start a measuring process and fill its memory."""
+_MOST_CELLS: Final = 16
+_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
+_KNEE: Final = 0.97
+_KIND: Final = "survey 2"
+"""Kind in the cache's keys; older versions kept another format as "survey"."""
+
+Progress = Callable[[int, int, str], None]
+"""(measurements done, measurements to do, what is measured next)"""
+Found = dict[tuple[tuple[int, ...], int | None], ReadBandwidth]
+"""Measurements by CPUs and the node that the memory was bound to (None: not bound)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The bandwidth from the cores of one NUMA node to the memory of another, or of their own."""
+
+    cpu_node: int
+    memory_node: int
+    measured: ReadBandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The read bandwidth of several sets of cores; None where a machine has no such set.
+
+    `l3_group` is one whole L3 group, `fabric_link` all L3 groups behind one fabric link (only where they are several),
+    `per_core_counts` all L3 groups with that many cores each. `memory` is the policy that they were measured under
+    ("": that of the process). `seconds` is what it took, `notes` what was left out.
+    """
+
+    one_core: ReadBandwidth
+    all_cores: ReadBandwidth
+    l3_group: ReadBandwidth | None = None
+    fabric_link: ReadBandwidth | None = None
+    per_core_counts: dict[int, ReadBandwidth] | None = None
+    memory: str = ""
+    cells: tuple[Cell, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matrix(self) -> dict[tuple[int, int], ReadBandwidth]:
+        """(node of the cores, node of the memory) of every pair that was measured; empty on one node."""
+        return {(cell.cpu_node, cell.memory_node): cell.measured for cell in self.cells}
+
+    @property
+    def knee(self) -> int | None:
+        """Return the fewest cores of each L3 group that read 97 % of the most; None where that was not measured."""
+        counts = self.per_core_counts
+        if not counts:
+            return None
+        most = max(measured.bytes_per_s for measured in counts.values())
+        return min(count for count, measured in counts.items() if measured.bytes_per_s >= _KNEE * most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    what: str
+    cpus: tuple[int, ...]
+    node: int | None = None
+
+
+def survey(
+    topology: Topology,
+    on_progress: Progress | None = None,
+    *,
+    cpus: Sequence[int] = (),
+    memory: str = "",
+    cancelled: Cancelled | None = None,
+    root: Path = ROOT,
+) -> Survey:
+    """Measure all informative sets of `cpus`, in at most about 12 seconds. The result is cached.
+
+    Args:
+        cpus: logical CPUs, one per core; none: those that compute by default.
+        memory: the memory policy in the words of `mempolicy`; "" is that of this process.
+
+    Raises:
+        ProbeFailed: all cores or one core could not be measured. (What else fails is noted and left out.)
+        Interrupted: `cancelled` said so.
+    """
+    begin = monotonic()
+    chosen = tuple(sorted(set(cpus))) or default_cpus(topology)
+    plan = _Schedule(topology, chosen)
+    rounds = 3 if len(plan.steps) <= 4 else 2
+    seconds = min(max((BUDGET_SECONDS / len(plan.steps) - _STARTING) / rounds, 0.1), 0.5)
+    found: Found = {}
+    notes: list[str] = []
+    for number, step in enumerate(plan.steps):
+        if number >= 2 and monotonic() - begin > BUDGET_SECONDS:
+            notes.append(f"not measured within the time limit: {', '.join(s.what for s in plan.steps[number:])}")
+            break
+        if on_progress is not None:
+            on_progress(number, len(plan.steps), step.what)
+        try:
+            found[step.cpus, step.node] = measure(
+                step.cpus,
+                # This one is the denominator of utilization: as good as `peak_of` does it.
+                seconds=0.5 if step.cpus == chosen and step.node is None else seconds,
+                rounds=3 if step.cpus == chosen and step.node is None else rounds,
+                node=step.node,
+                memory=memory,
+                cancelled=cancelled,
+                root=root,
+            )
+        except ProbeFailed as error:
+            if number < 2:
+                raise
+            notes.append(f"{step.what}: {error.message}")
+    result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
+    bandwidth_cache.store(bandwidth_cache.key(_KIND, chosen, root=root), result)
+    remember(result.all_cores, memory, root=root)
+    return result
+
+
+def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
+    """Return the cached survey of the same cores; None if there is none."""
+    saved = bandwidth_cache.load(bandwidth_cache.key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
+    try:
+        return msgspec.convert(saved, Survey, str_keys=True)
+    except msgspec.ValidationError:
+        return None
+
+
+def default_cpus(topology: Topology) -> tuple[int, ...]:
+    """Return the cores that compute by default."""
+    return choose_cores(topology).cpus
+
+
+class _Schedule:
+    """The measurements to make, the most informative first, each set once; and which result is which."""
+
+    def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:
+        self.cpus = tuple(sorted(cpus))
+        groups: dict[int, list[int]] = {}
+        links: dict[int, list[int]] = {}
+        for cpu in self.cpus:
+            group = topology.l3_of(cpu)
+            if group is not None:
+                groups.setdefault(group.index, []).append(cpu)
+                links.setdefault(group.fabric_link, []).append(cpu)
+        whole = max(groups.values(), key=len, default=[])
+        self.one = self.cpus[:1]
+        self.group = tuple(whole)
+        self.fabric_link: tuple[int, ...] = ()
+        if whole and (group := topology.l3_of(whole[0])) is not None and len(links[group.fabric_link]) > len(whole):
+            self.fabric_link = tuple(links[group.fabric_link])
+        most = len(whole)
+        self.counts = {
+            count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))
+            for count in (*(count for count in _COUNTS if count < most), *((most,) if most else ()))
+        }
+        self.cells = _cells(topology, self.cpus)
+        self.steps: list[_Step] = []
+        self._add("all cores", self.cpus)
+        self._add("1 core", self.one)
+        self._add("1 L3 group", self.group)
+        self._add("1 fabric link", self.fabric_link)
+        for count, members in self.counts.items():
+            self._add(f"{count} per L3 group", members)
+        for (near, far), members in self.cells.items():
+            self._add(f"node {near} reading node {far}", members, far)
+
+    def _add(self, what: str, cpus: tuple[int, ...], node: int | None = None) -> None:
+        if cpus and all((step.cpus, step.node) != (cpus, node) for step in self.steps):
+            self.steps.append(_Step(what, cpus, node))
+
+    def result(self, found: Found) -> Survey:
+        """Build the survey. Raises KeyError without the measurements of one core and all cores."""
+        counts = {count: found[cpus, None] for count, cpus in self.counts.items() if (cpus, None) in found}
+        return Survey(
+            one_core=found[self.one, None],
+            all_cores=found[self.cpus, None],
+            l3_group=found.get((self.group, None)),
+            fabric_link=found.get((self.fabric_link, None)),
+            per_core_counts=counts if len(counts) > 1 else None,
+            cells=tuple(
+                Cell(near, far, found[cpus, far])
+                for (near, far), cpus in self.cells.items()
+                if (cpus, far) in found
+            ),
+        )  # fmt: skip
+
+
+def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return the CPUs that read for every (node of the cores, node of the memory); of many nodes only the first one
+    reads.
+    """
+    far = [node.number for node in topology.nodes if node.memory and node.number in topology.allowed_nodes]
+    near: dict[int, list[int]] = {}
+    for cpu in cpus:
+        node = topology.node_of(cpu)
+        if node is not None:
+            near.setdefault(node, []).append(cpu)
+    if len(far) < 2:
+        return {}
+    readers = list(near)
+    if len(readers) * len(far) > _MOST_CELLS:
+        readers = readers[:1]
+    return {(reader, memory): tuple(near[reader]) for reader in readers for memory in far}

@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, thread_time
 
-from cpuchat.children import python_command
+from cpuchat.base.processes import python_command
 
 HUGE_PAGE = 2 << 20
 _FIRST_CALL = 2 << 20

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience
-from cpuchat.hardware.counters.kernel import Kernel
+from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
 
 DEFAULT = Path("/run/cpuchat/bandwidth.json")

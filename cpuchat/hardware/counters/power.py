@@ -11,20 +11,20 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.cgroups import read_number, read_text
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience, opening
-from cpuchat.hardware.counters.hsmp import (
+from cpuchat.hardware.counters.perf_events import Kernel, read_pmu
+from cpuchat.hardware.counters.uncore import (
     GET_SOCKET_POWER,
     PLATFORM_DRIVER,
+    EventGroup,
     Mailbox,
     explain,
+    opening_events,
     require_all_sockets,
     require_epyc,
     socket_folders,
 )
-from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import read_pmu
-from cpuchat.hardware.counters.uncore import EventGroup, opening_events
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.telemetry.machine import Power
 
 if TYPE_CHECKING:

@@ -1,15 +1,51 @@
-"""Base of counters outside the cores: groups of perf events, and separate counts of reads and writes."""
+"""Base of counters outside the cores: groups of perf events, and separate counts of reads and writes.
+
+AMD's counters outside the cores: memory controllers (Zen 4 and newer) and the data fabric (EPYC since Zen 2).
+
+Events and bytes per count: tools/perf/pmu-events/arch/x86/amdzen{2,3,4,5}/ of the kernel, PMUs:
+arch/x86/events/amd/uncore.c. They count for the whole machine, whichever process caused the traffic.
+
+Intel's memory controllers: column accesses on servers, free-running counters on clients.
+
+The kernel names the events and their scale in sysfs (arch/x86/events/intel/uncore_snb.c and uncore_snbep.c); they
+count for the whole machine, whichever process caused the traffic.
+
+Reads memory traffic and power through HSMP, from the system management unit of an AMD EPYC (Milan and newer).
+
+Needs no rights once the driver is loaded. Files: Documentation/arch/x86/amd_hsmp.rst ("HSMP telemetry sysfs files").
+Mailbox: struct hsmp_message and the messages of arch/x86/include/uapi/asm/amd_hsmp.h; a /dev/hsmp opened for reading
+takes messages of type GET only, and only those are ever sent here.
+
+Sources disagree on the unit: the header says Gbit/s, the kernel's documentation GB/s. `unit_of` decides.
+"""
 
 from __future__ import annotations
 
+import abc
+import errno
+import struct
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cpuchat.hardware.counters.base import CounterSource, opening
-from cpuchat.hardware.counters.kernel import Kernel
-from cpuchat.hardware.counters.perf_events import PerfEvent, Pmu, close_all, open_event, open_failure
+from cpuchat.hardware.counters.base import ROOT, CannotCount, CounterSource, Patience, opening
+from cpuchat.hardware.counters.perf_events import (
+    Kernel,
+    PerfEvent,
+    Pmu,
+    close_all,
+    open_event,
+    open_failure,
+    read_pmu,
+    read_pmus,
+)
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.telemetry.machine import Bandwidth, Scope
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.topology import Topology
+
 
 LINE = 64
 """Bytes per column access: a cache line."""
@@ -76,3 +112,372 @@ class ReadWriteCounter:
     def close(self) -> None:
         self._reads.close()
         self._writes.close()
+
+
+BEAT = 32
+"""Bytes of one inbound beat on the link between a core complex and the fabric."""
+_CAS, _READ, _WRITE = 0x0A, 1, 2
+_CHANNELS = 8
+_LOCAL_AND_REMOTE = 0xFFE
+_MODERATORS = 8
+
+
+def _require_amd(topology: Topology) -> None:
+    if not any(name in topology.vendor.lower() for name in ("amd", "hygon")):
+        raise CannotCount("AMD CPUs only")
+
+
+class AmdMemoryControllers(ReadWriteCounter):
+    """Counts column accesses of every memory channel: exact, reads and writes separately. Zen 4 and newer, Linux 6.8.
+
+    Where the fabric's counters open too, they give what each L3 group read.
+    """
+
+    name = "umc"
+
+    def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
+        _require_amd(topology)
+        super().__init__(kernel)
+        controllers = read_pmus("amd_umc_", root)
+        if not controllers:
+            raise CannotCount(
+                "the kernel has no counters of memory controllers", "needs Zen 4 or newer and Linux 6.8 or newer"
+            )
+        self._links: FabricLinks | None = None
+        with opening_events(self, root):
+            for pmu in controllers:
+                for mask, events in ((_READ, self._reads), (_WRITE, self._writes)):
+                    events.add(pmu, pmu.configs(event=_CAS, rdwrmask=mask))
+        try:
+            self._links = FabricLinks(topology, root, self._kernel)
+        except (CannotCount, OSError):  # bars for each L3 group are an extra
+            pass
+
+    def _each_l3(self) -> tuple[float, ...]:
+        if self._links is None:
+            return ()
+        try:
+            return self._links.growth()
+        except OSError:
+            self._links.close()
+            self._links = None
+            return ()
+
+    def close(self) -> None:
+        super().close()
+        if self._links is not None:
+            self._links.close()
+
+
+class AmdDataFabric:
+    """Counts traffic of the eight memory channels at the fabric, reads and writes together. EPYC of Zen 2 and Zen 3.
+
+    Four counters take turns for eight channels, so it is an estimate; with more than one NUMA node per socket the
+    counters are known to be wrong (likwid's notes on Zen 3).
+    """
+
+    name = "amd_df"
+    scope: Scope = "machine"
+    least_seconds = 0.5
+
+    def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
+        _require_amd(topology)
+        pmu = read_pmu("amd_df", root)
+        if pmu is None:
+            raise CannotCount("the kernel has no counters of the data fabric", "`sudo modprobe amd_uncore`")
+        if pmu.has("umask", 12):
+            raise CannotCount("this CPU has counters at its memory controllers instead", "needs Linux 6.8 or newer")
+        if len([node for node in topology.nodes if node.cpus]) > len(topology.packages):
+            raise CannotCount("wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
+        self._events = EventGroup(kernel or Kernel())
+        self._time: float | None = None
+        with opening_events(self, root):
+            for channel in range(_CHANNELS):
+                self._events.add(pmu, pmu.configs(event=0x07 + 0x40 * channel, umask=0x38))
+
+    def sample(self, now: float) -> Bandwidth | None:
+        before, self._time = self._time, now
+        total = self._events.growth()
+        if before is None or now <= before or total is None:
+            return None
+        return Bandwidth(total / (now - before), self.name, self.scope)
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class FabricLinks:
+    """Counts traffic into the cores over each fabric link. Zen 4 and Zen 5.
+
+    A moderator has two interfaces; which one serves which L3 group is not documented. The links that ever carried
+    anything are taken in the order of their numbers, and only where there are as many of them as L3 groups.
+    """
+
+    def __init__(self, topology: Topology, root: Path, kernel: Kernel) -> None:
+        pmu = read_pmu("amd_df", root)
+        if pmu is None or not pmu.has("umask", 12):
+            raise CannotCount("no per-link counters")
+        self._groups = _groups_by_cpu(topology, pmu)
+        self._events: list[list[PerfEvent]] = []  # one list per cpu of the PMU, moderators' two interfaces in turn
+        self._seen: list[list[bool]] = []
+        try:
+            for cpu in pmu.cpus:
+                self._events.append([])
+                self._seen.append([False] * (2 * _MODERATORS))
+                for interface in range(2):
+                    for moderator in range(_MODERATORS):
+                        event = 0x41E + interface + 0x40 * moderator
+                        configs = pmu.configs(event=event, umask=_LOCAL_AND_REMOTE)
+                        self._events[-1].append(open_event(kernel, pmu.type, configs, cpu=cpu))
+        except (OSError, CannotCount):
+            self.close()
+            raise
+
+    def growth(self) -> tuple[float, ...]:
+        """Return the bytes that each L3 group received since the last call, in the order of the topology; () if
+        unknown.
+        """
+        found: dict[int, float] = {}
+        for events, seen, groups in zip(self._events, self._seen, self._groups, strict=True):
+            counts = [event.growth() or 0.0 for event in events]
+            for index, count in enumerate(counts):
+                seen[index] = seen[index] or count > 0
+            used = [count for count, ever in zip(counts, seen, strict=True) if ever]
+            if len(used) == 2 * len(groups):  # wide links: both interfaces of a moderator belong to one L3 group
+                half = len(groups)
+                used = [used[index] + used[index + half] for index in range(half)]
+            if len(used) != len(groups):
+                return ()
+            found.update({group: count * BEAT for group, count in zip(groups, used, strict=True)})
+        return tuple(found[group] for group in sorted(found))
+
+    def close(self) -> None:
+        for events in self._events:
+            close_all(events)
+
+
+def _groups_by_cpu(topology: Topology, pmu: Pmu) -> list[tuple[int, ...]]:
+    """Return the L3 groups of the socket that each of the PMU's CPUs stands for.
+
+    Raises:
+        CannotCount: links and L3 groups do not match.
+    """
+    package_of = {cpu: group.package for group in topology.l3_groups for cpu in group.cpus}
+    packages = [package_of.get(cpu) for cpu in pmu.cpus]
+    if sorted(str(package) for package in packages) != sorted(str(package) for package in topology.packages):
+        raise CannotCount("not one set of fabric links per socket")
+    if any(len(link) != 1 for link in topology.fabric_links):
+        raise CannotCount("several L3 groups share a fabric link")
+    return [tuple(g.index for g in topology.l3_groups if g.package == package) for package in packages]
+
+
+_BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "Bytes": 1, "B": 1}
+_READS = ("cas_count_read", "data_read", "read")
+_WRITES = ("cas_count_write", "data_write", "write")
+
+
+class IntelMemoryControllers(ReadWriteCounter):
+    """Reads and writes of every channel of `uncore_imc_*`."""
+
+    name = "imc"
+
+    def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
+        if "intel" not in topology.vendor.lower():
+            raise CannotCount("Intel CPUs only")
+        super().__init__(kernel)
+        controllers = _controllers(root)
+        if not controllers:
+            raise CannotCount("the kernel has no counters of memory controllers", "`sudo modprobe intel_uncore`")
+        with opening_events(self, root):
+            for pmu in controllers:
+                for names, events in ((_READS, self._reads), (_WRITES, self._writes)):
+                    for name in _chosen(pmu, names):
+                        configs, scale, unit = pmu.named(name)
+                        events.add(pmu, configs, scale * _BYTES[unit] if unit in _BYTES else LINE)
+            if not self._reads or not self._writes:
+                raise CannotCount("the kernel names no events for reads and writes", "needs a newer kernel")
+
+
+def _controllers(root: Path) -> list[Pmu]:
+    """Return the PMUs to count on: free-running ones only if there are no others, because they see the same traffic."""
+    single = read_pmu("uncore_imc", root)
+    counting = [pmu for pmu in [*read_pmus("uncore_imc_", root), *([single] if single else [])] if _chosen(pmu, _READS)]
+    return counting or read_pmus("uncore_imc_free_running_", root)
+
+
+def _chosen(pmu: Pmu, wanted: tuple[str, ...]) -> list[str]:
+    """Return the PMU's events for one direction, by the first name that matches ("cas_count_read", on newer servers
+    "cas_count_read_sch0" and "..._sch1"; "data_read" or "data_reads" on clients).
+    """
+    names = pmu.event_names()
+    for word in wanted:
+        found = [name for name in names if name in (word, f"{word}s") or name.startswith(f"{word}_sch")]
+        if found:
+            return found
+    return []
+
+
+DEVICE = "dev/hsmp"
+PLATFORM_DRIVER = "sys/devices/platform/amd_hsmp"
+COMMAND = 0xC02CF800
+"""HSMP_IOCTL_CMD: _IOWR(0xF8, 0, struct hsmp_message), 44 bytes."""
+GET_SOCKET_POWER, GET_DDR_BANDWIDTH = 0x04, 0x14
+_ALLOWED = frozenset((GET_SOCKET_POWER, GET_DDR_BANDWIDTH))
+# msg_id, num_args, response_sz, args[8], sock_ind; packed to 4 bytes, so two of padding at the end.
+_MESSAGE = struct.Struct("=IHH8IH2x")
+_LOAD = "`sudo modprobe amd_hsmp` (on some kernels hsmp_acpi), with HSMP enabled in the firmware"
+_GB = 1e9
+_LARGEST_SOCKET_GB = 1000
+_SUSPICIOUS = 1.5
+
+
+def require_epyc(topology: Topology) -> None:
+    """Check that the CPU has HSMP. Raises CannotCount if not."""
+    if "amd" not in topology.vendor.lower() or "EPYC" not in topology.model:
+        raise CannotCount("AMD EPYC only")
+    if (topology.family or 0) < 0x19:
+        raise CannotCount("EPYC 7003 (Milan) and newer only")
+
+
+def require_all_sockets(found: int, topology: Topology) -> None:
+    """Check that every socket is present, so that the sum is the machine's. Raises CannotCount if not."""
+    if found < len(topology.packages):
+        raise CannotCount(f"reports {found} of {len(topology.packages)} sockets only")
+
+
+def unit_of(largest: float, theoretical: float | None) -> float:
+    """Return bytes per second of one unit of a DDR bandwidth message.
+
+    Args:
+        largest: the maximum that the message itself tells for a socket.
+        theoretical: what the memory of one socket carries, in bytes per second; None: not known.
+    """
+    most = _LARGEST_SOCKET_GB if theoretical is None else _SUSPICIOUS * theoretical / _GB
+    return _GB / 8 if largest > most else _GB
+
+
+class _Sockets(abc.ABC):
+    """Adds up the sockets. HSMP averages over about a second, so every reading is a figure."""
+
+    name = "hsmp"
+    scope: Scope = "machine"
+    least_seconds = 0.5
+
+    def __init__(self, topology: Topology, theoretical: float | None) -> None:
+        self._per_socket = theoretical / len(topology.packages) if theoretical is not None else None
+        self._patience = Patience()
+
+    @abc.abstractmethod
+    def _read(self) -> list[tuple[int, int]]:
+        """(maximum, used) of each socket. Raises OSError."""
+
+    def _check(self) -> None:
+        if not all(largest > 0 for largest, _ in self._read()):
+            raise CannotCount("the firmware does not report memory bandwidth")
+
+    def sample(self, now: float) -> Bandwidth | None:
+        sockets = self._patience.read(self._read, OSError)  # the mailbox is shared: it may be busy once
+        if sockets is None:
+            return None
+        total = sum(used * unit_of(largest, self._per_socket) for largest, used in sockets)
+        return Bandwidth(total, self.name, self.scope)
+
+
+def socket_folders(root: Path) -> list[Path]:
+    """Return the folders of the HSMP driver, one per socket: named by ACPI, or below the platform driver's."""
+    try:
+        found = [*(root / "sys/devices/platform").glob("AMDI0097:*"), *(root / PLATFORM_DRIVER).glob("socket*")]
+    except OSError:
+        return []
+    return sorted(found)
+
+
+class HsmpFiles(_Sockets):
+    """Reads the files of newer drivers (Linux 6.16)."""
+
+    def __init__(self, topology: Topology, root: Path = ROOT, theoretical: float | None = None) -> None:
+        require_epyc(topology)
+        super().__init__(topology, theoretical)
+        self._folders = [folder for folder in socket_folders(root) if read_text(folder / "ddr_max_bw")]
+        if not self._folders:
+            raise CannotCount("no such files; needs the driver of Linux 6.16")
+        require_all_sockets(len(self._folders), topology)
+        self._check()
+
+    def _read(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for folder in self._folders:
+            largest, used = read_number(folder / "ddr_max_bw"), read_number(folder / "ddr_utilised_bw_input")
+            if largest is None or used is None or min(largest, used) < 0:
+                raise OSError(errno.EIO, f"{folder.name} reports no bandwidth")
+            found.append((largest, used))
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class Mailbox:
+    """The mailbox /dev/hsmp, opened for reading.
+
+    Raises:
+        CannotCount: there is none, or it may not be opened.
+    """
+
+    def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
+        self._kernel = kernel or Kernel()
+        try:
+            self._fd = self._kernel.open(root / DEVICE)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise CannotCount("/dev/hsmp is not readable", "`sudo chmod a+r /dev/hsmp`") from None
+            raise CannotCount("/dev/hsmp does not exist", _LOAD) from None
+
+    def get(self, message: int, socket: int) -> int:
+        """Send a GET message and return the word of its reply.
+
+        Raises:
+            OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
+        """
+        if message not in _ALLOWED:
+            raise ValueError(f"HSMP message {message:#x} is not a GET message")
+        buffer = bytearray(_MESSAGE.pack(message, 0, 1, *([0] * 8), socket))
+        self._kernel.ioctl(self._fd, COMMAND, buffer)
+        return _MESSAGE.unpack(buffer)[3]
+
+    def close(self) -> None:
+        self._kernel.close(self._fd)
+
+
+def explain(error: OSError) -> CannotCount:
+    """Explain why a message was refused."""
+    if error.errno == errno.ENOMSG:
+        return CannotCount("this firmware does not support the message", "update the firmware")
+    if error.errno in (errno.ETIMEDOUT, errno.ENODEV, errno.EIO):
+        return CannotCount("the firmware does not respond", "enable HSMP in the firmware")
+    return CannotCount((error.strerror or str(error)).lower())
+
+
+class HsmpMailbox(_Sockets):
+    """Reads the same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        root: Path = ROOT,
+        kernel: Kernel | None = None,
+        theoretical: float | None = None,
+    ) -> None:
+        require_epyc(topology)
+        super().__init__(topology, theoretical)
+        self._n_sockets = len(topology.packages)
+        self._mailbox = Mailbox(root, kernel)
+        with opening(self, explain):
+            self._check()
+
+    def _read(self) -> list[tuple[int, int]]:
+        words = [self._mailbox.get(GET_DDR_BANDWIDTH, socket) for socket in range(self._n_sockets)]
+        return [(word >> 20, (word >> 8) & 0xFFF) for word in words]
+
+    def close(self) -> None:
+        self._mailbox.close()

@@ -9,24 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpuchat.children import child_environment, python_command
-from cpuchat.errors import CpuchatError
-from cpuchat.hardware.bandwidth.memory_modules import SMBIOS_TABLE, Theoretical, theoretical
-from cpuchat.hardware.bandwidth.peaks import known_peak
-from cpuchat.hardware.bandwidth.smbios import Module, read_modules
-from cpuchat.hardware.bandwidth.survey import Survey, cached_survey
-from cpuchat.hardware.cgroups import read_number, read_text
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import child_environment, python_command
+from cpuchat.hardware.bandwidth.memory_modules import SMBIOS_TABLE, Module, Theoretical, read_modules, theoretical
+from cpuchat.hardware.bandwidth.peaks import Survey, cached_survey, known_peak
 from cpuchat.hardware.counters.base import CounterRefusal
-from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.ladder import counter_openers, open_best, power_openers
+from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.numa.launch import MEMORY_REFUSED, launch_command
 from cpuchat.hardware.numa.mempolicy import choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.changes import value_of
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container
-from cpuchat.model_info import EngineInfo
+from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry.machine import Peak
 
 _PATIENCE_SECONDS = 10.0

@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
-from cpuchat.children import python_command
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.processes import python_command
 from cpuchat.hardware.numa.mempolicy import Calls, apply, current, parse_policy
 
 MEMORY = "CPUCHAT_MEMORY"

@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from cpuchat.errors import UsageError
-from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.base.errors import UsageError
+from cpuchat.config.settings import Changes, Settings, explained, with_changes
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
+from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
-from cpuchat.settings import Changes, Settings, explained, with_changes
 
 MAX_CPUS: Final = 512
 """GGML_MAX_N_THREADS, the length of ggml's CPU masks: threads cannot be pinned to CPUs with higher numbers."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.hardware.cgroups import read_text
+from cpuchat.hardware.sysfs import read_text
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

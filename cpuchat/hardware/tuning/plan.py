@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.errors import UsageError
-from cpuchat.hardware.cgroups import read_text
+from cpuchat.base.errors import UsageError
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning import resctrl
 from cpuchat.hardware.tuning.changes import CacheGroup, Change, KnobRefusal, TuningPlan, below, value_of

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError, UsageError
-from cpuchat.files import read_json, write_atomically
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.files import read_json, write_atomically
 from cpuchat.hardware.tuning.changes import TuningPlan
 from cpuchat.hardware.tuning.script import apply_script, revert_script
 

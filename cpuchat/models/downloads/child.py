@@ -2,25 +2,375 @@
 
 It ends on SIGTERM, when its standard input ends because its parent is gone, and after its last report. However it ends,
 even by SIGKILL, it leaves partial files that the next one resumes.
+
+Fetches all files of one model, one after the other: space checked, received, hashed, put in their place.
+
+Appends the bytes of one file from the hub to its partial file, from any offset.
+
+Not by `hf_hub_download`: that (huggingface_hub 1.x) starts over when a transfer breaks off, and checks lengths only.
+Its headers and errors are used.
+
+Which network faults are retried, and after how long.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
-from cpuchat.errors import CpuchatError
-from cpuchat.models.downloads.fetch import fetch_model
-from cpuchat.models.downloads.hf_cache import bytes_here
-from cpuchat.models.downloads.progress import Progress
-from cpuchat.models.downloads.state import Order, Report
+from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, TooSlow
+from cpuchat.base.text import clean_line
+from cpuchat.models.downloads.hf_cache import (
+    FollowingHash,
+    add_to_snapshot,
+    blob_path,
+    bytes_here,
+    check_space,
+    content_path,
+    locked,
+    move_to_blob,
+    part_path,
+    size_of,
+    update_main,
+    write_error,
+)
+from cpuchat.models.downloads.state import Order, Progress, Report, RetryPolicy
+from cpuchat.models.hub import errors
+from cpuchat.models.hub.client import headers, raise_for_status
+from cpuchat.models.hub.errors import endpoint, host, is_offline
+from cpuchat.models.hub.repository import HubFile
+from cpuchat.models.hub.responses import check_names
+
+if TYPE_CHECKING:
+    import httpx
+
+
+T = TypeVar("T")
+
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
+_MIN_PROGRESS, _ENOUGH_PROGRESS = 1 << 16, 1 << 24
+"""Bytes that an attempt must deliver to count as progress: 1/64 of what is missing, within these limits. So no server
+that ends each response early takes more attempts than a few hundred, or one for each 16 MiB.
+"""
+_WRONG_ATTEMPTS, _EARLY_ENDS = 3, 5
+
+
+class BrokenResponse(Exception):
+    """A response that is not the requested file but may be at the next attempt: truncated, or a web page."""
+
+
+class WrongResponse(BrokenResponse):
+    """A response with another length, range or hash than was listed: probably the same at every attempt."""
+
+
+def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
+    """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
+
+    Raises:
+        DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response or with one
+            that ended early.
+        CpuchatError: a permanent fault (see `errors.translate`), or a server that asks to wait for too long.
+    """
+    import httpx
+
+    policy, failures, wrong, ended_early = order.retry_policy, 0, 0, 0
+    total = sum(file.size for file in order.files)
+    while True:
+        before = progress.done
+        try:
+            return act()
+        except Exception as error:
+            fault = _fault(error, order, progress)
+            if not _is_transient(error):
+                raise fault from None
+            if progress.done - before >= max(_MIN_PROGRESS, min((total - before) // 64, _ENOUGH_PROGRESS)):
+                failures = wrong = ended_early = 0
+            else:
+                failures += 1
+                ended_early += isinstance(error, BrokenResponse | httpx.RemoteProtocolError)
+                wrong += isinstance(error, WrongResponse)
+            if wrong >= _WRONG_ATTEMPTS:
+                raise DownloadFailed(
+                    f"{fault.message} Same result in {wrong} attempts.",
+                    "The repository may have changed: refresh it. Otherwise try another repository or network.",
+                ) from None
+            if failures >= policy.attempts or ended_early >= _EARLY_ENDS:
+                raise DownloadFailed(
+                    f"Failed after {failures} attempts without progress. {fault.message}",
+                    "The partial file is kept: resume continues from there.",
+                ) from None
+            retry_after = _retry_after(error)
+            if retry_after is not None and retry_after > policy.max_retry_after:
+                raise fault from None
+            progress.attempt = failures + 1
+            _wait(_back_off(failures, policy) if retry_after is None else retry_after, fault, progress)
+
+
+def _fault(error: Exception, order: Order, progress: Progress) -> CpuchatError:
+    if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's errors are without a number
+        missing = sum(file.size for file in order.files) - progress.done
+        return write_error(error, Path(order.cache), missing)
+    if isinstance(error, BrokenResponse):
+        return DownloadFailed(str(error), "Resume, or try again later.")
+    return errors.translate(error, order.repo)
+
+
+def _is_transient(error: Exception) -> bool:
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError):
+        return error.response.status_code in _TRANSIENT
+    if isinstance(error, httpx.UnsupportedProtocol) or errors.is_certificate(error):
+        return False
+    return isinstance(error, BrokenResponse | TooSlow | httpx.TransportError)
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Seconds that the server asks to wait; None when it does not say."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    refused = isinstance(error, HfHubHTTPError | httpx.HTTPStatusError)
+    return errors.seconds_to_wait(error.response.headers) if refused else None
+
+
+def _back_off(failures: int, policy: RetryPolicy) -> float:
+    """Return the delay in seconds: exponential, less up to half of it at random, so that clients do not all return at
+    once.
+    """
+    return min(policy.first_wait * 2 ** max(failures - 1, 0), policy.max_wait) * random.uniform(0.5, 1.0)
+
+
+def _wait(seconds: float, fault: CpuchatError, progress: Progress) -> None:
+    until = time.monotonic() + seconds
+    left = seconds
+    while True:
+        progress.enter("waiting", error=fault, retry_in=left)
+        time.sleep(min(left, 1.0))
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+    progress.enter("running")
+
+
+_REFUSED = frozenset({400, 401, 403, 404, 410, 416})
+"""Statuses of expired signed links: the next attempt gets a new link."""
+
+
+def transfer(
+    repo: str, revision: str, file: HubFile, part: Path, *, idle_timeout: float, on_written: Callable[[int], None]
+) -> None:
+    """Append what is missing of `file` to `part`, in one request.
+
+    Every piece is written as it arrives, so killing this process loses only what was still in the network.
+    `on_written` gets the size of the partial file after each.
+
+    Raises:
+        BrokenResponse, TooSlow, httpx.HTTPError: the transfer did not finish; the partial file has what arrived.
+        HubError: a forbidden redirect, or a compressed response.
+        OSError: the partial file could not be written.
+    """
+    part.parent.mkdir(parents=True, exist_ok=True)
+    size = size_of(part)
+    if size > file.size:  # not one of ours
+        part.unlink()
+        size = 0
+    with part.open("ab", buffering=0) as stream:
+        on_written(size)
+        for piece in _pieces(repo, revision, file, size, idle_timeout):
+            rest = memoryview(piece)
+            while rest:  # a disk that is getting full takes only some of it
+                written = stream.write(rest)
+                rest = rest[written:]
+                size += written
+                on_written(size)
+    if size < file.size:
+        raise BrokenResponse(f"{host()} closed the connection before the end of the file.")
+
+
+def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: float) -> Iterator[bytes]:
+    """Yield the content from `offset` on, never more than the file's size."""
+    missing = file.size - offset
+    if missing == 0:
+        return
+    with _request(repo, revision, file, offset, idle_timeout) as response:
+        # A server without range support sends the file from its beginning.
+        skip = offset - _first_byte(response, file, offset)
+        for piece in response.iter_raw():
+            wanted = piece[skip : skip + missing]
+            skip = max(skip - len(piece), 0)
+            missing -= len(wanted)
+            if wanted:
+                yield wanted
+            if not missing:  # what follows is not part of the file, and may never end
+                return
+
+
+@contextmanager
+def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: float) -> Iterator[httpx.Response]:
+    """Yield the response of the last server in the chain of redirects. Each attempt starts at the hub: signed links
+    expire.
+
+    httpx passes the Authorization header on only within the host and port that it was meant for.
+    """
+    from cpuchat.models.hub.responses import Bounds
+
+    url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+    sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
+    bounds = Bounds(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
+    with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
+        elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
+        if elsewhere and response.status_code in _REFUSED:
+            raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
+        raise_for_status(response)
+        yield response
+
+
+@cache
+def _client() -> httpx.Client:
+    """Return an HTTP client separate from huggingface_hub's, whose responses have other limits."""
+    from cpuchat.models.hub.responses import client
+
+    return client()
+
+
+def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
+    """Return at which byte of the file the body starts: `offset` or 0.
+
+    Raises:
+        BrokenResponse: a web page.
+        WrongResponse: not this file, or not the requested range.
+    """
+    if response.status_code not in (200, 206):
+        raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
+    if response.headers.get("content-type", "").startswith("text/html"):
+        raise BrokenResponse(f"Received a web page instead of the file, from {host()} or a login page of this network.")
+    for hop in (*response.history, response):
+        etag = hop.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
+        if etag and etag != file.etag:
+            raise WrongResponse(f"{host()} serves a different file than it listed.")
+    start, size = 0, response.headers.get("content-length")
+    if response.status_code == 206:
+        span, _, size = response.headers.get("content-range", "").removeprefix("bytes ").partition("/")
+        start = offset
+        if span.partition("-")[0] != str(offset):
+            raise WrongResponse(f"{host()} sent a different byte range than requested.")
+    if size is not None and size != str(file.size):
+        raise WrongResponse(f"{host()} sends {clean_line(size)[:20]} bytes but listed {file.size}.")
+    return start
+
+
+def fetch_model(order: Order, progress: Progress) -> Path:
+    """Download and check all files of a model. Returns the first one, by its name in the cache.
+
+    Raises:
+        CpuchatError: that failed; whatever arrived intact is kept.
+    """
+    check_names(order.repo, order.revision, order.files)
+    if is_offline():
+        raise errors.offline_mode()
+    cache = Path(order.cache)
+    here = bytes_here(cache, order.repo, order.files)
+    try:
+        check_space(cache, sum(file.size for file in order.files) - here, order.reserved)
+        named = [_FileFetch(order, file, progress).run() for file in order.files]
+        if order.newest_at:
+            update_main(cache, order.repo, order.revision, order.newest_at)
+    except OSError as error:
+        raise write_error(error, cache) from None
+    return named[0]
+
+
+class _FileFetch:
+    """The download of one file."""
+
+    def __init__(self, order: Order, file: HubFile, progress: Progress) -> None:
+        self._order = order
+        self._file = file
+        self._progress = progress
+        self._cache = Path(order.cache)
+        self._part = part_path(self._cache, order.repo, file)
+        self._blob = blob_path(self._cache, order.repo, file)
+
+    def run(self) -> Path:
+        """Return the file's name in the snapshot."""
+        order, file = self._order, self._file
+        here = bytes_here(self._cache, order.repo, [file])
+        self._progress.begin_file(bytes_here(self._cache, order.repo, order.files) - here, here)
+        with locked(self._cache, order.repo, file, self._progress):
+            content = self._checked_copy() or self._receive()
+            named = add_to_snapshot(self._cache, order.repo, order.revision, file, content)
+        if file.etag not in self._progress.verified:
+            self._progress.verified.append(file.etag)
+        self._progress.finish_file()
+        return named
+
+    def _checked_copy(self) -> Path | None:
+        """Return the whole file if it is here and correct: the program that wrote it may not have checked it."""
+        content = content_path(self._cache, self._order.repo, self._file)
+        if content is None:
+            return None
+        self._progress.here = self._file.size
+        if content == self._blob and self._file.etag in self._order.verified:
+            return content
+        with self._hashing(content) as following:
+            return content if self._retry(partial(self._is_correct, following)) else None
+
+    def _receive(self) -> Path:
+        """Download the file; returns the blob. Raises ChecksumMismatch when it is wrong a second time."""
+        for _ in range(2):
+            self._progress.begin_file(self._progress.others, size_of(self._part))
+            self._progress.enter("running")
+            with self._hashing(self._part) as following:
+                self._retry(partial(self._transfer, following))
+                if self._retry(partial(self._is_correct, following)):
+                    self._retry(partial(move_to_blob, self._part, self._blob))
+                    return self._blob
+            self._retry(self._part.unlink)
+        raise ChecksumMismatch(
+            f"{Path(self._file.path).name} failed its checksum twice and was discarded.",
+            "Try again later, without a proxy if there is one, or choose another repository.",
+        )
+
+    def _transfer(self, following: FollowingHash) -> None:
+        def on_written(size: int) -> None:
+            following.on_written(size)
+            self._progress.here = size
+
+        order, timeout = self._order, self._order.retry_policy.idle_timeout
+        transfer(order.repo, order.revision, self._file, self._part, idle_timeout=timeout, on_written=on_written)
+
+    def _retry(self, act: Callable[[], T]) -> T:
+        return with_retries(act, self._order, self._progress)
+
+    def _hashing(self, path: Path) -> FollowingHash:
+        def on_hashed(count: int) -> None:
+            self._progress.hashed = count
+
+        return FollowingHash(path, self._file, on_hashed)
+
+    def _is_correct(self, following: FollowingHash) -> bool:
+        """Wait for the hash of the whole file. Raises OSError when the file cannot be read."""
+        following.on_written(self._file.size)
+        self._progress.enter("checking")
+        return following.digest() == self._file.etag
+
 
 _NICENESS = 10  # decoding goes first
 

@@ -3,25 +3,142 @@
 Locks, links and references are those of huggingface_hub, so that its programs can use the same cache at the same time.
 `models--OWNER--NAME/blobs/ETAG` is a file's content, `ETAG.incomplete` the beginning of it: huggingface_hub before 1.0
 named and resumed partial files so, too. Since then it calls its own `ETAG.RANDOM.incomplete` and never resumes them.
+
+Computes the hub's hash of a file while it is being written, in a thread that follows the writer.
+
+It reads what is on the disk, so it also covers the part that an earlier run wrote, and it checks what the disk holds,
+not what the network delivered. Hashing 1 GB takes 0.6 s with the processor's SHA instructions and does not slow the
+thread that receives.
+
+Disk space: checked before a download, and distinguished from other faults when it runs out.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from cpuchat.errors import DownloadFailed
-from cpuchat.files import write_atomically
-from cpuchat.models.downloads.progress import Progress
-from cpuchat.models.downloads.space import write_error
-from cpuchat.models.hub.environment import is_set
+from cpuchat.base.errors import CpuchatError, DiskFull, DownloadFailed
+from cpuchat.base.files import write_atomically
+from cpuchat.base.paths import shown
+from cpuchat.models.downloads.state import Progress
+from cpuchat.models.fit import gigabytes
+from cpuchat.models.hub.errors import is_set
 from cpuchat.models.hub.repository import HubFile
-from cpuchat.models.hub.validation import checked_etag
+from cpuchat.models.hub.responses import checked_etag
 from cpuchat.models.library.places import INCOMPLETE, repo_folder
+
+_CHUNK = 1 << 20
+
+
+class FollowingHash:
+    """Hashes the file at `path` as far as `on_written` says that it is written; use as a context manager.
+
+    Calls `on_hashed` with the number of bytes hashed so far, from its own thread, after each MiB. SHA-256 for files in
+    large file storage, else git's blob hash: SHA-1 over "blob SIZE\\0" and the content.
+    """
+
+    def __init__(self, path: Path, file: HubFile, on_hashed: Callable[[int], None]) -> None:
+        self._path = path
+        self._on_hashed = on_hashed
+        self._digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size)
+        self._size = file.size
+        self._changed = threading.Condition()
+        self._written = 0
+        self._hashed = 0
+        self._error: OSError | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._follow, name="hash", daemon=True)
+
+    def __enter__(self) -> FollowingHash:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def on_written(self, size: int) -> None:
+        """Take note that the first `size` bytes of the file are written."""
+        with self._changed:
+            self._written = size
+            self._changed.notify_all()
+
+    def digest(self) -> str:
+        """Wait for the hash of the whole file, all of which must be written. Returns hex digits.
+
+        Raises:
+            OSError: the file could not be read.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._digest.hexdigest()
+
+    def _follow(self) -> None:
+        try:
+            if not self._size or not self._wait():  # before that, the file may not exist
+                return
+            with self._path.open("rb", buffering=0) as stream:
+                while self._hashed < self._size and (ready := self._wait()):
+                    piece = stream.read(min(ready, _CHUNK))
+                    if not piece:
+                        raise OSError(errno.EIO, "the file was truncated", str(self._path))
+                    self._digest.update(piece)
+                    self._hashed += len(piece)
+                    self._on_hashed(self._hashed)
+        except OSError as error:
+            self._error = error
+
+    def _wait(self) -> int:
+        """Return how many bytes there are to hash; 0 when stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._written > self._hashed)
+            return 0 if self._stopped else self._written - self._hashed
+
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ELSEWHERE = "set HF_HUB_CACHE to a folder on another disk."
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what this user may still write on the file system that holds `folder`, or will."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def check_space(cache: Path, missing: int, reserved: int) -> None:
+    """Raise DiskFull when `missing` bytes do not fit beside the `reserved` ones of other downloads."""
+    free = free_bytes(cache)
+    if not missing or missing + reserved <= free:
+        return
+    others = f" and {gigabytes(reserved)} GB for other downloads" if reserved else ""
+    raise DiskFull(
+        f"Not enough disk space: {gigabytes(missing)} GB needed{others}, {gigabytes(free)} GB free in {shown(cache)}.",
+        f"Delete models you don't use (`cpuchat models delete`), or {_ELSEWHERE}",
+    )
+
+
+def write_error(error: OSError, cache: Path, missing: int = 0) -> CpuchatError:
+    """Return the typed error for a failed write to the cache, with `missing` bytes still to download."""
+    if error.errno in _NO_SPACE:
+        still = f", {gigabytes(missing)} GB still to download" if missing else ""
+        return DiskFull(f"Disk full: {shown(cache)}{still}.", "Free some space, then resume: the partial file is kept.")
+    if error.errno == errno.EFBIG:  # FAT ends at 4 GB
+        limit = f"The file is too large for the file system of {shown(cache)}."
+        return DiskFull(limit, f"Raise the file size limit, or {_ELSEWHERE}")
+    where = shown(Path(error.filename or cache))
+    return DownloadFailed(f"Cannot write {where}: {error.strerror}.", "Check that folder, then resume.")
+
 
 _POLL_SECONDS = 0.2
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})

@@ -2,37 +2,283 @@
 
 `candidates` lists them without reading any; `check` compares one vocabulary. So a screen can show all rows first and
 fill in the results.
+
+Predicts the speed-up from a draft model before it is loaded.
+
+Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
+E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
+CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model. Other costs are not
+counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
+
+The measured pass costs of models on this machine, as the engine caches them: `calibrations.json`.
+
+The engine looks them up by everything that the costs depend on. Here the latest of a model is read, to predict what a
+draft model would gain before it is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from cpuchat.costmodel.passes import pair_costs
-from cpuchat.costmodel.work import ALIKE, ModelWork
-from cpuchat.errors import CpuchatError, NotOnHub
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
+from cpuchat.base.files import JsonCache
+from cpuchat.costs.model import ALIKE, ModelWork, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
-from cpuchat.models.dimensions import typical_work
-from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
-from cpuchat.models.drafts.gain import Expectation, expectation
 from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files, check_pair
+from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import HeadKind, difference
-from cpuchat.models.library.model import LocalModel
-from cpuchat.models.library.places import is_demo
+from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
-from cpuchat.models.traffic import traffic_of
-from cpuchat.models.work import model_work
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.models.traffic import model_work, traffic_of, typical_work
+from cpuchat.protocol.timings import SpeculationFigures
+from cpuchat.telemetry.roofline import pass_bytes
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
+    from cpuchat.telemetry.speculation import Drafting
+
+
+Kind = Literal["measured", "prose", "code"]
+
+TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
+"""Acceptance rate per token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
+MIN_PLAIN_MS: Final = 2.0
+"""Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
+0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
+"""
+WORTH = 1.1
+"""Smallest speed-up that is worth a second model."""
+NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
+NO_SPEED = "the draft model's time per token is unknown"
+_MIN_TESTS = 100
+_NEARLY_ALL = 0.9
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """At an `acceptance` rate per token, the best draft `depth` (0: no drafting) and its speed-up."""
+
+    kind: Kind
+    acceptance: float
+    depth: int
+    speedup: float
+
+
+class Expectation(msgspec.Struct, frozen=True):
+    """The expected speed-up of a draft model: for its measured acceptance rate, if known, and for typical texts.
+
+    `gains` is empty when nothing is known, and `why` says what is missing; else `why` is the basis of `draft_ms`,
+    milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one.
+    """
+
+    gains: tuple[Gain, ...] = ()
+    why: str = NOT_CALIBRATED
+    draft_ms: float = 0.0
+    no_gain: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Return the measured speed-up, else the mean over typical texts; 0 when not known."""
+        counting = [gain for gain in self.gains if gain.kind == "measured"] or self.gains
+        return sum(gain.speedup for gain in counting) / len(counting) if counting else 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Return whether it is worth loading: a tenth faster for some texts."""
+        return any(gain.speedup >= WORTH for gain in self.gains)
+
+    @property
+    def words(self) -> str:
+        """`≈ 1.1× in prose, ≈ 1.4× in code`; `no gain: ...`, or why nothing is known."""
+        if not self.gains:
+            return self.why
+        if self.no_gain:
+            return f"no gain: {self.no_gain}"
+        return ", ".join(f"{_times(gain)} {_where(gain)}" for gain in self.gains)
+
+
+def _times(gain: Gain) -> str:
+    return f"≈ {gain.speedup:.1f}×" if gain.depth else "no gain"
+
+
+def _where(gain: Gain) -> str:
+    return (
+        f"at its measured acceptance of {100 * gain.acceptance:.0f} %" if gain.kind == "measured" else f"in {gain.kind}"
+    )
+
+
+def gain(
+    pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured", *, overlap: bool = False
+) -> Gain:
+    """Return the best depth, 0 included.
+
+    Args:
+        pass_ms: milliseconds of a pass of the target over 1, 2, ... tokens; at least one.
+        draft_ms: milliseconds for a drafted token.
+        acceptance: probability that a drafted token is accepted if those before it were, 0 to 1.
+        overlap: the next tokens are drafted while these are verified.
+    """
+    tokens = reached = 1.0
+    best = Gain(kind, acceptance, 0, 1.0)
+    if pass_ms[0] < MIN_PLAIN_MS:
+        return best
+    for depth in range(1, len(pass_ms)):
+        reached *= acceptance
+        tokens += reached
+        drafting = depth * draft_ms
+        took = max(pass_ms[depth], drafting) if overlap else pass_ms[depth] + drafting
+        speedup = tokens * pass_ms[0] / took
+        if speedup > best.speedup:
+            best = Gain(kind, acceptance, depth, speedup)
+    return best
+
+
+def expectation(pass_ms: Sequence[float], draft_ms: float, basis: str, measured: float | None = None) -> Expectation:
+    """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair.
+
+    Args:
+        pass_ms: as of `gain`; () when the target was never calibrated.
+        draft_ms: 0 when not known.
+        basis: where `draft_ms` comes from, or why it is not known.
+    """
+    if not pass_ms:
+        return Expectation()
+    if draft_ms <= 0:
+        return Expectation(why=basis or NO_SPEED)
+    kinds: tuple[tuple[Kind, float], ...] = TYPICAL if measured is None else (("measured", measured), *TYPICAL)
+    gains = tuple(gain(pass_ms, draft_ms, rate, kind) for kind, rate in kinds)
+    return Expectation(gains, basis, draft_ms, "" if any(one.depth for one in gains) else _why_none(pass_ms, draft_ms))
+
+
+def _why_none(pass_ms: Sequence[float], draft_ms: float) -> str:
+    if pass_ms[0] < MIN_PLAIN_MS:
+        return f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
+    best = max(rate for _, rate in TYPICAL)
+    if not gain(pass_ms, 0.0, best).depth:
+        return "batch verification costs as much as token-by-token decoding"
+    return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+
+
+def measured_acceptance(figures: SpeculationFigures | Drafting | None) -> float | None:
+    """Return the acceptance rate per token of an answer; None when too little was drafted, or not by a draft model.
+
+    Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token.
+    """
+    if figures is None:
+        return None
+    drafted = sum(one.draft_n for one in figures.by_drafter if one.name == "draft")
+    if not drafted or drafted < _NEARLY_ALL * sum(one.draft_n for one in figures.by_drafter):
+        return None
+    accepted = tests = 0
+    reached: int | None = None
+    for n_drafted, n_accepted in figures.by_position:
+        tests += n_drafted if reached is None else min(reached, n_drafted)
+        accepted += n_accepted
+        reached = n_accepted
+    return accepted / tests if tests >= _MIN_TESTS else None
+
+
+DEAREST, STEEPEST, LEAST = 1.25, 0.5, 0.8
+"""Limits of plausible pass times, from measurements on quiet machines: n tokens cost at most n plain steps (Gemma 270M:
+2.1 for 2, 4.4 for 5); longer passes may cost less than shorter ones because kernels compute groups of rows (3.9 for 8;
+1.5B Q8_0: 3.15 for 6, 2.79 for 8); and none costs less than a plain step."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry. `verify_ms[n - 1]`: milliseconds of a pass of the target over n tokens.
+
+    `draft_ms` is that of one drafted token (0: measured without a draft model). `overlap` is (T(n), draft ms) if
+    measured; the rest is as in the engine's `PassCosts`. `target` and `draft` are the fingerprints of both files (""
+    for no draft model). `steady` False: the measurements scattered; `disturbed`: other programs had the cores for part
+    of them. `measured` is in seconds since 1970. Of `compared` tokens of the draft model in earlier answers the target
+    wrote `accepted` too, older ones counting less.
+    """
+
+    verify_ms: tuple[float, ...]
+    draft_ms: float
+    read_ms: float
+    rollback_ms: float
+    overlap: tuple[tuple[float, ...], float] | None
+    target: str
+    draft: str
+    steady: bool
+    measured: float
+    accepted: float = 0.0
+    compared: float = 0.0
+    disturbed: bool = False
+
+
+def calibration_cache(file: Path) -> JsonCache[Calibration]:
+    """Return the calibrations in `file`."""
+    return JsonCache(file, Calibration, version=1, max_entries=300)
+
+
+def implausible(ms: Mapping[int, float]) -> list[int]:
+    """Return the numbers of tokens whose pass time (n -> milliseconds, n = 1 included) must have been disturbed.
+
+    Those cost more than `DEAREST` times n plain steps, or far more than a longer pass. [] when all are plausible.
+    """
+    cheapest = {n: min(time for longer, time in ms.items() if longer >= n) for n in ms}
+    return [
+        n
+        for n, time in sorted(ms.items())
+        if time > DEAREST * n * ms[1] or cheapest[n] < (LEAST if n == 1 else STEEPEST) * time
+    ]
+
+
+def is_plausible(pass_ms: Sequence[float]) -> bool:
+    """Return whether `pass_ms[n - 1]`, times of passes over n tokens, can all be those of a quiet machine."""
+    return not implausible(dict(enumerate(pass_ms, 1)))
+
+
+class TargetCosts(msgspec.Struct, frozen=True):
+    """The known costs of a target: milliseconds of passes over 1, 2, ... tokens (() when never calibrated), and of a
+    drafted token by the fingerprint of the draft model."""
+
+    pass_ms: tuple[float, ...] = ()
+    draft_ms: dict[str, float] = {}
+
+    def measured_draft(self, draft: Path) -> float:
+        """Return the milliseconds for a token of that draft model beside this target; 0 when not measured."""
+        if not self.draft_ms:
+            return 0.0
+        try:
+            return self.draft_ms.get(file_fingerprint(draft), 0.0)
+        except ModelNotFound:
+            return 0.0
+
+
+UNKNOWN = TargetCosts()
+
+
+def target_costs(target: Path, file: Path | None = None) -> TargetCosts:
+    """Return the latest measurements of a model file on this machine, whatever cores they were made with.
+
+    `file` replaces the one in the cache folder.
+    """
+    try:
+        fingerprint = file_fingerprint(target)
+    except ModelNotFound:
+        return UNKNOWN
+    pass_ms: tuple[float, ...] = ()
+    draft_ms: dict[str, float] = {}
+    for known in reversed(calibration_cache(file or paths.calibration_file()).read().values()):
+        if known.target != fingerprint or known.disturbed:
+            continue
+        if min(known.verify_ms, default=0) <= 0 or not is_plausible(known.verify_ms):
+            continue
+        pass_ms = pass_ms or known.verify_ms
+        if known.draft and known.draft_ms > 0:
+            draft_ms.setdefault(known.draft, known.draft_ms)
+    return TargetCosts(pass_ms, draft_ms)
+
 
 # A draft model is small, so its least quantized file costs little more to read than the smallest one.
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
@@ -264,10 +510,10 @@ def _checked_head(candidate: Candidate, target: GGUFHeader, hub: Hub | None) -> 
 
 def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
     """Return the file of a candidate on the hub. Raises NotOnHub."""
-    from cpuchat.models.hub.choice import choose
+    from cpuchat.models.hub.repository import choose_repo_model
 
     if not candidate.file:
-        return choose(repository, candidate.quantization)
+        return choose_repo_model(repository, candidate.quantization)
     for model in repository.models:
         if model.files[0].path == candidate.file and model.complete:
             return model
@@ -276,10 +522,10 @@ def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
 
 def _checked_on_hub(candidate: Candidate, target: GGUFHeader, hub: Hub) -> tuple[Candidate, Compatibility]:
     """Check with the size from the repository. Raises HubError, ModelDamaged."""
-    from cpuchat.models.hub.choice import choose
+    from cpuchat.models.hub.repository import choose_repo_model
 
     repository = hub.repository(candidate.repo)
-    model = choose(repository, candidate.quantization)
+    model = choose_repo_model(repository, candidate.quantization)
     verdict = check_pair(target, hub.header(repository, model))
     return msgspec.structs.replace(candidate, size=model.size), verdict
 

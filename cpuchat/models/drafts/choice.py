@@ -1,28 +1,74 @@
-"""Chooses the draft model to load beside a target, or to count beside one that is not on this machine yet."""
+"""Chooses the draft model to load beside a target, or to count beside one that is not on this machine yet.
+
+Remembers the draft model that the user chose for a model: `draft_models.json` of the data folder.
+
+Lists the draft heads of a target: one that it contains, those on this machine, and those of its repository.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuchat.errors import CpuchatError, DraftMismatch
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, DraftMismatch
+from cpuchat.base.files import JsonCache
+from cpuchat.base.text import clean_line
+from cpuchat.config.settings import SpeculationSection
 from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
-from cpuchat.models.drafts.calibrations import UNKNOWN, target_costs
-from cpuchat.models.drafts.candidates import INCLUDED, Candidate, candidates, check, most_read
-from cpuchat.models.drafts.chosen import ChosenDrafts
+from cpuchat.models.drafts.candidates import (
+    INCLUDED,
+    UNKNOWN,
+    Candidate,
+    Expectation,
+    candidates,
+    check,
+    most_read,
+    target_costs,
+)
 from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import ONLY_ENGINE, HeadKind, find_program, require_head
+from cpuchat.models.heads import (
+    ENGINE,
+    ONLY_ENGINE,
+    HeadKind,
+    find_program,
+    included_layers,
+    kind_named,
+    require_head,
+    title,
+)
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import is_demo
-from cpuchat.settings import SpeculationSection
-from cpuchat.text import clean_line
+from cpuchat.models.library.places import LocalModel, is_demo
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
+    from cpuchat.models.hub.repository import Repository
+
+
+class ChosenDrafts:
+    """The arguments for `choose_draft` by the real path of the target: in the Hugging Face cache, its content."""
+
+    def __init__(self) -> None:
+        self._cache = JsonCache(paths.chosen_drafts_file(), str, version=1, max_entries=500)
+
+    def of(self, target: Path) -> str:
+        """Return what was chosen for `target`; "" where nothing was."""
+        return self._cache.read().get(os.path.realpath(target), "")
+
+    def put(self, target: Path, wanted: str) -> None:
+        """Remember `wanted` for `target`; "" or "auto" forgets it."""
+        key = os.path.realpath(target)
+        if wanted in ("", "auto"):
+            self._cache.remove(key)
+        else:
+            self._cache.put(key, wanted)
+
 
 NO_DRAFT = "none"
 AUTO = ("", "auto")
@@ -219,15 +265,81 @@ def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | 
 
 def _header(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
     """Return the header of a candidate. Raises HubError, ModelDamaged, ModelNotFound."""
-    from cpuchat.models.hub.choice import choose
+    from cpuchat.models.hub.repository import choose_repo_model
 
     if candidate.path is not None:
         return read_model(candidate.path)
     if hub is None:
         return None
     repository = hub.repository(candidate.repo)
-    return hub.header(repository, choose(repository, candidate.quantization))
+    return hub.header(repository, choose_repo_model(repository, candidate.quantization))
 
 
 def _if_compatible(target: GGUFHeader, draft: PlannedDraft) -> PlannedDraft | None:
     return draft if check_pair(target, draft.header).ok else None
+
+
+_NOT_PREDICTED = Expectation(why=f"not predicted: {ENGINE} drafts with a head, at a fixed depth")
+_ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash"}
+_RANK = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
+
+
+def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[Candidate]:
+    """Return the MTP layers of the target itself, then the head files on this machine, unchecked."""
+    found: list[Candidate] = []
+    if included_layers(target):
+        one = Candidate(
+            name=title("mtp"), where="here", path=target.path, head="mtp", included=True, expected=_NOT_PREDICTED
+        )
+        found.append(one)
+    for model in here:
+        if model.kind == "head" and model.unfinished is None:
+            kind = kind_named(model.path.name) or _ARCHITECTURES.get(model.architecture, "mtp")
+            one = Candidate(
+                name=model.path.stem,
+                where="here",
+                path=model.path,
+                repo=model.repo,
+                quantization=model.quantization,
+                size=model.size,
+                head=kind,
+                expected=_NOT_PREDICTED,
+            )
+            found.append(one)
+    return found
+
+
+def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Candidate]:
+    """Return the heads of the target's repository that are not `here`, unchecked: one file of each kind and base, the
+    least quantized of the usual ones.
+    """
+    known = {one.path.stem for one in here if one.path is not None and one.repo.lower() == repository.id.lower()}
+    best: dict[tuple[str, str], Candidate] = {}
+    for model in repository.models:
+        path = model.files[0].path
+        kind = kind_named(path)
+        if kind is None or not model.complete or model.name in known:
+            continue
+        one = Candidate(
+            name=model.name,
+            where="hub",
+            repo=repository.id,
+            quantization=model.quantization,
+            size=model.size,
+            head=kind,
+            file=path,
+            expected=_NOT_PREDICTED,
+        )
+        other = best.get((kind, model.base))
+        if other is None or _rank(one) < _rank(other):
+            best[kind, model.base] = one
+    return list(best.values())
+
+
+def _rank(one: Candidate) -> int:
+    return _RANK.index(one.quantization) if one.quantization in _RANK else len(_RANK)
+
+
+def repository_of(target: GGUFHeader, here: Iterable[LocalModel]) -> str:
+    """Return the repository that the target was downloaded from, "" when that is not known."""
+    return next((model.repo for model in here if model.path == target.path), "")

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError, DraftMismatch, ModelNotFound
-from cpuchat.files import JsonCache
-from cpuchat.models.fingerprint import stat_fingerprint
-from cpuchat.models.gguf.header import GGUFHeader, read_header, split_parts
-from cpuchat.models.gguf.vocabulary import Vocabulary, vocabulary
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, DraftMismatch, ModelNotFound
+from cpuchat.base.files import JsonCache
+from cpuchat.base.text import clean_line
+from cpuchat.models.file_names import stat_fingerprint
+from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, read_header, split_parts, vocabulary
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
-from cpuchat.text import clean_line
+from cpuchat.models.library.places import LocalModel
 
 MAX_SIZE_DIFFERENCE = 128
 FIRST_CHECKED_TOKEN = 5

@@ -2,20 +2,273 @@
 
 Format: docs/gguf.md of ggml, versions 2 and 3, little-endian; the checks are those of llama.cpp's gguf.cpp, so what
 passes here is accepted there. The limits keep the worst header below 200 MB and 1 s, arrays decoded or not.
+
+Tensor types and file types of GGUF, with their sizes.
+
+Sources: `enum ggml_type` in ggml.h and the block structs of ggml-common.h (ggml 0.25.3, the one in
+llama-cpp-python 0.3.36); `enum llama_ftype` in llama.h of the same release.
+
+Arrays of GGUF metadata, decoded on first use.
+
+Sources of header bytes: a local file, or anything else that can be read from any position.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import struct
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
 
-from cpuchat.errors import ModelDamaged, ModelUnsupported
-from cpuchat.models.gguf.arrays import SCALARS, STRING, LazyArray
-from cpuchat.models.gguf.source import Source
-from cpuchat.models.gguf.types import ALIGNMENT, RETIRED, TYPES
+from cpuchat.base.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+
+ALIGNMENT = 32
+"""Default alignment of tensors in bytes (GGUF_DEFAULT_ALIGNMENT)."""
+
+
+class GGMLType(NamedTuple):
+    """`block` values are stored together in `nbytes` bytes."""
+
+    id: int
+    name: str
+    block: int
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / self.block
+
+
+_TABLE = (
+    GGMLType(0, "F32", 1, 4),
+    GGMLType(1, "F16", 1, 2),
+    GGMLType(2, "Q4_0", 32, 18),
+    GGMLType(3, "Q4_1", 32, 20),
+    GGMLType(6, "Q5_0", 32, 22),
+    GGMLType(7, "Q5_1", 32, 24),
+    GGMLType(8, "Q8_0", 32, 34),
+    GGMLType(9, "Q8_1", 32, 36),
+    GGMLType(10, "Q2_K", 256, 84),
+    GGMLType(11, "Q3_K", 256, 110),
+    GGMLType(12, "Q4_K", 256, 144),
+    GGMLType(13, "Q5_K", 256, 176),
+    GGMLType(14, "Q6_K", 256, 210),
+    GGMLType(15, "Q8_K", 256, 292),
+    GGMLType(16, "IQ2_XXS", 256, 66),
+    GGMLType(17, "IQ2_XS", 256, 74),
+    GGMLType(18, "IQ3_XXS", 256, 98),
+    GGMLType(19, "IQ1_S", 256, 50),
+    GGMLType(20, "IQ4_NL", 32, 18),
+    GGMLType(21, "IQ3_S", 256, 110),
+    GGMLType(22, "IQ2_S", 256, 82),
+    GGMLType(23, "IQ4_XS", 256, 136),
+    GGMLType(24, "I8", 1, 1),
+    GGMLType(25, "I16", 1, 2),
+    GGMLType(26, "I32", 1, 4),
+    GGMLType(27, "I64", 1, 8),
+    GGMLType(28, "F64", 1, 8),
+    GGMLType(29, "IQ1_M", 256, 56),
+    GGMLType(30, "BF16", 1, 2),
+    GGMLType(34, "TQ1_0", 256, 54),
+    GGMLType(35, "TQ2_0", 256, 66),
+    GGMLType(39, "MXFP4", 32, 17),
+    GGMLType(40, "NVFP4", 64, 36),
+    GGMLType(41, "Q1_0", 128, 18),
+    GGMLType(42, "Q2_0", 64, 18),
+)
+
+TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}
+BY_NAME: dict[str, GGMLType] = {t.name: t for t in _TABLE}
+# Removed from ggml: repacked formats of Q4_0 and IQ4_NL, to which llama.cpp converts at load since.
+RETIRED: dict[int, str] = {
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
+# general.file_type
+FILE_TYPES: dict[int, str] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+    39: "NVFP4",
+    40: "Q1_0",
+    41: "Q2_0",
+}
+FILE_TYPE_BY_NAME: dict[str, int] = {name: number for number, name in FILE_TYPES.items()}
+
+
+STRING = 8
+"""GGUF value type of strings: a length (u64) and UTF-8."""
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF value type -> struct code; 7 is bool."""
+_array_u64 = struct.Struct("<Q").unpack_from
+
+
+class LazyArray(Sequence[Any]):
+    """A metadata array, decoded on first use: a vocabulary of 150k strings costs nothing until then."""
+
+    __slots__ = ("_count", "_raw", "_values", "value_type")
+
+    def __init__(self, value_type: int, count: int, raw: bytes) -> None:
+        self.value_type = value_type
+        self._count = count
+        self._raw = raw
+        self._values: list[Any] | None = None
+
+    def first(self, count: int) -> list[Any]:
+        """Return at most the first `count` values, without decoding the others."""
+        count = min(count, self._count)
+        if self._values is not None:
+            return self._values[:count]
+        if self.value_type != STRING:
+            return list(struct.unpack_from(f"<{count}{SCALARS[self.value_type]}", self._raw))
+        return [raw.decode("utf-8", "replace") for raw in islice(self.raw_strings(), count)]
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether these are strings, not numbers."""
+        return self.value_type == STRING
+
+    def raw_strings(self) -> Iterator[bytes]:
+        """Yield the bytes of every string, valid UTF-8 or not.
+
+        Raises:
+            TypeError: these are numbers.
+        """
+        if not self.is_text:
+            raise TypeError(f"{self!r} contains no strings")
+        raw, at, number = self._raw, 0, int.from_bytes  # in a loop, faster than struct
+        for _ in range(self._count):
+            start = at + 8
+            at = start + number(raw[at:start], "little")
+            yield raw[start:at]
+
+    def shares_strings(self, other: LazyArray, start: int) -> bool:
+        """Return whether both have the same strings from `start` to the end of the shorter one. Under 1 ms for 150k."""
+        tails: list[bytes] = []
+        for array in (self, other):
+            if not array.is_text or start > array._count:
+                return False
+            at = 0
+            for _ in range(start):
+                at += 8 + _array_u64(array._raw, at)[0]
+            tails.append(array._raw[at:])
+        short, long = sorted(tails, key=len)
+        return long.startswith(short)
+
+    def _decode(self) -> list[Any]:
+        if self._values is None:
+            self._values = self.first(self._count)
+        return self._values
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._decode()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._decode())
+
+    def __repr__(self) -> str:
+        return f"LazyArray({self._count} values of type {self.value_type})"
+
+
+class Source(Protocol):
+    """Bytes that `parse` reads front to back in few large pieces: 1 MiB first, then doubling."""
+
+    @property
+    def name(self) -> str:
+        """Return the file's name, for messages."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return bytes of the whole file."""
+        ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return up to `count` bytes from `offset`; b"" at the end. Its errors pass through `parse`."""
+        ...
+
+
+class FileSource:
+    """An open file; a context manager.
+
+    Raises:
+        ModelNotFound: it does not exist, may not be read, or is a folder, a pipe or a device.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # O_NONBLOCK: opening a pipe without a writer would block forever.
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            self._handle = os.open(path, flags)
+        except OSError as error:
+            raise ModelNotFound(f"Cannot open {path}: {error.strerror}.", "Check the path.") from None
+        status = os.fstat(self._handle)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._handle)
+            raise ModelNotFound(f"Cannot open {path}: not a regular file.", "Choose a .gguf file.")
+        self.name = path.name
+        self.size = status.st_size
+
+    def read(self, offset: int, count: int) -> bytes:
+        return os.pread(self._handle, count, offset)
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)
+
 
 # Far above anything real: 20 MB with 262k tokens and 515k merges, 60 metadata entries, 100 kB of text, 3,000 tensors.
 # Some contain a tokenizer.json of up to 35 MB as one string: nothing uses it, so long strings are truncated.

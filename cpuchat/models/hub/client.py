@@ -1,22 +1,344 @@
-"""Interface to the Hugging Face Hub: search, list a repository, read a model's header."""
+"""Interface to the Hugging Face Hub: search, list a repository, read a model's header.
+
+Sends all requests to the hub through huggingface_hub: its API, and byte ranges of files by its session.
+
+Parses what users write for a model on the hub: `owner/name`, `owner/name:Q4_K_M`, a browser link, `hf://…`.
+
+Reads the header of a model file on the hub by byte ranges: some MB instead of the whole file.
+
+Caches headers of models on the hub, compressed: a header is some MB.
+
+A file's name is the etag of the model file, the hash of its content, so an entry is valid forever.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qs, quote, urlsplit
 
-from cpuchat.errors import ModelDamaged
-from cpuchat.models.gguf.header import GGUFHeader, join_parts
-from cpuchat.models.hub import connection, responses
-from cpuchat.models.hub.address import parse_address
-from cpuchat.models.hub.errors import too_slow
-from cpuchat.models.hub.header_cache import HeaderCache
-from cpuchat.models.hub.remote_header import read_remote_header
-from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
+from cpuchat import __version__
+from cpuchat.base import paths
+from cpuchat.base.errors import AccessDenied, HubError, HubOffline, ModelDamaged, TooSlow, UsageError
+from cpuchat.base.files import read_small, write_atomically
+from cpuchat.base.text import clean_line
+from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
+from cpuchat.models.gguf.parse import MAX_HEADER
+from cpuchat.models.hub import errors, responses
+from cpuchat.models.hub.errors import endpoint, host, invalid_response, is_offline, too_slow
+from cpuchat.models.hub.repository import Data, FoundRepository, HubFile, RepoModel, Repository
+from cpuchat.models.hub.responses import checked_etag
 
 if TYPE_CHECKING:
+    import httpx
+    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import ExpandModelProperty_T
+
+
+_PROGRAM, _VERSION = "cpuchat", __version__
+_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
+"""Errors that huggingface_hub raises for a malformed response."""
+
+T = TypeVar("T")
+_setting_up = threading.Lock()
+
+
+def token() -> str:
+    """Return the user's token, from `HF_TOKEN` or `hf auth login`; "" when there is none.
+
+    Raises:
+        HubError: it cannot be read.
+        AccessDenied: it contains characters that no token has.
+    """
+    from huggingface_hub.utils import get_token_to_send
+
+    try:
+        found = get_token_to_send(None) or ""
+    except OSError as error:
+        raise HubError(f"Cannot read your Hugging Face token: {error.strerror}.", errors.LOGIN) from None
+    except UnicodeDecodeError:
+        found = "\0"
+    if not (found.isascii() and found.isprintable()):
+        raise AccessDenied("Your Hugging Face token contains invalid characters.", errors.LOGIN)
+    return found
+
+
+def headers() -> dict[str, str]:
+    """Return the headers of every request: user agent and token. Raises as `token`."""
+    from huggingface_hub.utils import build_hf_headers
+
+    return build_hf_headers(token=token() or False, library_name=_PROGRAM, library_version=_VERSION)
+
+
+def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
+    """Call the hub's API. `question` must read the response to its end; `repo` is for messages.
+
+    Raises:
+        HubError and its kinds: offline, refused, not found, connection lost, invalid response.
+    """
+    _set_up()
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi(endpoint=endpoint(), token=token() or False, library_name=_PROGRAM, library_version=_VERSION)
+    try:
+        return question(api)
+    except (HfHubHTTPError, HFValidationError) as error:  # some of these are ValueErrors
+        raise errors.translate(error, repo) from None
+    except _MALFORMED:
+        raise errors.invalid_response() from None
+    except Exception as error:
+        raise errors.translate(error, repo) from None
+
+
+@contextmanager
+def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterator[httpx.Response]:
+    """Send a GET and yield the response, to be read as a stream. The token goes to no other host than that of `url`.
+
+    Args:
+        repo: for messages.
+        extra: headers besides the usual ones.
+        max_bytes: of the response that are read at most.
+
+    Raises:
+        HubError and its kinds: as `ask`, also while the response is read.
+    """
+    _set_up()
+    from huggingface_hub.utils import get_session
+
+    from cpuchat.models.hub.responses import Bounds
+
+    bounds = Bounds(max_bytes=max_bytes).extensions()
+    try:
+        with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as response:
+            raise_for_status(response)
+            if response.status_code not in (200, 206):
+                raise errors.invalid_response()
+            yield response
+    except Exception as error:
+        raise errors.translate(error, repo) from None
+
+
+def raise_for_status(response: httpx.Response) -> None:
+    """Raise HfHubHTTPError or one of its kinds, or httpx.HTTPStatusError, for an unsuccessful response."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import hf_raise_for_status
+
+    try:
+        hf_raise_for_status(response)
+    except HfHubHTTPError:
+        raise
+    except _MALFORMED:  # it searches the body for words, and fails for JSON of another form
+        response.raise_for_status()
+        raise
+
+
+def _set_up() -> None:
+    """Prepare a request. Raises HubOffline in offline mode."""
+    if is_offline():
+        raise errors.offline_mode()
+    with _setting_up:
+        _set_up_library()
+
+
+@cache
+def _set_up_library() -> None:
+    from huggingface_hub import constants, set_client_factory
+    from huggingface_hub.utils.logging import set_verbosity_error
+
+    from cpuchat.models.hub.responses import client
+
+    set_verbosity_error()  # its warnings would be printed across the screen
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # else it first asks the hub which programs it may be running in
+    set_client_factory(client)
+
+
+_REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_QUANTIZATION = re.compile(r"[\w.-]+", re.ASCII)
+
+
+class Address(Data, frozen=True):
+    """A repository (`owner/name`) and what was named of it; "" for what was not. `path`: a file or a folder of it."""
+
+    repo: str
+    revision: str = ""
+    path: str = ""
+    quantization: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """Return the argument for `choice.choose`; "" when no model of the repository was named."""
+        return self.path or self.quantization
+
+
+def parse_address(text: str) -> Address:
+    """Parse `OWNER/NAME`, links (`https://huggingface.co/OWNER/NAME/blob/main/x.gguf`, with or without
+    `https://`; those of `HF_ENDPOINT`; `…?show_file_info=x.gguf`, the link of a quantization on the repository's page)
+    and `hf://OWNER/NAME@REVISION/x.gguf`; each optionally followed by `:QUANTIZATION`.
+
+    Raises:
+        UsageError: it is none of these, or not a model.
+    """
+    from huggingface_hub import parse_hf_uri
+
+    text = text.strip()
+    location, colon, quantization = text.rpartition(":")
+    if not colon or not _QUANTIZATION.fullmatch(quantization):
+        location, quantization = text, ""
+    uri = f"hf://{location}" if _REPO.fullmatch(location) else location
+    try:
+        found = parse_hf_uri(uri, endpoint())
+    except ValueError:  # HfUriError is one, and a broken host another
+        found = None
+    if found is None or found.type != "model":
+        raise UsageError(
+            f"{clean_line(text)[:120]!r} is not a model repository.",
+            f"Write OWNER/NAME, OWNER/NAME:Q4_K_M, or its URL on {host()}.",
+        )
+    shown = parse_qs(urlsplit(location).query).get("show_file_info", [""])
+    path = found.path_in_repo or shown[0]
+    return Address(repo=found.id, revision=found.revision or "", path=path, quantization=quantization.upper())
+
+
+_SUFFIX = ".header"
+_LIMIT = 256_000_000
+"""Bytes of all headers together; the least recently used go first."""
+
+
+class HeaderCache:
+    """The first bytes of model files, by etag. Disk errors are ignored; an etag that is not a hash raises HubError."""
+
+    def __init__(self, folder: Path | None = None, limit: int = _LIMIT) -> None:
+        self._folder = folder or paths.headers_dir()
+        self._limit = limit
+
+    def get(self, etag: str) -> bytes | None:
+        """Return the first bytes of a file; None when they are not cached, or damaged."""
+        file = self._file(etag)
+        try:
+            unpacker = zlib.decompressobj()
+            content = unpacker.decompress(read_small(file, MAX_HEADER), MAX_HEADER)
+            if not unpacker.eof:
+                return None
+            os.utime(file)
+        except (OSError, zlib.error):
+            return None
+        return content
+
+    def put(self, etag: str, content: bytes) -> None:
+        with contextlib.suppress(OSError):
+            write_atomically(self._file(etag), zlib.compress(content, level=1))
+            self._trim()
+
+    def remove(self, etag: str) -> None:
+        with contextlib.suppress(OSError):
+            self._file(etag).unlink(missing_ok=True)
+
+    def _file(self, etag: str) -> Path:
+        return self._folder / f"{checked_etag(etag)}{_SUFFIX}"
+
+    def _trim(self) -> None:
+        files = [(file.stat(), file) for file in self._folder.iterdir()]
+        files.sort(key=lambda entry: entry[0].st_mtime_ns)
+        excess = sum(status.st_size for status, _ in files) - self._limit
+        for status, file in files:
+            if excess <= 0:
+                return
+            file.unlink(missing_ok=True)
+            excess -= status.st_size
+
+
+_MORE = 1 << 20
+"""Bytes that a server without range support may send beyond those requested; the reader stops by itself."""
+_RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
+
+
+def read_remote_header(repo: str, revision: str, file: HubFile, cache: HeaderCache) -> GGUFHeader:
+    """Read the header of one file from the cache, else from the hub.
+
+    Raises:
+        HubError and its kinds: it could not be read.
+        ModelDamaged: not a GGUF file, or a contradictory header.
+    """
+    label = Path(file.path)
+    content = cache.get(file.etag)
+    if content is not None:
+        try:
+            return header_from(_Cached(file, content), label)
+        except ModelDamaged:
+            cache.remove(file.etag)
+    source = _Remote(repo, revision, file)
+    header = header_from(source, label)
+    cache.put(file.etag, bytes(source.content[: header.data_offset]))
+    return header
+
+
+class _Cached:
+    """The first bytes of a file, as a source of headers."""
+
+    def __init__(self, file: HubFile, content: bytes) -> None:
+        self.name = PurePosixPath(file.path).name
+        self.size = file.size
+        self._content = content
+
+    def read(self, offset: int, count: int) -> bytes:
+        return self._content[offset : offset + count]
+
+
+class _Remote:
+    """A file on the hub, as a source of headers. `content`: what has been read so far, from the first byte on."""
+
+    def __init__(self, repo: str, revision: str, file: HubFile) -> None:
+        self.name = PurePosixPath(file.path).name
+        self.size = file.size
+        self.content = bytearray()
+        self._repo = repo
+        self._url = f"{endpoint()}/{repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+
+    def read(self, offset: int, count: int) -> bytes:
+        count = min(count, self.size - offset)
+        try:
+            piece = self._request(offset, count)
+        except HubOffline as error:  # a lost connection, or one that was closed while idle
+            if isinstance(error, TooSlow):
+                raise
+            piece = self._request(offset, count)
+        if len(piece) < count:
+            raise HubError(f"{host()} sent fewer bytes of {self.name} than announced.", "Try again.")
+        self.content += piece
+        return piece
+
+    def _request(self, offset: int, count: int) -> bytes:
+        wanted = {"range": f"bytes={offset}-{offset + count - 1}", "accept-encoding": "identity"}
+        with get(self._url, self._repo, wanted, max_bytes=offset + count + _MORE) as response:
+            if "html" in response.headers.get("content-type", ""):
+                raise invalid_response()
+            if response.status_code == 200:  # no range support: it sends the file from its beginning
+                return _body(response, count, skip=offset)
+            sent = _RANGE.match(response.headers.get("content-range", ""))
+            if sent is None or int(sent["first"]) != offset or int(sent["total"]) != self.size:
+                raise HubError(f"{host()} sent a different range of {self.name} than requested.", "Try again.")
+            return _body(response, count)
+
+
+def _body(response: httpx.Response, count: int, skip: int = 0) -> bytes:
+    """Return up to `count` bytes of the body after the first `skip`; the rest is not fetched."""
+    content = bytearray()
+    for piece in response.iter_bytes():
+        content += piece
+        if len(content) >= skip + count:
+            break
+    return bytes(content[skip : skip + count])
+
 
 _MAX_SECONDS = 60.0
 """Seconds after which no further part's header is requested."""
@@ -43,7 +365,7 @@ class Hub:
             query = parse_address(query).repo
         query = query.strip()
         return responses.found(
-            connection.ask(
+            ask(
                 lambda api: list(
                     api.list_models(search=query, filter="gguf", sort="downloads", limit=limit, expand=_FACTS)
                 )
@@ -57,7 +379,7 @@ class Hub:
             UsageError: `repo_id` is not "owner/name".
         """
         repo, asked = parse_address(repo_id).repo, time.time()
-        info = connection.ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
+        info = ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
         return responses.repository(info, asked if revision == MAIN else 0.0)
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:

@@ -1,6 +1,8 @@
 """Remembers when each model was loaded last and how fast it answered: `usage.json` of the cache folder.
 
 A model is identified by the real paths and sizes of its files: touching a file does not make it another model.
+
+Remembers models that were opened by path outside the searched folders, so that they are listed.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat import paths
-from cpuchat.files import JsonCache
-from cpuchat.model_info import ModelInfo
+from cpuchat.base import paths
+from cpuchat.base.files import JsonCache
 from cpuchat.models.costs import CostLog
-from cpuchat.models.fingerprint import stat_fingerprint
+from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.library.places import model_files
-from cpuchat.timings import LEAST_TOKENS, MAX_CPU_WAIT, Timings
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import LEAST_TOKENS, MAX_CPU_WAIT, Timings
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,3 +108,33 @@ class UsageSnapshot:
         except OSError:
             key = ""
         return self._entries.get(key) or Usage()
+
+
+class RecentModels:
+    """`recent_models.json` of the data folder, by path. Files that no longer exist drop out."""
+
+    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`file` replaces the one in the data folder."""
+        self._cache = JsonCache(file or paths.recent_models_file(), float, version=1, max_entries=50)
+        self._clock = clock
+
+    def files(self) -> list[Path]:
+        """Return those that exist, the latest first."""
+        return [path for path in map(Path, reversed(self._cache.read())) if _is_file(path)]
+
+    def add(self, path: Path) -> None:
+        """Record that `path` was opened now."""
+
+        def put_last(entries: dict[str, float]) -> None:
+            for name in [name for name in entries if name == str(path) or not _is_file(Path(name))]:
+                del entries[name]
+            entries[str(path)] = self._clock()
+
+        self._cache.update(put_last)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

@@ -11,15 +11,24 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.errors import CpuchatError, QuantizeFailed, UsageError
+from cpuchat.base.errors import CpuchatError, QuantizeFailed, UsageError
 from cpuchat.hardware.placement.cores import check_thread_count
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.quantize.forecast import Forecast, forecast_type, source_header
-from cpuchat.models.quantize.messages import QuantizeFinished, QuantizeRequest, TensorStarted
-from cpuchat.models.quantize.place import check_free, check_place, check_space, part_of
-from cpuchat.models.quantize.process import QuantizeProcess
-from cpuchat.models.quantize.types import QuantType
+from cpuchat.models.quantize.types import (
+    Forecast,
+    QuantizeFinished,
+    QuantizeProcess,
+    QuantizeRequest,
+    QuantType,
+    TensorStarted,
+    check_free,
+    check_place,
+    check_space,
+    forecast_type,
+    part_of,
+    source_header,
+)
 
 _TICK_SECONDS = 0.25
 

@@ -2,17 +2,50 @@
 
 Source: llama-cpp-python 0.3.36, src/llama-quant.cpp (llama_ftype_get_default_type, tensor_requires_imatrix). Bits per
 weight are those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
+
+Forecasts the result of quantizing a model: llama.cpp computes it in a dry run that reads no weights.
+
+Places a new model file: name, folder, disk space, and the partial file until it is complete.
+
+Reads importance matrices: how strongly each input of a weight matrix was activated on a sample of text.
+
+Formats: GGUF with `<tensor>.in_sum2` and `<tensor>.counts`, and the older binary one
+(llama-cpp-python 0.3.36, common/imatrix-loader.cpp; its use: load_imatrix in tools/quantize/quantize.cpp).
+
+Starts and talks to the quantizing process.
+
+Messages between the app and the quantizing process (`engine.quantize`): lines of JSON.
+
+The process ends with its input, so that it never outlives its parent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import difflib
+import fcntl
+import os
+import shutil
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
-from cpuchat.errors import UsageError
-from cpuchat.models.gguf.types import FILE_TYPE_BY_NAME
-from cpuchat.models.library.model import LocalModel
+from cpuchat.base import paths
+from cpuchat.base.errors import DiskFull, ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
+from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.models.fit import gigabytes
+from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model, split_parts
+from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import LocalModel, is_inside
+from cpuchat.models.traffic import traffic_of
+from cpuchat.telemetry.roofline import pass_bytes
 
 
 class QuantType(msgspec.Struct, frozen=True):
@@ -111,3 +144,346 @@ def quant_type(text: str) -> QuantType:
     close = difflib.get_close_matches(name, [*_BY_NAME, *_ALIASES], n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else "`cpuchat models quantize --list` lists them."
     raise UsageError(f"There is no quantization {text.strip()[:40]!r}.", hint)
+
+
+PART = ".quantizing"
+"""Suffix until the file is complete. Not `.part`, which browsers use for downloads."""
+_MARGIN_BYTES = 1 << 20  # a forecast leaves out a few added metadata entries
+
+
+def suggested_path(source: GGUFHeader, kind: QuantType, folder: Path) -> Path:
+    """Return `<model>-Q4_K_M.gguf` in `folder`: the source's name with its quantization and part number replaced."""
+    stem = source.path.stem
+    if split_parts(source.path):
+        stem = stem.rpartition("-of-")[0].rpartition("-")[0]
+    old = source.quantization
+    for separator in ("-", ".", "_"):
+        if old and stem.upper().endswith(separator + old.upper()):
+            stem = stem[: -len(old) - 1]
+            break
+    return folder / f"{stem}-{kind.name}.gguf"
+
+
+def suggested_folder(source: Path, library: Library) -> Path:
+    """Return the folder of `source` if it is the user's, else the first writable folder of the library.
+
+    Nothing is put into a cache or the package.
+    """
+    kept = any(is_inside(source.parent, place) for place in (library.cache, paths.demo_dir()))
+    places = [*([] if kept else [source.parent]), *library.folders]
+    return next((place for place in places if is_folder(place, os.W_OK | os.X_OK)), paths.made_models_dir())
+
+
+def is_folder(path: Path, mode: int = os.F_OK) -> bool:
+    """Return whether `path` is a folder with access `mode`; False also for an invalid path."""
+    return os.access(f"{path}/.", mode)
+
+
+def check_place(out: Path, source: GGUFHeader, *, force: bool) -> None:
+    """Check whether `out` may be made from `source`; creates cpuchat's own model folder.
+
+    Raises:
+        UsageError: it may not, or it exists and `force` is not given.
+    """
+    try:
+        if out.parent == paths.made_models_dir():
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if not out.parent.is_dir():
+            raise UsageError(f"There is no folder {out.parent}.", "Create it, or choose another folder.")
+        if out.is_dir():
+            raise UsageError(f"{out} is a folder.", "Give a file name.")
+        if out.exists() and any(part.samefile(out) for part in split_parts(source.path) or [source.path]):
+            raise UsageError("A model cannot be quantized into itself.", "Choose another name.")
+        check_free(out, force=force)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def check_free(out: Path, *, force: bool) -> None:
+    """Raise UsageError when `out` exists and `force` is not given."""
+    if out.exists() and not force:
+        raise UsageError(f"{out} exists.", "Choose another name, or add --force to overwrite it.")
+
+
+def check_space(part: Path, size: int) -> None:
+    """Raise DiskFull when the rest of `size` bytes does not fit on the disk of `part`."""
+    free = shutil.disk_usage(part.parent).free
+    if size + _MARGIN_BYTES - part.stat().st_size > free:
+        raise DiskFull(
+            f"Not enough disk space: the file needs {gigabytes(size)} GB, {gigabytes(free)} GB free in {part.parent}.",
+            "Free some space, or choose another folder or a smaller type.",
+        )
+
+
+@contextlib.contextmanager
+def part_of(out: Path) -> Iterator[Path]:
+    """Yield the partial file beside `out`, empty and locked; deleted afterwards, unless it was renamed.
+
+    Raises:
+        UsageError: another program writes it, or the folder cannot be written.
+    """
+    part = out.with_name(out.name + PART)
+    try:
+        # Neither wait for a pipe of that name nor follow a link.
+        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise _unwritable(part, error) from None
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise UsageError(f"{part} is not a regular file.", "Choose another name.")
+        _lock(file, part, out)
+        try:
+            os.truncate(file, 0)  # left by a killed process
+            yield part
+        finally:
+            if _is_still(part, file):
+                part.unlink()
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, part: Path, out: Path) -> None:
+    busy = UsageError(f"Another program is writing {out.name}.", "Wait for it, or choose another name.")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise busy from None
+    except OSError:
+        return  # a file system without locks
+    if not _is_still(part, file):  # its owner has just finished
+        raise busy
+
+
+def _is_still(part: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), part.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"Cannot write {path}: {error.strerror}.", "Choose another folder or name.")
+
+
+_MAX_ENTRIES = 1 << 20
+_MAX_NAME = 4096
+
+Weights = dict[str, "np.ndarray[Any, Any]"]
+
+
+class ImportanceMatrix(msgspec.Struct, frozen=True):
+    """`weights` by the name of the weight matrix: float32, one per column (for each expert in turn). `chunks`: of
+    text that they were computed from, 0 if not stated."""
+
+    weights: Weights
+    chunks: int = 0
+
+
+def read_imatrix(path: Path) -> ImportanceMatrix:
+    """Read either format.
+
+    Raises:
+        ModelNotFound: the file cannot be read.
+        ModelDamaged: it is damaged.
+        UsageError: it is another kind of GGUF file.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                file.seek(0)
+                return _read_old(path, file)
+            return _read_gguf(path, file)
+    except OSError as error:
+        raise ModelNotFound(f"Cannot read {path}: {error.strerror}.", "Check the path.") from None
+
+
+def _damaged(path: Path, what: str) -> ModelDamaged:
+    return ModelDamaged(f"{path.name} is a damaged importance matrix: {what}.", "Download or compute it again.")
+
+
+def _read_gguf(path: Path, file: BinaryIO) -> ImportanceMatrix:
+    header = read_header(path)
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    weights: Weights = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".in_sum2"):
+            continue
+        matrix = name.removesuffix(".in_sum2")
+        counts = tensors.get(f"{matrix}.counts")
+        if counts is None or tensor.n_elements % max(counts.n_elements, 1):
+            raise _damaged(path, f"the counts of {matrix[:64]!r} are missing or have the wrong size")
+        n = _values(path, file, header, counts)[:, None]
+        sums = _values(path, file, header, tensor).reshape(len(n), -1)
+        # An expert that was never used: all its inputs count alike.
+        weights[matrix] = np.where(n > 0, sums / np.maximum(n, 1), 1).astype(np.float32).ravel()
+    if not weights:
+        raise UsageError(f"{path.name} is not an importance matrix.", "Give a file written by llama-imatrix.")
+    chunks = header.metadata.get("imatrix.chunk_count", 0)
+    return _checked(path, weights, chunks if isinstance(chunks, int) else 0)
+
+
+def _values(path: Path, file: BinaryIO, header: GGUFHeader, tensor: TensorInfo) -> np.ndarray[Any, Any]:
+    if tensor.type != "F32":
+        raise _damaged(path, f"{tensor.name[:64]!r} is of type {tensor.type}, not F32")
+    file.seek(header.data_offset + tensor.offset)
+    return np.frombuffer(file.read(tensor.nbytes), "<f4")
+
+
+def _read_old(path: Path, file: BinaryIO) -> ImportanceMatrix:
+    size = path.stat().st_size
+
+    def number(most: int, what: str) -> int:
+        data = file.read(4)
+        value = struct.unpack("<i", data)[0] if len(data) == 4 else -1
+        if not 0 <= value <= most:
+            raise _damaged(path, f"{what} is missing or invalid")
+        return value
+
+    weights: Weights = {}
+    for i in range(number(_MAX_ENTRIES, "the number of entries")):
+        name = file.read(number(_MAX_NAME, f"the name of entry {i}")).decode("utf-8", "replace")
+        calls = number(2**31 - 1, f"the number of calls of entry {i}")
+        count = number(size // 4, f"the length of entry {i}")
+        data = file.read(4 * count)
+        if len(data) < 4 * count:
+            raise _damaged(path, f"truncated in entry {i}")
+        sums = np.frombuffer(data, "<f4")
+        weights[name] = (sums / calls if calls else sums).astype(np.float32)
+    if not weights:
+        raise _damaged(path, "it has no entries")
+    tail = file.read(4)
+    return _checked(path, weights, struct.unpack("<i", tail)[0] if len(tail) == 4 else 0)
+
+
+def _checked(path: Path, weights: Weights, chunks: int) -> ImportanceMatrix:
+    for name, values in weights.items():
+        if not len(values) or not np.isfinite(values).all():
+            raise _damaged(path, f"the values of {name[:64]!r} are missing or not finite")
+    return ImportanceMatrix(weights, max(chunks, 0))
+
+
+class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True, tag="forecast"):
+    """Request: forecast quantizing `source` to the file type `number`, without reading its weights."""
+
+    source: str
+    number: int
+
+
+class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="quantize"):
+    """Request: write `out`. `imatrix` "": none; `requantize` allows tensors that are already quantized."""
+
+    source: str
+    out: str
+    number: int
+    threads: int
+    imatrix: str = ""
+    requantize: bool = False
+
+
+class ForecastResult(msgspec.Struct, frozen=True, kw_only=True, tag="forecast_result"):
+    """Answer: `types` of the tensors by name. `needs_imatrix`: some of these need an importance matrix."""
+
+    types: dict[str, str]
+    needs_imatrix: bool
+
+
+class TensorStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_started"):
+    """Progress: the tensor `name` is being written."""
+
+    name: str
+
+
+class QuantizeFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """Answer: the file is written; the parent checks it."""
+
+
+Request = ForecastRequest | QuantizeRequest
+Answer = ForecastResult | TensorStarted | QuantizeFinished
+
+
+class QuantizeProcess(LineProcess[Answer]):
+    """An async context manager; leaving it kills the process."""
+
+    def __init__(self) -> None:
+        super().__init__(python_command("-m", "cpuchat.engine.quantize"), "quantizing process", Answer, QuantizeFailed)
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """The file that `type` would give. `header` is its header, for predicting fit and speed.
+
+    `file_size` in bytes, exact to a few hundred. `needs_imatrix`: some tensors need an importance matrix. `lossy`:
+    types of tensors that are already quantized below Q8_0 and would be quantized again.
+    """
+
+    type: QuantType
+    header: GGUFHeader
+    needs_imatrix: bool
+    lossy: tuple[str, ...] = ()
+
+    @property
+    def file_size(self) -> int:
+        return self.header.file_size
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight."""
+        return 8 * self.header.size / max(self.header.n_params, 1)
+
+
+def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
+    """Return how many times as fast `made` decodes as `source` where decoding is memory-bound."""
+    before, after = (pass_bytes(traffic_of(header), 1, 0) for header in (source, made))
+    return before / max(after, 1.0)
+
+
+async def source_header(source: Path) -> GGUFHeader:
+    """Read the header of a model to quantize.
+
+    Raises:
+        ModelNotFound, ModelDamaged: as `read_model`.
+        UsageError: it is not a language model.
+    """
+    header = await asyncio.to_thread(read_model, source)
+    if header.other:
+        raise UsageError(
+            f"{source.name} is {header.other}, not a language model.", "Choose the GGUF file of a language model."
+        )
+    return header
+
+
+async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
+    """Forecast the model of `source` (from `source_header`) as `kind`.
+
+    Raises:
+        QuantizeFailed: llama.cpp does not support the architecture, or this type for it.
+    """
+    await process.send(ForecastRequest(source=str(source.path), number=kind.number))
+    answer = await process.receive()
+    if not isinstance(answer, ForecastResult) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
+        raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
+    changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
+    return Forecast(
+        type=kind,
+        header=_header(source, kind, answer.types),
+        needs_imatrix=answer.needs_imatrix,
+        lossy=tuple(sorted(changed - PRECISE)),
+    )
+
+
+def _header(source: GGUFHeader, kind: QuantType, types: dict[str, str]) -> GGUFHeader:
+    """Return the header of one file with all tensors in their new types."""
+    tensors: list[TensorInfo] = []
+    at = 0
+    for tensor in source.tensors:
+        new = BY_NAME[types[tensor.name]]
+        nbytes = tensor.n_elements // new.block * new.nbytes
+        tensors.append(msgspec.structs.replace(tensor, type=new.name, offset=at, nbytes=nbytes))
+        at += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    metadata = {key: value for key, value in source.metadata.items() if not key.startswith("split.")}
+    return msgspec.structs.replace(
+        source,
+        metadata=metadata | {"general.file_type": kind.number},
+        tensors=tensors,
+        file_size=source.data_offset + at,
+        alignment=ALIGNMENT,
+    )

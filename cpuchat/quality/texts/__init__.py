@@ -10,7 +10,7 @@ from functools import cache
 
 import msgspec
 
-from cpuchat.protocol import Message
+from cpuchat.protocol.messages import Message
 from cpuchat.quality.messages import Text
 
 

@@ -18,8 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cpuchat.serving.web.access import WebAccess
-from cpuchat.serving.web.sessions import Session, Sessions
+from cpuchat.serving.web.sessions import Session, Sessions, WebAccess
 
 _RETRY_SECONDS = 5
 _HEADERS = {"cache-control": "no-store", "referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}

@@ -3,13 +3,18 @@
 A drafted token counts as accepted if the target writes the same one, given that all before it in the draft were. Rates
 are Beta posteriors that forget: of the present text, per confidence bucket (the drafter's own estimate); and of all
 texts together, which is what the next text is expected to be like.
+
+The third part of the depth controller: the depth with the best expected tokens per millisecond.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
+from cpuchat.speculation.depth.costs import CurrentCosts, PassCosts
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
 
 DRAFT_PRIORS: Final = (0.55, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
 FREE_PRIORS: Final = (0.35, 0.12, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95)
@@ -69,3 +74,72 @@ class Acceptance:
 
 def _add(count: tuple[float, float], accepted: bool, keep: float) -> tuple[float, float]:
     return keep * count[0] + accepted, keep * count[1] + 1.0
+
+
+_KEEP: Final = 1.02
+"""The one hysteresis: what is in use (a depth, overlap, drafting at all) is kept unless another is better by this."""
+_RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Next draft: `depth` tokens, 0 = plain decoding; `overlap`: it drafts on during verify."""
+
+    depth: int = 0
+    overlap: bool = False
+
+
+def expected_tokens(rate: float, depth: int) -> float:
+    """Return the tokens that a pass yields: (1 - a^(g+1)) / (1 - a) of Leviathan et al., 2211.17192."""
+    return (1.0 - rate ** (depth + 1)) / (1.0 - rate) if rate < 1.0 - 1e-6 else depth + 1.0
+
+
+def rates(rate: float, costs: CurrentCosts, most: int, times: Sequence[float] = ()) -> tuple[list[float], list[float]]:
+    """Return tokens per ms by depth, 0 (plain decoding) first: sequential, and concurrent if that was measured.
+
+    `rate` is the acceptance; `times` replaces the current ones of passes over 1, 2, ... tokens. Concurrent: the next
+    block is drafted while this one is verified, in vain unless all of this one is accepted and the token after it was
+    guessed too (PEARL, arXiv 2408.11850).
+    """
+    times, offered = times or costs.times.ms, costs.offered
+    sequential, concurrent = [1.0 / times[0]], [0.0]
+    go, drafting, stopped = 1.0, 0.0, 0.0
+    total = full = 1.0
+    for g in range(1, most + 1):
+        full *= offered * rate
+        total += full
+        drafting += go * costs.draft.ms
+        stopped += go * (1.0 - offered) * times[g - 1]
+        go *= offered
+        rejected = costs.rollback.ms * (1.0 - full)
+        sequential.append(total / (drafting + stopped + go * times[g] + rejected))
+        if costs.overlap_times is not None:
+            ready = max(costs.overlap_times.ms[g], (g + 1) * costs.overlap_draft.ms)
+            concurrent.append(total / (ready + (1.0 - full * rate) * g * costs.overlap_draft.ms + rejected))
+    return sequential, concurrent
+
+
+def best_plan(both: tuple[list[float], list[float]], last: Plan) -> tuple[float, Plan]:
+    """Return the best of `rates` and its plan; `last`, in use now, is kept unless another is better."""
+    best = weight = 0.0
+    chosen = (0, False)
+    for at_once, found in zip((False, True), both, strict=True):
+        for depth, rate in enumerate(found):
+            is_last = depth == last.depth and at_once == last.overlap
+            weighed = rate * _KEEP if is_last else rate / _KEEP if at_once else rate
+            if weighed > weight:
+                best, weight, chosen = rate, weighed, (depth, at_once)
+    return best, Plan(*chosen)
+
+
+def limit_gain(rate: float, costs: CurrentCosts, most: int, times: Sequence[float] = ()) -> float:
+    """Return the best speed-up over plain decoding if every drafted token is accepted with probability `rate`."""
+    return max(rates(rate, costs, most, times)[0][1:], default=0.0) * costs.plain_ms
+
+
+def overlap_pays(costs: PassCosts) -> bool:
+    """Return whether concurrent drafting is clearly faster than sequential at any acceptance rate."""
+    if costs.overlap is None:
+        return False
+    both = (rates(rate, CurrentCosts(costs, has_draft=True), MAX_DEPTH) for rate in _RATES)
+    return any(max(concurrent) > _KEEP * max(sequential) for sequential, concurrent in both)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.drafters.drafter import Drafter, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.timings import DrafterName
 
 SHADOW_TOKENS: Final = 8
 """Length of a draft that is made only to be scored."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from cpuchat.timings import DrafterName
+from cpuchat.protocol.timings import DrafterName
 
 MAX_DEPTH: Final = 31
 """Longest draft: a verify pass evaluates one token more."""

@@ -8,10 +8,10 @@ from functools import cache
 from operator import itemgetter
 from typing import Final
 
-from cpuchat.prefix import common_prefix
+from cpuchat.base.text import common_prefix
+from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
 from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, SIZES, NgramIndex, following
-from cpuchat.timings import DrafterName
 
 ENOUGH: Final = 6
 """A match with so many occurrences ends the search: shorter ones predict worse."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
+from cpuchat.base.errors import ChatsError, CpuchatError
+from cpuchat.config.servers import Source
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ChatsError, CpuchatError
-from cpuchat.model_info import ModelInfo
-from cpuchat.present import answers, reuse
-from cpuchat.protocol import (
+from cpuchat.present import answers
+from cpuchat.protocol.messages import (
     AnyEvent,
     CallDone,
     CallsMade,
@@ -23,7 +23,7 @@ from cpuchat.protocol import (
     Reconnecting,
     TextDelta,
 )
-from cpuchat.servers import Source
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.chat.messages import last_turn, shown_steps
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
@@ -215,7 +215,7 @@ class Answering:
                 if is_empty:
                     self._show_messages()  # without the empty answer
                     self._tell("The request was stopped before the first token.", "information")
-                if note := reuse.note(event.timings):
+                if note := answers.note(event.timings):
                     self._tell(note, WARNING)
                 self._reader.answered(event.timings)
             case Failed():

@@ -12,14 +12,14 @@ from textual.content import Content
 from textual.widgets import OptionList
 
 from cpuchat.attachments import MissingFile, attach, completions, estimated_tokens, named, require_files, unfinished
+from cpuchat.base.errors import UsageError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.chats.history import Attach, sent_text
 from cpuchat.chats.records import Attachment, storable
-from cpuchat.chats.request import Attach, sent_text
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import UsageError
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import ANSWER_SHARE
+from cpuchat.protocol.messages import ANSWER_SHARE
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.units import plural, time_left
-from cpuchat.text import clean_line
 from cpuchat.tui.chat.composer import Composer, Outgoing
 from cpuchat.tui.chat.slash import is_command, matching, with_argument
 from cpuchat.tui.widgets.prompt import Prompt

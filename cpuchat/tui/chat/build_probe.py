@@ -9,9 +9,9 @@ from typing import Any
 
 from textual.screen import Screen
 
-from cpuchat.errors import CpuchatError, MeasureFailed
-from cpuchat.protocol import AnyEvent, Generate
-from cpuchat.text import clean_line
+from cpuchat.base.errors import CpuchatError, MeasureFailed
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.messages import AnyEvent, Generate
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
 
@@ -42,7 +42,7 @@ class BuildProbe(IdleProbe):
         await self._services.conversation.stop()
 
     async def _measure(self) -> None:
-        from cpuchat.tune.build_speed import BuildSpeeds, is_measured, measure_build, speed_key
+        from cpuchat.tune.measurer import BuildSpeeds, is_measured, measure_build, speed_key
 
         conversation = self._services.conversation
         model, engine = conversation.model, conversation.backend.engine

@@ -16,11 +16,11 @@ from textual.widget import Widget
 from textual.widgets import Button, Label
 
 from cpuchat.present import tools as words
+from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.telemetry.units import plural
-from cpuchat.tool_calls import Tool, ToolCall
-from cpuchat.tools.approval import Approvals, Choice
+from cpuchat.tools.loop import Approvals, Choice
 from cpuchat.tui import keys
-from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.dialogs import Dismissable
 
 _OTHER_ROWS = 12  # of the terminal, that are not for arguments
 

@@ -8,15 +8,13 @@ from pathlib import Path
 
 from textual import work
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError
-from cpuchat.text import clean_line
-from cpuchat.tool_calls import Tool, ToolCall
-from cpuchat.tools.approval import Approvals, Choice
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import ToolLoop
+from cpuchat.tools.loop import Approvals, Choice, FolderSource, Source, Toolbox, ToolLoop
 from cpuchat.tools.servers import ToolServer
-from cpuchat.tools.toolbox import FolderSource, Source, Toolbox
 from cpuchat.tui.chat.answering import RUNNING, Answering
 from cpuchat.tui.chat.call_screen import CallScreen
 from cpuchat.tui.chat.presets import PresetsScreen

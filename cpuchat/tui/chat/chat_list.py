@@ -15,9 +15,9 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, Excerpt, SearchHit
-from cpuchat.chats.search import MOST_CHATS
-from cpuchat.text import clean_line
+from cpuchat.chats.store import MOST_CHATS
 from cpuchat.tui import keys
 
 COMPARISON = "⇄"

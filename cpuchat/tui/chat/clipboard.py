@@ -7,8 +7,8 @@ from typing import Any
 
 from textual.app import App
 
+from cpuchat.base.text import clean_line
 from cpuchat.telemetry.units import plural
-from cpuchat.text import clean_line
 from cpuchat.tui.markdown.rows import CodeBlock
 from cpuchat.tui.markdown.transcript import Transcript
 

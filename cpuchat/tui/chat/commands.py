@@ -7,12 +7,12 @@ from functools import partial
 from textual.command import Hit, Hits, Provider
 from textual.content import Content
 
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import CpuchatError
-from cpuchat.models.library.model import LocalModel
-from cpuchat.servers import ServerModel, host
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.config.servers import ServerModel, host
+from cpuchat.models.library.places import LocalModel
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
 from cpuchat.tui.commands import RECENT, Listed, Row, highlighted, line, load_hit, matches
 from cpuchat.tui.services import Services
 

@@ -7,12 +7,12 @@ from typing import cast
 
 from textual import work
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.compacting import compact
-from cpuchat.errors import CpuchatError
 from cpuchat.present import answers
-from cpuchat.protocol import ContextTrimmed, Failed, GenerationFinished, PrefillProgress, TextDelta
-from cpuchat.telemetry.prefill import PrefillClock
+from cpuchat.protocol.messages import ContextTrimmed, Failed, GenerationFinished, PrefillProgress, TextDelta
+from cpuchat.telemetry.meter import PrefillClock
 from cpuchat.tui.chat.comparing import ComparingScreen
 from cpuchat.tui.chat.composer import Composer
 from cpuchat.tui.chat.messages import SUMMARY

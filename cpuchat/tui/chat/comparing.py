@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from textual import work
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Chat
-from cpuchat.chats.request import sent_text
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.servers import ServerModel, Source
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.tui.chat.attaching import Attaching
 from cpuchat.tui.chat.speaking import SpeakingScreen
 from cpuchat.tui.chat.welcome import COMPARE
 from cpuchat.tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
-    from cpuchat.compare.kept import Opened, Sides
+    from cpuchat.compare.comparison import Opened, Sides
 
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
@@ -58,14 +58,14 @@ class ComparingScreen(SpeakingScreen):
         return served
 
     def _demo_pair(self) -> Sides:
-        from cpuchat.compare.side import Side
+        from cpuchat.compare.runner import Side
 
         resolve = self.services.library.resolve
         return Side.of(resolve("demo")), Side.of(resolve("demo-q4"))
 
     @work(exclusive=True, group="compare")
     async def action_compare_with(self) -> None:
-        from cpuchat.compare.side import Side
+        from cpuchat.compare.runner import Side
 
         if self.refuse_while_busy("compare") or self._is_served():
             return
@@ -99,7 +99,7 @@ class ComparingScreen(SpeakingScreen):
 
     @work(exclusive=True, group="open-chat")
     async def open_comparison(self, chat: Chat, message_id: int = 0) -> None:
-        from cpuchat.compare.kept import sides_of, turn_with, turns_of
+        from cpuchat.compare.comparison import sides_of, turn_with, turns_of
 
         with self._telling():
             with self.services.keys_held():

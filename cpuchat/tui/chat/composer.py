@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from textual.content import Content
 
 from cpuchat.attachments import PASTED_CHARACTERS, PASTED_LINES, is_pasted, pasted
+from cpuchat.base.text import clean_line
+from cpuchat.chats.history import Attach
 from cpuchat.chats.records import Attachment, StoredMessage
-from cpuchat.chats.request import Attach
-from cpuchat.text import clean_line
 from cpuchat.tui.widgets.prompt import Prompt
 
 

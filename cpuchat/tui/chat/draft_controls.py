@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuchat.config.servers import ServerModel
+from cpuchat.config.settings import Settings
 from cpuchat.drafting_mode import DraftingMode
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.servers import ServerModel
-from cpuchat.settings import Settings
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:

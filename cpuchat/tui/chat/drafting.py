@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.timings import SERVER_WIDE
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
-from cpuchat.timings import SERVER_WIDE
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, rate
 from cpuchat.tui.widgets.charts import LEVELS
 

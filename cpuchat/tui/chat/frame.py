@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 
+from cpuchat.base.text import clean_line
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
 from cpuchat.tui.widgets.charts import bar
 
 if TYPE_CHECKING:
+    from cpuchat.telemetry.machine import ProcessMemory
     from cpuchat.telemetry.meter import Figures
-    from cpuchat.telemetry.process import ProcessMemory
 
 Line = list[Segment]
 

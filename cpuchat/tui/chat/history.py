@@ -12,14 +12,14 @@ from textual import on, work
 from textual.content import Content
 from textual.screen import Screen
 
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.files import write_atomically
+from cpuchat.base.paths import expanded, shown
+from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat
-from cpuchat.chats.search import Matcher
+from cpuchat.chats.store import Matcher
 from cpuchat.conversation import Conversation
-from cpuchat.errors import CpuchatError
-from cpuchat.files import write_atomically
-from cpuchat.paths import expanded, shown
 from cpuchat.telemetry.units import plural
-from cpuchat.text import clean_line
 from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.messages import last_turn
 from cpuchat.tui.chat.slash import running_command

@@ -11,7 +11,7 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
-from cpuchat.hardware.busy_cores import MAX_BUSY_CORES, BusyCores
+from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.tui.services import Services
 
 

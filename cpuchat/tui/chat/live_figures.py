@@ -9,13 +9,12 @@ from typing import Any
 
 from textual.screen import Screen
 
-from cpuchat.telemetry.process import process_memory
+from cpuchat.telemetry.machine import process_memory
 from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.markdown.transcript import Transcript
-from cpuchat.tui.pace import SPARE, pace_beside_model
-from cpuchat.tui.services import Services
+from cpuchat.tui.services import SPARE, Services, pace_beside_model
 
 
 class LiveFigures:

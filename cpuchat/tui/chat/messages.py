@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from cpuchat.chats.records import StoredMessage
-from cpuchat.chats.tree import Tree
+from cpuchat.base.text import clean_line
+from cpuchat.chats.records import StoredMessage, Tree
+from cpuchat.config.presets import Preset
 from cpuchat.present.answers import summary
 from cpuchat.present.tools import returned, title
-from cpuchat.presets import Preset
-from cpuchat.text import clean_line
-from cpuchat.tool_calls import ToolStep
+from cpuchat.protocol.messages import ToolStep
 from cpuchat.tui.chat.frame import fit
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.message_view import Step, TranscriptMessage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual import work
 
-from cpuchat.servers import ServerModel
+from cpuchat.config.servers import ServerModel
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.tool_servers import ToolServersScreen

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.running_servers import running_servers
-from cpuchat.text import clean_line
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.config.servers import running_servers
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services
 
@@ -162,7 +162,7 @@ def _is_free(pid: int | None) -> bool:
     the worker `pid` has loaded."""
     from cpuchat.hardware.memory import available_bytes, total_bytes
     from cpuchat.models.prediction import spare_bytes
-    from cpuchat.telemetry.process import process_memory
+    from cpuchat.telemetry.machine import process_memory
 
     if running_servers():
         return False

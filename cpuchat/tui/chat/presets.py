@@ -9,17 +9,17 @@ from functools import partial
 
 from textual import work
 
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
 from cpuchat.chat_preset import reasoning_of
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import CpuchatError
+from cpuchat.config.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
+from cpuchat.config.servers import Source, is_url, source
+from cpuchat.config.settings import with_changes
 from cpuchat.present.answers import reasoning
-from cpuchat.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
-from cpuchat.servers import Source, is_url, source
-from cpuchat.settings import with_changes
 from cpuchat.telemetry.units import plural, time_left
-from cpuchat.text import clean_line
 from cpuchat.tui.chat.compacting import CompactingScreen
 from cpuchat.tui.commands import Palette, Row, listing
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen

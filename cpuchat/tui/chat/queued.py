@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import OptionList
 
-from cpuchat.text import clean_line
+from cpuchat.base.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.chat.composer import Outgoing
 

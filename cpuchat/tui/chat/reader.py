@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat import paths
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import CpuchatError
-from cpuchat.present import speech as words
-from cpuchat.settings import SpeechSection
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.config.settings import SpeechSection
+from cpuchat.present import chats as words
+from cpuchat.protocol.timings import LEAST_TOKENS, Timings
 from cpuchat.telemetry.speech import Speech, SpeechMeter
-from cpuchat.timings import LEAST_TOKENS, Timings
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
@@ -90,10 +90,8 @@ class Reader:
     async def prepare(self) -> None:
         """Start the speech process beside the loaded model, if it does not run there. Raises SpeechFailed."""
         from cpuchat.hardware.topology import read_topology
-        from cpuchat.speech.cores import beside_model
-        from cpuchat.speech.engines import choose_voice
         from cpuchat.speech.player import SoundDevice
-        from cpuchat.speech.speaker import Speaker
+        from cpuchat.speech.speaker import Speaker, beside_model, choose_voice
 
         section = self._services.settings.speech
         voice = choose_voice(section)

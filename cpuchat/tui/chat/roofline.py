@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from cpuchat.base.text import clean_line
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, fit, rate
 from cpuchat.tui.widgets.charts import LEVELS
 

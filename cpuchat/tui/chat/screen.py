@@ -15,9 +15,9 @@ from textual.widgets import TextArea
 
 from cpuchat.attachments import start_folder
 from cpuchat.chats.records import StoredMessage
-from cpuchat.chats.search import Matcher
+from cpuchat.chats.store import Matcher
+from cpuchat.config.servers import Source
 from cpuchat.models.library.places import is_demo
-from cpuchat.servers import Source
 from cpuchat.tui import keys
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.attaching import Attaching, Paths
@@ -40,11 +40,9 @@ from cpuchat.tui.markdown.parser import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage
-from cpuchat.tui.widgets.breakpoints import set_size_classes
-from cpuchat.tui.widgets.download_line import DownloadLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
+from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
+from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.prompt import Prompt
-from cpuchat.tui.widgets.quantize_line import QuantizeLine
 
 
 class ChatScreen(TypingScreen, SendingScreen):

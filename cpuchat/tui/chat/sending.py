@@ -9,9 +9,9 @@ from functools import partial
 
 from textual import on
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.chats.records import storable
-from cpuchat.errors import CpuchatError
-from cpuchat.protocol import AnyEvent, Failed
+from cpuchat.protocol.messages import AnyEvent, Failed
 from cpuchat.tui.chat.attaching import Attaching
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.composer import Outgoing

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuchat.base.text import clean_line
+from cpuchat.protocol.timings import SERVER_WIDE
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
-from cpuchat.timings import SERVER_WIDE
 from cpuchat.tui.chat.drafting import explained
 from cpuchat.tui.chat.frame import LABEL, Frame, Line, fit
 
 if TYPE_CHECKING:
-    from cpuchat.telemetry.server import ServerFigures
+    from cpuchat.telemetry.machine import ServerFigures
 
 _HINTED = {
     "prefill_tok_s": "prefill", "prefill_cached": "reused", "queue_s": "queue", "running": "requests",

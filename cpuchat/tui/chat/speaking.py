@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 from textual import work
 
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.history import HistoryScreen
 from cpuchat.tui.chat.live_figures import LiveFigures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.present import speech as words
+from cpuchat.present import chats as words
 from cpuchat.telemetry import units
 from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, fit, rate
 

@@ -9,10 +9,10 @@ from textual import events
 from textual.app import RenderResult
 from textual.widget import Widget
 
-from cpuchat.model_info import EngineInfo, ModelInfo
+from cpuchat.base.text import clean
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
-from cpuchat.text import clean
 
 WARNING_SHARE = 0.8
 """Share of the context from which on it is almost full."""

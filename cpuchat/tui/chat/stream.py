@@ -10,8 +10,8 @@ from typing import Any
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
-from cpuchat.protocol import AnyEvent, Failed, ModelLoaded
-from cpuchat.servers import Source
+from cpuchat.config.servers import Source
+from cpuchat.protocol.messages import AnyEvent, Failed, ModelLoaded
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.build_probe import BuildProbe
 from cpuchat.tui.chat.pass_probe import PassProbe, show_ceiling

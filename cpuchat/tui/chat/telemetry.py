@@ -18,7 +18,7 @@ from textual.renderables.digits import Digits
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cpuchat.present import reuse as words
+from cpuchat.present import answers as words
 from cpuchat.present.answers import stop_reason
 from cpuchat.telemetry import units
 from cpuchat.tui.chat.drafting import drafting, drafting_in_line, speed_up
@@ -30,8 +30,8 @@ from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import braille, nice_max, over_time
 
 if TYPE_CHECKING:
+    from cpuchat.telemetry.machine import ProcessMemory
     from cpuchat.telemetry.meter import Figures
-    from cpuchat.telemetry.process import ProcessMemory
 
 PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
 _CSS = """

@@ -7,7 +7,7 @@ from typing import Any
 
 from textual.screen import Screen
 
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
 from cpuchat.titling import title_chat, wants_title
 from cpuchat.tui.chat.idle import IdleProbe
 from cpuchat.tui.services import Services

@@ -7,10 +7,10 @@ from functools import partial
 
 from textual import work
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError, SettingsError, UsageError
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
+from cpuchat.base.text import clean_line
 from cpuchat.present.tools import server_state
-from cpuchat.text import clean_line
 from cpuchat.tools.config import Server, load_servers
 from cpuchat.tools.servers import ToolServer
 from cpuchat.tui.chat.calling import CallingScreen

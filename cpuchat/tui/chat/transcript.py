@@ -15,7 +15,7 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
-from cpuchat.chats.search import Matcher
+from cpuchat.chats.store import Matcher
 from cpuchat.tui import keys
 from cpuchat.tui.markdown.entries import MessageSource
 from cpuchat.tui.markdown.message_view import Step

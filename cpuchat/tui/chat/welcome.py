@@ -6,8 +6,8 @@ from textual import work
 from textual.content import Content
 from textual.widgets import Static
 
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.present.welcome import Welcome, serving
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.present.chats import Welcome, serving
 from cpuchat.tui.keys import renamed
 from cpuchat.tui.services import Services
 

@@ -15,28 +15,22 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
 
-from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.kept import KeptComparison, Opened
-from cpuchat.compare.rounds import Round, Turn
-from cpuchat.compare.side import Side
-from cpuchat.errors import CpuchatError
-from cpuchat.files import write_atomically
-from cpuchat.paths import expanded, shown
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.files import write_atomically
+from cpuchat.base.paths import expanded, shown
+from cpuchat.base.text import clean_line
+from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
+from cpuchat.compare.runner import Round, Side, Turn
 from cpuchat.present import compare
-from cpuchat.present.compare_export import markdown, title
-from cpuchat.protocol import AnyEvent, LoadProgress, ModelLoaded
-from cpuchat.telemetry.process import process_memory
-from cpuchat.text import clean_line
+from cpuchat.present.compare import markdown, title
+from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
+from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
-from cpuchat.tui.compare.against import AgainstPane
-from cpuchat.tui.compare.pane import SidePane
-from cpuchat.tui.compare.quality_tab import QualityTab
-from cpuchat.tui.pace import SPARE, pace_beside
-from cpuchat.tui.services import Services
+from cpuchat.tui.compare.pane import AgainstPane, QualityTab, SidePane
+from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
-from cpuchat.tui.widgets.dialogs import AskTextScreen
-from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.dialogs import AskTextScreen, Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import Prompt
 

@@ -17,26 +17,24 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input
 
-from cpuchat.errors import CpuchatError, Interrupted
-from cpuchat.hardware.machine_reader import MachineFacts, MachineReader
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.hardware.monitor import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.tui import keys
-from cpuchat.tui.hardware.facts import FactsTable
+from cpuchat.tui.hardware.panels import FactsTable, PlacementList, PlacementsPane, TypicalModels, spec_of
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
-from cpuchat.tui.hardware.placements import PlacementList, PlacementsPane, spec_of
-from cpuchat.tui.hardware.typical import TypicalModels
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dismissable import Dismissable
+from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tune import report
+from cpuchat.tune import tuner
 from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.survey import Survey
-    from cpuchat.model_info import ModelInfo
-    from cpuchat.tune.placements import LoadedCosts, PlacementOptions
+    from cpuchat.hardware.bandwidth.peaks import Survey
+    from cpuchat.protocol.model_info import ModelInfo
+    from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
@@ -191,7 +189,7 @@ class HardwareScreen(Dismissable[None]):
 
     @work(exclusive=True, group="costs")
     async def _read_costs(self) -> None:
-        from cpuchat.tui.hardware.measuring import read_costs
+        from cpuchat.tui.hardware.panels import read_costs
 
         costs, passes = await read_costs(self._services, self._model, self.reader.root)
         self.now = dataclasses.replace(self.now, passes=passes)
@@ -201,7 +199,7 @@ class HardwareScreen(Dismissable[None]):
         self._show()
 
     def _list_placements(self, facts: MachineFacts) -> None:
-        from cpuchat.tune.placements import compare_placements
+        from cpuchat.tune.candidates import compare_placements
 
         self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, self._model,
                                            self._conversation.figures(), self._in_use, self._costs)  # fmt: skip
@@ -336,12 +334,12 @@ class HardwareScreen(Dismissable[None]):
         if isinstance(self.focused, Input):
             self.query_one(PlacementList).focus()
         self._refresh_now()
-        self._tell(report.outcome(outcome), strong=True)
+        self._tell(tuner.outcome(outcome), strong=True)
         self.refresh_bindings()
 
     def _step(self, step: Step) -> None:
         if self.has_widgets and self._trial is not None and not self._trial.stopped:
-            self._tell(report.step(step))
+            self._tell(tuner.step(step))
 
     def action_measure(self) -> None:
         if self.facts is None or self._refused("You can measure the read bandwidth"):
@@ -356,7 +354,7 @@ class HardwareScreen(Dismissable[None]):
         def progress(done: int, of: int, what: str) -> None:
             self.post_message(self.Measuring(done, of, what))
 
-        from cpuchat.tui.hardware.measuring import measure_machine
+        from cpuchat.tui.hardware.panels import measure_machine
 
         survey: Survey | None = None
         problem = told = ""

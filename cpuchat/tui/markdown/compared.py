@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich.style import Style
 
-from cpuchat.prefix import common_prefix
+from cpuchat.base.text import common_prefix
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.rows import Row, Run
 

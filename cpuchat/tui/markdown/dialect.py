@@ -29,7 +29,7 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
-from cpuchat.text import is_safe
+from cpuchat.base.text import is_safe
 
 # A dollar formula touches its dollars, no digit follows it ("$5 and $10" are amounts of money), and it has no code.
 _INLINE_MATH = re.compile(

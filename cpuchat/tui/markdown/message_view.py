@@ -11,8 +11,8 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.style import Style
 
+from cpuchat.base.text import Cleaner, clean, clean_line
 from cpuchat.telemetry.units import plural
-from cpuchat.text import Cleaner, clean, clean_line
 from cpuchat.tui.markdown.compared import mark_differences
 from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
 from cpuchat.tui.markdown.palette import Palette

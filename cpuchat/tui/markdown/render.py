@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
-from cpuchat.text import expand_tabs
+from cpuchat.base.text import expand_tabs
 from cpuchat.tui.markdown import tables
 from cpuchat.tui.markdown.highlight import highlight
 from cpuchat.tui.markdown.palette import Palette

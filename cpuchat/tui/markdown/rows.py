@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from cpuchat.text import clean, expand_tabs
+from cpuchat.base.text import clean, expand_tabs
 
 Run = tuple[str, Style]
 

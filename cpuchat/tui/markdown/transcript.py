@@ -19,16 +19,16 @@ from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
-from cpuchat.protocol import Channel
-from cpuchat.text import clean
+from cpuchat.base.text import clean
+from cpuchat.protocol.messages import Channel
 from cpuchat.tui import keys
-from cpuchat.tui.loop_timer import LoopTimer
 from cpuchat.tui.markdown import palette as palettes
 from cpuchat.tui.markdown.drafted import pieces
 from cpuchat.tui.markdown.entries import Entries, Entry, MessageSource
 from cpuchat.tui.markdown.message_view import GUTTER, OpenMessage, TranscriptMessage, View, plain_text
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import CodeBlock, Line, copied_text, selected
+from cpuchat.tui.threads import LoopTimer
 
 __all__ = ["Transcript", "TranscriptMessage"]
 

@@ -1,27 +1,43 @@
-"""Entries of the models list and their order. Plain data and functions, no widgets."""
+"""Entries of the models list and their order. Plain data and functions, no widgets.
+
+Formats entries as lines of the list. Plain functions, no widgets.
+
+Details of the selected entry as labelled lines. Plain functions, no widgets.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from cpuchat import paths
-from cpuchat.errors import UsageError
-from cpuchat.models.catalog import CatalogModel
-from cpuchat.models.downloads.state import Download
-from cpuchat.models.hub.environment import host as hub_host
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.base.text import clean_line
+from cpuchat.config.servers import ServerModel, Source, host, is_url
+from cpuchat.models.catalog import NO_RANKING, Catalog, CatalogModel, Ranked, match_local
+from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library.model import LocalModel
-from cpuchat.models.shortlist import NOTHING, Ranked
-from cpuchat.servers import ServerModel, host, is_url
+from cpuchat.models.library.deleting import Deletion
+from cpuchat.models.library.places import LocalModel
+from cpuchat.present import models
+from cpuchat.present import models as prediction
+from cpuchat.present.models import kv_growth, predicted_speed, verdict
+from cpuchat.present.table import ListRow
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import tokens
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.adapter import ListedModel
+    from cpuchat.models.prediction import Prediction
+
 
 SEARCH = "search"
 """Key of the search on Hugging Face."""
@@ -92,7 +108,7 @@ class ModelListState:
 
     local: tuple[LocalModel, ...] | None = None
     downloads: tuple[Download, ...] = ()
-    catalog: Ranked = NOTHING
+    catalog: Ranked = NO_RANKING
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""
@@ -224,3 +240,301 @@ def typed_path(text: str) -> Path | None:
     if not looks_so or "://" in text:  # links of the hub are searched there
         return None
     return paths.expanded(text.replace("\\ ", " "))
+
+
+HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
+
+
+def list_rows(
+    sections: list[Section], local: Iterable[LocalModel], predictions: Mapping[str, Prediction], loaded: Source | None
+) -> list[ListRow]:
+    """Return all lines, headings included. `predictions` by key of the entry. `local`: all models of this machine,
+    listed or not; one with the name of another is listed by its file.
+    """
+    found: list[ListRow] = []
+    names = Counter((model.name, model.quantization) for model in local)
+    for section in sections:
+        if section.heading:
+            found.append(ListRow(name=section.heading))
+        for entry in section.entries:
+            line, model = row(entry, predictions.get(entry.key), loaded), entry.subject
+            if isinstance(model, LocalModel) and names[model.name, model.quantization] > 1:
+                line = replace(line, name=model.path.stem)
+            found.append(line)
+        if not section.entries:
+            found.append(ListRow(note=section.note))
+    return found
+
+
+def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> ListRow:
+    """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
+    key = entry.key
+    match entry.subject:
+        case LocalModel() as model:
+            return _local(key, model, prediction, loaded)
+        case Download() as download:
+            state = "paused" if download.state == "paused" else models.percent(download).strip()
+            columns = (download.model.quantization, units.size(download.total), state, predicted_speed(prediction))
+            mark, name = models.download_mark(download), models.name(download.model)
+            return ListRow(key, mark, name, columns)
+        case CatalogModel() as model:
+            size = units.size(model.size) if model.size else ""
+            columns = (model.quantization, size, verdict(prediction), predicted_speed(prediction))
+            tag = "" if model.use == "chat" else model.use
+            return ListRow(key, NOT_HERE, model.name, columns, tag=tag)
+        case FoundRepository() as found:
+            closed = " · gated" if found.gated else " · private" if found.private else ""
+            note = f"{units.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
+            return ListRow(key, NOT_HERE, found.id, note=note + closed)
+        case TypedFile() as file:
+            return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
+        case ServerEntry() as served:
+            return _on_server(key, served, loaded)
+        case HubSearch() as search:
+            return _search(key, search)
+
+
+def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: Source | None) -> ListRow:
+    if model.damaged and model.unfinished is None:
+        return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
+    size = units.size(model.size) if model.size else ""
+    if model.unfinished is not None:
+        state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
+        return ListRow(key, "↓", model.name, (model.quantization, size, state, ""), dim=True)
+    is_loaded = model.path == loaded
+    state = "loaded" if is_loaded else verdict(prediction)
+    rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else predicted_speed(prediction)
+    mark = LOADED if is_loaded else HERE
+    return ListRow(key, mark, model.name, (model.quantization, size, state, rate), strong=is_loaded)
+
+
+def _on_server(key: str, served: ServerEntry, loaded: Source | None) -> ListRow:
+    place = host(served.source.server)
+    if served.problem:
+        return ListRow(key, DAMAGED, place, note=served.problem)
+    if served.model is None:
+        return ListRow(key, "→", f"connect to {place}", note="Enter")
+    model, is_loaded = served.model, served.source == loaded
+    state = "loaded" if is_loaded else "ready" if model.loaded else ""
+    size = units.size(model.size) if model.size else ""
+    columns = (model.quantization, size, state, "")
+    return ListRow(key, LOADED if is_loaded else HERE, served.source.stem, columns, strong=is_loaded)
+
+
+def _search(key: str, search: HubSearch) -> ListRow:
+    if search.running:
+        return ListRow(key, "…", f"searching for “{search.query}”", note="Esc stops it")
+    if search.problem:
+        return ListRow(key, DAMAGED, search.problem, note=search.hint)
+    if search.found is not None:
+        return ListRow(key, "·", f"no matches for “{search.query}”")
+    if search.is_link:
+        return ListRow(key, "→", f"open {search.query}", note="Enter")
+    return ListRow(key, "→", f"search Hugging Face for “{search.query}”", note="Enter")
+
+
+Row = tuple[str, str]
+
+_MOST_FILES = 4  # of a deletion that are named
+
+SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder": "your folder"}
+
+
+@dataclass(frozen=True)
+class ModelDetails:
+    """The facts about one entry. `kv_per_token` and `kv_windowed` as in `Inspection`; `draft` is what would be loaded
+    beside it, and `problem` why its header cannot be read. `reading`: it is being read, `prediction` is estimated by
+    the size so far; None: unknown.
+    """
+
+    prediction: Prediction | None = None
+    kv_per_token: int = 0
+    kv_windowed: int = 0
+    draft: str = ""
+    problem: str = ""
+    reading: bool = False
+
+
+def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Source | None) -> list[Row]:
+    """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
+    match subject:
+        case LocalModel() as model:
+            entry = match_local(catalog, model) if catalog is not None and not model.damaged else None
+            found = _local_rows(model, known, loaded, entry)
+        case Download() as download:
+            found = models.download_details(download)
+        case CatalogModel() as model:
+            found = _catalog(model, known, catalog)
+        case FoundRepository() as repository:
+            found = _repository(repository)
+        case TypedFile() as file:
+            found = [("path", paths.shown(file.path)), ("problem", file.problem)]
+        case ServerEntry() as served:
+            found = _server_rows(served)
+        case HubSearch() as search:
+            found = _search_rows(search)
+    return [(label, clean_line(text)) for label, text in found if text]
+
+
+def keys(subject: Subject) -> str:
+    """Return what the keys do with the subject, for the border of the pane."""
+    match subject:
+        case LocalModel(damaged=str()) as model:
+            return "Enter resume the download · Del delete" if resumable(model) else "Del delete"
+        case LocalModel():
+            return "Enter load · F5 quantize · Del delete"
+        case Download() as download:
+            return f"Enter {_download_key(download)}"
+        case CatalogModel() | FoundRepository():
+            return "Enter show files"
+        case TypedFile(problem=""):
+            return "Enter load"
+        case ServerEntry(is_invalid=True):
+            return ""
+        case ServerEntry() as served:
+            return "Enter retry" if served.problem else "Enter connect" if served.model is None else "Enter use"
+        case HubSearch(running=False, found=None, problem=problem):
+            return "Enter retry" if problem else "Enter open" if subject.is_link else "Enter search"
+        case _:
+            return ""
+
+
+def resumable(model: LocalModel) -> bool:
+    """Return whether it is a partial download of a known repository."""
+    return model.unfinished is not None and bool(model.repo)
+
+
+def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, entry: CatalogModel | None) -> list[Row]:
+    if model.damaged:
+        return [
+            ("problem", model.damaged),
+            ("size", units.size(model.size) if model.size else ""),
+            *_place(model),
+        ]
+    kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
+    if model.n_expert:
+        active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
+        kind[0] += f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
+    kind.append(f"{tokens(model.n_ctx_train)} context" if model.n_ctx_train else "")
+    speed = prediction.speed_with_basis(known.prediction)
+    if model.measured_tok_s:
+        measured = [f"{units.rate(model.measured_tok_s)} tok/s plain"]
+        if model.drafted_tok_s:
+            measured.append(f"{units.rate(model.drafted_tok_s)} with drafts")
+        speed = f"{', '.join(measured)}: measured in the last chat"
+    if not model.has_template:
+        kind.append("no chat template: base model, continues text")
+    return [
+        ("model", " · ".join(filter(None, kind))),
+        *_memory(known),
+        ("speed", speed),
+        ("purpose", prediction.purpose(entry) if entry is not None else ""),
+        ("draft", _draft(known, is_loaded=model.path == loaded)),
+        ("reads", _reads(known)),
+        *_place(model, "now" if model.path == loaded else units.ago(model.last_used, time.time())),
+    ]
+
+
+def _place(model: LocalModel, used: str = "") -> list[Row]:
+    where = filter(None, (SOURCES.get(model.source, model.source), model.repo, f"used {used}" if used else ""))
+    return [("from", " · ".join(where)), ("path", paths.shown(model.path))]
+
+
+def _memory(known: ModelDetails) -> list[Row]:
+    if known.problem:
+        return [("problem", known.problem)]
+    return [("memory", known.prediction.explained)] if known.prediction is not None else []
+
+
+def _reads(known: ModelDetails) -> str:
+    if known.reading:
+        return "Reading the header…"
+    if known.prediction is None:
+        return ""
+    reads = [f"{units.size(known.prediction.bytes_per_token)} per token" if known.prediction.bytes_per_token else ""]
+    growth = kv_growth(known.kv_per_token, known.kv_windowed)
+    reads.append(f"KV {growth}" if growth else "")
+    return " · ".join(filter(None, reads))
+
+
+def _draft(known: ModelDetails, *, is_loaded: bool) -> str:
+    if known.reading:
+        return "…"
+    if known.problem:
+        return ""
+    return known.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
+
+
+def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) -> list[Row]:
+    kind = [f"{units.parameters(round(1e9 * model.params))} parameters"]
+    if model.is_moe:
+        kind[0] += f", {units.parameters(round(1e9 * model.active_params))} active"
+    kind.append(f"{tokens(model.context)} context" if model.context else "")
+    sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
+    drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
+    if sizes and model.quantization not in model.verified:
+        sizes.append("estimated")
+    return [
+        ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
+        *_memory(known),
+        ("speed", prediction.speed_with_basis(known.prediction)),
+        ("purpose", prediction.purpose(model)),
+        ("note", model.note),
+        ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
+        ("sizes", " · ".join(sizes)),
+        ("from", model.repos[0]),
+    ]
+
+
+def _repository(found: FoundRepository) -> list[Row]:
+    kind = [f"{units.parameters(found.n_params)} parameters" if found.n_params else "", found.architecture]
+    gated = "accept its terms on huggingface.co, then run `hf auth login`" if found.gated else ""
+    return [
+        ("model", " · ".join(filter(None, kind))),
+        ("downloads", f"{units.count(found.downloads)} in 30 days · {units.plural(found.likes, 'like')}"),
+        ("updated", found.updated),
+        ("gated", gated),
+        ("private", "needs your token" if found.private else ""),
+    ]
+
+
+def _server_rows(served: ServerEntry) -> list[Row]:
+    model = served.model
+    if model is None:
+        problem = [("problem", served.problem), ("what to do", served.hint)]
+        return [*problem, ("server", served.source.server)]
+    kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
+    kind.append(f"{tokens(model.n_ctx)} context" if model.n_ctx else "")
+    return [
+        ("model", " · ".join(filter(None, kind))),
+        ("name", model.name),
+        ("server", f"{served.kind} · {served.source.server}"),
+    ]
+
+
+def _download_key(download: Download) -> str:
+    if download.state in RUNNING:
+        return "shows all downloads"
+    return "resumes" if download.state == "paused" else "retries"
+
+
+def _search_rows(search: HubSearch) -> list[Row]:
+    if search.running:
+        return [("", "Contacting Hugging Face…")]
+    if search.problem:
+        return [("problem", search.problem), ("what to do", search.hint)]
+    if search.found is not None:
+        return [("", "No GGUF repositories match.")]
+    if search.is_link:
+        return [("", "Opens this repository.")]
+    return [("", f"Searches GGUF repositories for “{search.query}”.")]
+
+
+def deletion_question(deletion: Deletion) -> str:
+    """Return the question before deleting: what is deleted, what that frees, and what is kept."""
+    files = units.plural(len(deletion.files), "file")
+    lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} will be freed ({files})."]
+    lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]
+    if len(deletion.files) > _MOST_FILES:
+        lines.append(f"and {len(deletion.files) - _MOST_FILES} more")
+    return "\n".join(clean_line(line) for line in (*lines, *deletion.stays))

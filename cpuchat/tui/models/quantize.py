@@ -1,8 +1,12 @@
-"""Quantizes a model: choose a type, see size and speed, watch the progress."""
+"""Quantizes a model: choose a type, see size and speed, watch the progress.
+
+Tunes the settings for a model: runs in the place of the chat's answers, with the chat's model unloaded meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,28 +17,29 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Input, Static
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label, Static
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError, QuantizeFailed
-from cpuchat.models.library.model import LocalModel
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, Interrupted, QuantizeFailed
+from cpuchat.base.text import clean_line
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.quantize.make import Job
-from cpuchat.models.quantize.place import suggested_folder, suggested_path
-from cpuchat.models.quantize.types import TYPES, QuantType, smaller_types
-from cpuchat.present import quantize
-from cpuchat.present.rows import ListRow
-from cpuchat.text import clean_line
+from cpuchat.models.quantize.types import TYPES, QuantType, smaller_types, suggested_folder, suggested_path
+from cpuchat.present import models
+from cpuchat.present.table import ListRow, table
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.download_line import QuantizeLine
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.labelled import Labelled
-from cpuchat.tui.widgets.list_screen import ListScreen
-from cpuchat.tui.widgets.model_list import ModelList
-from cpuchat.tui.widgets.quantize_line import QuantizeLine
+from cpuchat.tui.widgets.model_list import Labelled, ListScreen, ModelList
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
+    from cpuchat.tune.trial import ChoiceResult, TuneResult
+    from cpuchat.tune.tuner import Tuner
+
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
 """Types that most people want, best quality first; the others are folded."""
@@ -58,7 +63,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._services = services
         self._model = model
         self._source: GGUFHeader | None = None
-        self._predictions: dict[str, quantize.TypePrediction | str] = {}
+        self._predictions: dict[str, models.TypePrediction | str] = {}
         self._suggested = ""
         self._unfolded = False
         self._repo = model.repo
@@ -69,7 +74,7 @@ class QuantizeScreen(ListScreen[Path | None]):
     def compose(self) -> ComposeResult:
         with Horizontal(id="panes"):
             with Vertical(id="list") as pane:
-                pane.border_title = Content(quantize.title(self._model))
+                pane.border_title = Content(models.quantize_title(self._model))
                 yield ModelList(id="types")
             with Vertical(id="about"):
                 yield Labelled(id="details")
@@ -92,8 +97,7 @@ class QuantizeScreen(ListScreen[Path | None]):
     async def _forecast(self) -> None:
         """Forecast type by type; figures fill in."""
         from cpuchat.models.machine import this_machine
-        from cpuchat.models.quantize.forecast import forecast_type, source_header
-        from cpuchat.models.quantize.process import QuantizeProcess
+        from cpuchat.models.quantize.types import QuantizeProcess, forecast_type, source_header
 
         settings, loaded = self._services.settings, self._services.conversation.model
         machine = await asyncio.to_thread(this_machine, settings, loaded=loaded)
@@ -112,19 +116,19 @@ class QuantizeScreen(ListScreen[Path | None]):
                         self._forecast_done(kind, error.message)
                         continue
                     found = await asyncio.to_thread(
-                        quantize.predict_type, self._source, forecast, machine, settings.load_options()
+                        models.predict_type, self._source, forecast, machine, settings.load_options()
                     )
                     self._forecast_done(kind, found)
         except CpuchatError as error:
             self._say(error.message)
             self._warn(error)
 
-    def _forecast_done(self, kind: QuantType, found: quantize.TypePrediction | str) -> None:
+    def _forecast_done(self, kind: QuantType, found: models.TypePrediction | str) -> None:
         self._predictions[kind.name] = found
         self._show_types()
         done, of = len(self._predictions), len(self._types)
         self._say(
-            self._outcome or (quantize.forecast_progress(done, of) if done < of else quantize.requantizing(self._model))
+            self._outcome or (models.forecast_progress(done, of) if done < of else models.requantizing(self._model))
         )
 
     @property
@@ -136,10 +140,10 @@ class QuantizeScreen(ListScreen[Path | None]):
     def _show_types(self) -> None:
         listed = self.query_one(ModelList)
         best = self._recommended
-        rows = [quantize.row(kind, self._predictions.get(kind.name)) for kind in self._types]
+        rows = [models.quantize_row(kind, self._predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
         if self._leads_to_original:
-            rows.insert(0, quantize.original_row(_ORIGINAL, self._repo))
+            rows.insert(0, models.original_row(_ORIGINAL, self._repo))
         folded = len(smaller_types(self._model)) - len(self._types)
         if folded:
             rows.append(ListRow(_MORE, "▸", f"{folded} more types", note="Enter shows them"))
@@ -147,11 +151,11 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     @property
     def _recommended(self) -> str:
-        return quantize.recommended(self._predictions, USUAL, self._model.size)
+        return models.recommended(self._predictions, USUAL, self._model.size)
 
     @property
     def _leads_to_original(self) -> bool:
-        return bool(self._repo and quantize.requantizing(self._model))
+        return bool(self._repo and models.requantizing(self._model))
 
     @property
     def _kind(self) -> QuantType | None:
@@ -164,16 +168,16 @@ class QuantizeScreen(ListScreen[Path | None]):
         more = self.query_one(ModelList).marked == _MORE
         self.query_one("#about").border_title = kind.name if kind else "More types" if more else "The original"
         if kind is None and not more:
-            advice = [("advice", quantize.requantizing(self._model)), ("repository", clean_line(self._repo))]
+            advice = [("advice", models.requantizing(self._model)), ("repository", clean_line(self._repo))]
             self.query_one(Labelled).show([*advice, ("Enter", "shows its files")])
             return
         if kind is None:
             self.query_one(Labelled).show([("types", "older, smaller and special-purpose types")])
             return
         found = self._predictions.get(kind.name)
-        rows = quantize.details(kind, found, self._model.size)
-        if kind.name == self._recommended and isinstance(found, quantize.TypePrediction):
-            rows.insert(0, ("recommended", quantize.why_recommended(found)))
+        rows = models.quantize_details(kind, found, self._model.size)
+        if kind.name == self._recommended and isinstance(found, models.TypePrediction):
+            rows.insert(0, ("recommended", models.why_recommended(found)))
         self.query_one(Labelled).show(rows)
         self._suggest()
 
@@ -299,3 +303,114 @@ def _repository(model: LocalModel) -> str:
 
     entry = match_local(load_catalog(), model)
     return entry.repos[0] if entry is not None else ""
+
+
+_CLOCK_SECONDS = 1.0
+
+
+class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
+    """Returns the model that was loaded before and has to be loaded again; None if there was none.
+
+    `result` is None until it is done.
+    """
+
+    CSS_PATH = "tune.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("tune")
+
+    def __init__(self, services: Services, model: Path) -> None:
+        super().__init__()
+        self._services, self._model = services, model
+        self._loaded = services.loaded_path
+        self._tuner: Tuner | None = None
+        self._stopped = False
+        self.result: TuneResult | None = None
+        self.done = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = Content(clean_line(f"Tune {self._model.stem}"))
+            dialog.border_subtitle = "Esc stops (keeps what was adopted)"
+            yield Label("Starting…", id="figures", markup=False)
+
+    def on_mount(self) -> None:
+        self.set_interval(_CLOCK_SECONDS, self._show)
+        self._services.chat.run_detached(self._run(), self._leave)
+
+    def _leave(self) -> None:
+        self._stopped = True
+        if self._tuner is not None:
+            self._tuner.kill()
+
+    async def _run(self) -> None:
+        from cpuchat.chats.history import token_counts
+        from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, prompt_share_of
+        from cpuchat.tune.tuner import Tuner
+
+        services = self._services
+        try:
+            share = prompt_share_of(*await asyncio.to_thread(token_counts, paths.chats_db()))
+            tuner = self._tuner = Tuner(
+                self._model,
+                services.settings,
+                prompt_share=DEFAULT_PROMPT_SHARE if share is None else share,
+                library=services.library,
+                tell=self._show,
+            )
+            self._require_running()
+            await services.conversation.backend.unload()  # it would take memory, and time now and then
+            self._require_running()
+            self.result = await tuner.run()
+        except Interrupted:
+            self._write(["Stopped; nothing was changed."])
+        except (CpuchatError, OSError) as error:
+            self._write([f"Not tuned. {clean_line(str(error))}"])
+        finally:
+            self._tuner, self.done = None, True
+        if self.has_widgets:
+            self._finish()
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise Interrupted("Stopped.")
+
+    def _show(self) -> None:
+        """Show the choices made so far, and how far it is."""
+        if self._tuner is None or not self.has_widgets:
+            return
+        progress = self._tuner.progress
+        now = f"{self._tuner.seconds:.0f} of at most {progress.limit:.0f} s · {progress.what}"
+        lines = self._table(progress.choices)
+        self._write([*lines, "", now] if lines else [now])
+
+    def _table(self, choices: Iterable[ChoiceResult]) -> list[str]:
+        from cpuchat.tune import tuner as report
+
+        rows = [report.tuning_row(one) for one in choices]
+        width = self.query_one("#figures").content_size.width
+        return table([report.TUNING_HEADINGS, *rows], report.TUNING_RIGHT, width) if rows else []
+
+    def _finish(self) -> None:
+        from cpuchat.tune import tuner as report
+
+        self.query_one("#dialog").border_subtitle = "Esc closes"
+        if self.result is not None:
+            summary = report.tuning_summary(self.result, undo="F8 in the settings (F2) reverts")
+            self._write([*self._table(self.result.choices), "", *summary])
+
+    def _write(self, lines: list[str]) -> None:
+        if self.has_widgets:
+            self.query_one("#figures", Label).update("\n".join(lines))
+
+    async def interrupt(self) -> bool:
+        """Stop on Ctrl+C; False when it is done."""
+        if self.done:
+            return False
+        self._stopped = True
+        self.query_one("#dialog").border_subtitle = "Stopping…"
+        if self._tuner is not None:
+            await self._tuner.stop()
+        return True
+
+    async def action_close(self) -> None:
+        if not await self.interrupt():
+            self.dismiss(self._loaded)

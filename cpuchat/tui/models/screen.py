@@ -1,10 +1,13 @@
-"""The models screen: models on this machine, the catalog, the hub, any GGUF file."""
+"""The models screen: models on this machine, the catalog, the hub, any GGUF file.
+
+Chooses another model; if it cannot be loaded, the reason is shown where it was chosen.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -14,31 +17,43 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Input
 
-from cpuchat.daemon_thread import run_in_daemon_thread
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.config.servers import ServerModel, Source, host, source
 from cpuchat.models.catalog import CatalogModel
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion, delete
-from cpuchat.models.library.model import LocalModel
-from cpuchat.present.prediction import doubt
-from cpuchat.servers import ServerModel, Source, host, source
+from cpuchat.models.library.places import LocalModel
+from cpuchat.present.models import doubt
 from cpuchat.telemetry import units
-from cpuchat.text import clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.models import details, lines
-from cpuchat.tui.models.choice import choose
-from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, ServerEntry, TypedFile
-from cpuchat.tui.models.reader import ModelsReader
-from cpuchat.tui.models.reading import ReadingScreen
+from cpuchat.tui.models import entries
+from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, ModelDetails, ServerEntry, TypedFile
+from cpuchat.tui.models.reader import ModelsReader, ReadingScreen
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from cpuchat.tui.widgets.download_line import DownloadLine
+from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.labelled import Labelled
-from cpuchat.tui.widgets.model_list import ModelList
-from cpuchat.tui.widgets.quantize_line import QuantizeLine
+from cpuchat.tui.widgets.model_list import Labelled, ModelList
+
+
+async def choose(screen: Dismissable[Any], services: Services, path: Path) -> None:
+    """Return `path` from `screen`, or show there why it cannot be loaded in place of the loaded model."""
+
+    def check() -> None:
+        from cpuchat.models.machine import require_loadable
+
+        require_loadable(path, services.settings, services.conversation.model)
+
+    try:
+        await run_in_daemon_thread(check)
+    except (CpuchatError, OSError) as error:
+        screen.notify(clean_line(str(error)), title="Not loaded", severity="error", timeout=10, markup=False)
+    else:
+        await screen.dismiss_when_on_top(path)
+
 
 _READ_AFTER = 0.12  # s on which the mark must rest before a header is read
 
@@ -96,7 +111,7 @@ class ModelsScreen(ReadingScreen):
             return
         sections, listed = self.state.sections(self._text), self.query_one(ModelList)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
-        rows = lines.rows(sections, self.state.local or (), self.predictions, self._loaded)
+        rows = entries.list_rows(sections, self.state.local or (), self.predictions, self._loaded)
         listed.show(rows, self._mark(listed))
         self.query_one("#list").border_subtitle = doubt(self.machine, "m on F12")
 
@@ -133,11 +148,11 @@ class ModelsScreen(ReadingScreen):
 
     def _show_details(self) -> None:
         entry, pane = self.entry, self.query_one("#about")
-        rows: list[details.Row] = []
+        rows: list[entries.Row] = []
         if entry is not None:
-            rows = details.rows(entry.subject, self._details_of(entry), self.catalog, self._loaded)
+            rows = entries.detail_rows(entry.subject, self._details_of(entry), self.catalog, self._loaded)
         pane.border_title = Content(_title(entry))
-        pane.border_subtitle = details.keys(entry.subject) if entry is not None else ""
+        pane.border_subtitle = entries.keys(entry.subject) if entry is not None else ""
         self.query_one(Labelled).show(rows)
 
     def _details_of(self, entry: Entry) -> ModelDetails:
@@ -156,7 +171,7 @@ class ModelsScreen(ReadingScreen):
     def _choose(self) -> None:
         self.state_changed()
         match self.entry.subject if self.entry is not None else None:
-            case LocalModel() as model if details.resumable(model):
+            case LocalModel() as model if entries.resumable(model):
                 self._open_repository(model.repo, model.quantization)
             case LocalModel(damaged=str() as problem):
                 self.warn(problem)
@@ -208,7 +223,7 @@ class ModelsScreen(ReadingScreen):
 
     @work(exclusive=True, group="link")
     async def _open_link(self, link: str) -> None:
-        from cpuchat.models.hub.address import parse_address
+        from cpuchat.models.hub.client import parse_address
 
         try:
             address = await run_in_daemon_thread(lambda: parse_address(link))
@@ -285,7 +300,7 @@ class ModelsScreen(ReadingScreen):
             self.refresh_models()
 
     async def _agreed(self, deletion: Deletion) -> bool:
-        question = details.deletion_question(deletion)
+        question = entries.deletion_question(deletion)
         answer = await self.app.push_screen_wait(ConfirmScreen("Delete model", question, "Delete", "Cancel"))
         return bool(answer)
 

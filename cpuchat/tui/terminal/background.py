@@ -1,5 +1,7 @@
 """The terminal's background color: asked for with OSC 11, never waited for, and taken out of what is typed; and pasted
 texts, taken out as a whole.
+
+Terminals that show all colors but do not say so over SSH, which forwards TERM and not COLORTERM.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from textual._xterm_parser import XTermParser
 from textual.events import Paste
 from textual.message import Message
 
-from cpuchat.app_state import read_state, update_state
-from cpuchat.daemon_thread import run_in_daemon_thread
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.config.settings import read_state, update_state
 
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"
@@ -121,3 +123,13 @@ class BackgroundParser(XTermParser):
 def _is_light(*parts: str) -> bool:
     red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5
+
+
+_TRUECOLOR = frozenset({"alacritty", "contour", "foot", "foot-extra", "rio", "wezterm", "xterm-ghostty", "xterm-kitty"})
+
+
+def set_colorterm() -> None:
+    """Set `COLORTERM`, which Textual reads, if it is missing and `TERM` names such a terminal."""
+    term = os.environ.get("TERM", "").lower()
+    if not os.environ.get("COLORTERM") and (term in _TRUECOLOR or term.endswith("-direct")):
+        os.environ["COLORTERM"] = "truecolor"

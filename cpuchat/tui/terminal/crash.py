@@ -1,19 +1,34 @@
-"""Records an unexpected error: a traceback in a log, and one sentence."""
+"""Records an unexpected error: a traceback in a log, and one sentence.
+
+Base of apps that never end with a traceback, neither on an exception nor on a signal.
+
+A screen after an internal error: what happened, what is saved, and a restart.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import sys
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.driver import Driver
+from textual.timer import Timer, TimerCallback
+from textual.widgets import Button, Label
 from textual.worker import WorkerFailed
 
 import cpuchat
-from cpuchat import paths
-from cpuchat.text import clean_line
+from cpuchat.base import paths
+from cpuchat.base.text import clean_line
 
 KEPT_LOGS = 10
 _MAX_LENGTH = 200
@@ -55,3 +70,143 @@ def _write(error: BaseException) -> Path | None:
         with contextlib.suppress(OSError):
             old.unlink(missing_ok=True)
     return log
+
+
+R = TypeVar("R")
+
+
+class GuardedApp(App[R], Generic[R]):
+    """Ends itself after an uncaught exception or a signal; `launch.run` handles what follows.
+
+    `crash` is the first such exception, `signalled` the number of the first signal (0: none). `asks_background`: the
+    terminal is asked for its background, and a reply arrives as `BackgroundReported`.
+    """
+
+    asks_background = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crash: Crash | None = None
+        self.signalled = 0
+
+    def get_driver_class(self) -> type[Driver]:
+        if sys.platform == "win32":
+            return super().get_driver_class()
+        from cpuchat.tui.terminal.driver import Terminal
+
+        return Terminal
+
+    def set_timer(
+        self, delay: float, callback: TimerCallback | None = None, *, name: str | None = None, pause: bool = False
+    ) -> Timer:
+        """As Textual's, whose timer never fires when its task is preempted for longer than `delay` at its start: a
+        terminal that was resized just then would keep its old size for ever."""
+        timer = super().set_timer(delay, callback, name=name, pause=pause)
+        timer._skip = False  # its task begins later
+        return timer
+
+    def on_load(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
+        if self.signalled:  # before there was a loop
+            self.exit()
+
+    def fail(self, error: BaseException) -> None:
+        """End because of `error`. Textual calls it for handlers, timers, workers, compose, render and style sheets."""
+        self._return_code = 1
+        if self.crash is None:
+            self.crash = record(error)
+        if self._exception is None and isinstance(error, Exception):
+            self._exception = error  # raised again where a test runs the app
+            self._exception_event.set()
+        self._close_messages_no_wait()
+
+    def _handle_exception(self, error: Exception) -> None:
+        self.fail(error)
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the app after an error in a callback of the event loop; only log those of forgotten tasks."""
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            self.fail(error)
+        elif error is not None:
+            record(error)
+
+    def fail_from_thread(self, error: BaseException) -> None:
+        """Call `fail` from another thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.fail, error)
+
+    def end_by(self, number: int) -> None:
+        """End because of a signal, on the event loop."""
+        self.signalled = self.signalled or number
+        self.exit()
+
+    def save_now(self) -> None:
+        """Save now. Called before the process ends without its event loop; quick, and may raise."""
+
+    def worker_groups(self) -> list[int]:
+        """Return the process groups to stop and continue with this one."""
+        return []
+
+    def action_suspend_process(self) -> None:
+        suspend = getattr(self._driver, "suspend_job", None)
+        if suspend is not None:
+            suspend()
+
+    def give_terminal_back(self) -> None:
+        """Restore the terminal, whatever has happened to the driver."""
+        restore = getattr(self._driver, "restore", None)
+        if restore is not None:
+            restore()
+
+
+class LastResort(GuardedApp[bool]):
+    """Returns True to restart. A separate app, independent of what broke."""
+
+    TITLE = "cpuchat"
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = "#restart"
+    # Its own, in the colors of the terminal: a theme or a style sheet may be what broke.
+    CSS = """
+    Screen { align: center middle; }
+    #dialog { width: 76; max-width: 100%; height: auto; max-height: 100%; border: round $error; padding: 1 2; }
+    Label { width: 100%; }
+    #buttons { height: auto; margin-top: 1; }
+    Button { margin-right: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("r", "leave(True)", "restart"),
+        ("q,escape", "leave(False)", "quit"),
+        ("ctrl+q,ctrl+c", "leave(False)", "quit"),
+        ("left,right", "app.focus_next", "other"),
+    ]
+
+    def __init__(self, crash: Crash, saved: bool) -> None:
+        super().__init__()
+        self._what = crash
+        self._saved = saved
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "cpuchat stopped on an internal error"
+            yield Label(self._what.what, markup=False)
+            yield Label(words(self._saved), markup=False)
+            yield Label(self._what.log_words, markup=False)
+            with Horizontal(id="buttons"):
+                yield Button("Restart", id="restart", variant="primary", compact=True)
+                yield Button("Quit", id="quit", compact=True)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        self.exit(event.button.id == "restart")
+
+    def action_leave(self, restart: bool) -> None:
+        self.exit(restart)
+
+
+def words(saved: bool) -> str:
+    """Return what happened to the chat."""
+    if saved:
+        return "Your chat is saved. Restart starts the worker again and reopens the chat."
+    return "The last answer may be incomplete on disk. Restart reopens the chat as it was saved."

@@ -1,21 +1,72 @@
-"""Dialogs: confirmation, choice, one line of text."""
+"""Dialogs: confirmation, choice, one line of text.
+
+Screens that can be dismissed once, and at any time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Button, Input, Label
 
-from cpuchat.text import clean, clean_line
+from cpuchat.base.text import clean, clean_line
 from cpuchat.tui import keys
-from cpuchat.tui.widgets.dismissable import Dismissable
+
+
+class Dismissable(Screen[ScreenResultType]):
+    """A screen that is dismissed at most once. Textual pops whatever is on top, also for a screen that is gone already
+    or lies below a dialog: two presses of a key that arrive together would dismiss the screen below too, whose caller
+    then waits forever.
+
+    It also takes the widgets from a screen that is still opening, whose handlers then look for them in vain: such a one
+    opens first.
+    """
+
+    _is_open = False
+    _dismissed: tuple[ScreenResultType | None] | None = None
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self._opened)  # behind what the screen itself does then
+
+    def _opened(self) -> None:
+        self._is_open = True
+        if self._dismissed is not None:
+            self.dismiss(*self._dismissed)
+
+    def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
+        if self._is_open and self.is_active:
+            return super().dismiss(result)
+        if not self._is_open and self._dismissed is None:
+            self._dismissed = (result,)
+        return AwaitComplete.nothing()
+
+    def action_close(self) -> Awaitable[None] | None:
+        """Leave without a result."""
+        self.dismiss(None)
+
+    def warn(self, text: str) -> None:
+        """Show a warning; `text` may hold anything."""
+        self.notify(clean_line(text), severity="warning", markup=False)
+
+    @property
+    def has_widgets(self) -> bool:
+        """Return whether it is mounted and not removed: results of threads can be shown."""
+        return self.is_mounted and self.is_attached and self.is_running
+
+    async def dismiss_when_on_top(self, result: ScreenResultType) -> None:
+        """Dismiss with a result that was awaited; a dialog opened meanwhile is closed first."""
+        while self.is_attached and not self.is_active:
+            await asyncio.sleep(0.05)
+        self.dismiss(result)
 
 
 class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):

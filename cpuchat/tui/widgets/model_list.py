@@ -1,20 +1,30 @@
-"""A list of models, drawn line by line: updated figures never cause a layout."""
+"""A list of models, drawn line by line: updated figures never cause a layout.
+
+Bases of screens with a list and details of the selected line.
+
+Details as lines of a label and a text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 from textual import events
+from textual.binding import BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
+from textual.screen import ScreenResultType
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from cpuchat.present.rows import ListRow
-from cpuchat.text import clean_line
+from cpuchat.base.text import clean_line
+from cpuchat.present.table import ListRow
+from cpuchat.tui import keys
+from cpuchat.tui.widgets.dialogs import Dismissable
 
 _LEAST_NAME = 16
 
@@ -175,3 +185,99 @@ class ModelList(ScrollView, can_focus=False):
             name.append(f" {clean_line(row.tag)}", dim)
         name.truncate(max(room, _LEAST_NAME), overflow="ellipsis", pad=True)
         return text.append_text(name).append("  " + "  ".join(columns), dim)
+
+
+class Labelled(ScrollView, can_focus=False):
+    """Shows labels and texts; scrolls with the wheel or by keys of its screen.
+
+    New lines never cause a layout.
+    """
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"labelled--label"}
+    DEFAULT_CSS = """
+    Labelled {
+        width: 100%;
+        height: 1fr;
+        background: transparent;
+        overflow-x: hidden;
+        overflow-y: auto;
+        scrollbar-size-vertical: 1;
+        scrollbar-gutter: stable;
+        & > .labelled--label { color: $hint; }
+        &:ansi > .labelled--label { text-style: dim; }
+    }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: tuple[tuple[str, str], ...] = ()
+        self._lines: list[Strip] = []
+
+    def show(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Show labels and texts, both cleaned; long texts wrap."""
+        now = tuple(rows)
+        if [label for label, _ in now] != [label for label, _ in self._rows]:  # about something else
+            self.scroll_home(animate=False)
+        self._rows = now
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._draw()
+
+    def _draw(self) -> None:
+        width = self.scrollable_content_region.width
+        if not width:
+            return
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(no_wrap=True, style=self.get_component_rich_style("labelled--label", partial=True))
+        table.add_column(ratio=1, overflow="fold")
+        for label, text in self._rows:
+            table.add_row(Text(label), Text(text))
+        console = self.app.console
+        options = console.options.update(width=width)
+        lines = console.render_lines(table, options, style=self.rich_style) if self._rows else []
+        self._lines = [Strip(line).adjust_cell_length(width, self.rich_style) for line in lines]
+        self.virtual_size = Size(width, len(self._lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        number = y + self.scroll_offset.y
+        width = self.scrollable_content_region.width
+        return self._lines[number] if number < len(self._lines) else Strip.blank(width, self.rich_style)
+
+
+_WIDE = 100  # cells
+
+
+class DetailsScreen(Dismissable[ScreenResultType]):
+    """A screen with keys that scroll its `Labelled`, which never has the focus."""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("details")
+
+    def action_scroll_details(self, lines: int) -> None:
+        self.query_one(Labelled).scroll_relative(y=lines, animate=False)
+
+
+class ListScreen(DetailsScreen[ScreenResultType]):
+    """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on.
+
+    Textual sets the classes of breakpoints only when a screen has been laid out once: its first picture would be that
+    of another width.
+    """
+
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (_WIDE, "-wide")]
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("list")
+
+    def on_compose(self) -> None:
+        self.add_class("-wide" if self.app.size.width >= _WIDE else "-narrow")
+
+    def action_move(self, rows: int) -> None:
+        self.query_one(ModelList).move(rows)
+
+    def action_page(self, pages: int) -> None:
+        self.query_one(ModelList).page(pages)

@@ -17,19 +17,18 @@ import psutil
 import pytest
 
 from benchmarks.eagle3 import write_eagle3
-from cpuchat import paths
-from cpuchat.backend.heads.options import Drafting, ServerOptions
-from cpuchat.backend.heads.process import MODULE, free_port
+from cpuchat.backend.heads.server import MODULE, Drafting, ServerOptions, free_port
 from cpuchat.backend.switching import SwitchingBackend
-from cpuchat.errors import EngineMissing
+from cpuchat.base import paths
+from cpuchat.base.errors import EngineMissing
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.model_info import ModelInfo
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import LoadCancelled, LoadOptions, ModelLoaded, Speculation, TextDelta
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.synthetic.shapes import shape_of
+from cpuchat.models.synthetic.model import shape_of
+from cpuchat.models.synthetic.pair import write_pair
+from cpuchat.protocol.messages import LoadCancelled, LoadOptions, ModelLoaded, Speculation, TextDelta
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.speculation import SpeculationMeter
 from tests.support import head_server
 from tests.support.chatting import chat, collect, load
@@ -189,7 +188,7 @@ async def test_a_server_that_does_not_start_is_reported(
 async def test_a_head_that_does_not_fit_is_refused(
     backend: SwitchingBackend, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpuchat.backend.heads.plan.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("cpuchat.backend.heads.server.available_bytes", lambda: 1_000_000)
     failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(head))))).failed
     assert failed.code == "does_not_fit" and "draft" in failed.message
 
@@ -207,7 +206,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
     def available(*_: object) -> int:
         return need - 1 if is_short or backend.pid is not None else need  # what a loaded model takes is not available
 
-    for module in ("cpuchat.hardware.memory", "cpuchat.backend.heads.plan"):
+    for module in ("cpuchat.hardware.memory", "cpuchat.backend.heads.server"):
         monkeypatch.setattr(f"{module}.available_bytes", available)
     rpc_worker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with rpc_worker:

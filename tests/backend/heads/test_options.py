@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from cpuchat.backend.heads.host import parameters
-from cpuchat.backend.heads.options import Drafting, ServerOptions, command, cpu_mask
-from cpuchat.errors import EngineMissing
+from cpuchat.backend.heads.server import Drafting, ServerOptions, command, cpu_mask
+from cpuchat.base.errors import EngineMissing
 from cpuchat.models import heads
 from cpuchat.models.heads import find_program
-from cpuchat.protocol import LoadOptions, Speculation
+from cpuchat.protocol.messages import LoadOptions, Speculation
 
 SERVER = ServerOptions(
     program="/usr/bin/llama-server", model="/m.gguf", head="/eagle3.gguf", kind="eagle3", port=8123, n_ctx=4096,

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat import paths
-from cpuchat.backend.heads.process import free_port
+from cpuchat.backend.heads.server import free_port
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.base import paths
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import TextDelta
+from cpuchat.protocol.messages import TextDelta
 from tests.cli.program import start
 from tests.support.chatting import chat, collect, load
 

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from cpuchat.backend.remote.adapter import Adapter
+from cpuchat.backend.remote.adapter import Adapter, parse
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Connection
-from cpuchat.backend.remote.llama_server import LlamaServer
-from cpuchat.backend.remote.lm_studio import LMStudio
-from cpuchat.backend.remote.metrics import parse
-from cpuchat.backend.remote.ollama import Ollama
-from cpuchat.backend.remote.vllm import VLLM
+from cpuchat.backend.remote.servers import VLLM, LlamaServer, LMStudio, Ollama
 from cpuchat.chats.records import AnswerSettings
-from cpuchat.model_info import ModelInfo
-from cpuchat.protocol import (
+from cpuchat.config.servers import ServerModel
+from cpuchat.config.settings import SamplingSection
+from cpuchat.protocol.messages import (
     Generate,
     LoadOptions,
     LoadProgress,
@@ -27,8 +24,7 @@ from cpuchat.protocol import (
     ServerLoad,
     Speculation,
 )
-from cpuchat.servers import ServerModel
-from cpuchat.settings import SamplingSection
+from cpuchat.protocol.model_info import ModelInfo
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, remote_server
 
@@ -111,7 +107,7 @@ async def test_the_app_of_a_browser_tab_shares_no_cache(monkeypatch: pytest.Monk
 
 
 async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.exchange._LOAD_SECONDS", 0.05)
+    monkeypatch.setattr("cpuchat.backend.remote.backend._LOAD_SECONDS", 0.05)
     then, now = (500, 100, 200, 150, 80, 70), (540, 110, 220, 165, 89, 76)
     counts = iter([then, then, *[now] * 20])
     newest: tuple[int, ...] = ()

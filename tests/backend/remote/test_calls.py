@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from cpuchat.backend.remote.calls import CallParts, with_calls
-from cpuchat.protocol import Message
-from cpuchat.tool_calls import ToolCall
+from cpuchat.backend.remote.stream import CallParts, with_calls
+from cpuchat.protocol.messages import Message, ToolCall
 
 LOOK = ToolCall(name="look", arguments={"at": "ü"}, id="a1")
 STOP = ToolCall(name="stop", id="a2")

@@ -11,11 +11,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from cpuchat.backend.remote import backend as exchange
 from cpuchat.backend.remote import backend as remote
-from cpuchat.backend.remote import connection, exchange, stream
+from cpuchat.backend.remote import connection, stream
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.errors import CpuchatError, ServerUnreachable
-from cpuchat.protocol import (
+from cpuchat.base.errors import CpuchatError, ServerUnreachable
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import (
     AnyEvent,
     ContextTrimmed,
     GenerationFinished,
@@ -24,7 +26,6 @@ from cpuchat.protocol import (
     Reconnecting,
     TextDelta,
 )
-from cpuchat.servers import ServerModel
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import Reply, Stream, connected, remote_server
 

@@ -7,10 +7,10 @@ from keyring.backend import KeyringBackend
 from keyring.backends import fail
 from keyring.errors import KeyringLocked
 
-from cpuchat import paths
-from cpuchat.backend.remote.keys import KeyRing
-from cpuchat.errors import ServerError, UsageError
-from cpuchat.servers import ServerModel, is_local, normalized, source
+from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.base import paths
+from cpuchat.base.errors import ServerError, UsageError
+from cpuchat.config.servers import ServerModel, is_local, normalized, source
 from tests.support.chatting import chat, collect
 from tests.support.remote_server import Reply, remote_server
 
@@ -107,7 +107,7 @@ def test_a_key_cannot_add_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.protocol import LoadOptions
+    from cpuchat.protocol.messages import LoadOptions
 
     async def refuse(reply: Reply) -> None:
         await reply.json({"error": {"message": "no"}}, 401)

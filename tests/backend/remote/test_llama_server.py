@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.keys import KeyRing
+from cpuchat.backend.remote.connection import KeyRing
 from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.base import paths
+from cpuchat.config.servers import ServerModel
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     ContextTrimmed,
     LoadOptions,
     Message,
@@ -23,7 +24,6 @@ from cpuchat.protocol import (
     ServerLoad,
     TextDelta,
 )
-from cpuchat.servers import ServerModel
 from cpuchat.telemetry.meter import Meter
 from tests.support.chatting import GREEDY, Answer, chat, collect, load
 from tests.support.llama_server import llama_server, metrics, slots
@@ -136,7 +136,7 @@ async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str, monkeypatch
 
 
 async def test_an_answer_waits_for_another_one(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.exchange._LOAD_SECONDS", 0.05)
+    monkeypatch.setattr("cpuchat.backend.remote.backend._LOAD_SECONDS", 0.05)
     one, two = await connected(demo), await connected(demo)
     first = asyncio.create_task(collect(one.generate(chat("Tell me a story", max_tokens=0, ignore_eos=True))))
     while not slots(demo)[0]["is_processing"]:

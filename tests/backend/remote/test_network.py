@@ -12,8 +12,8 @@ import pytest
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Status, back_off, may_retry
-from cpuchat.protocol import LoadOptions, ModelLoaded
-from cpuchat.servers import ServerModel
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import LoadOptions, ModelLoaded
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import CERTIFICATE, Reply, remote_server
 

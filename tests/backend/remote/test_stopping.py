@@ -10,9 +10,9 @@ import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Connection
-from cpuchat.backend.remote.identify import identify
-from cpuchat.protocol import Failed, LoadOptions, Sampling, TextDelta
-from cpuchat.servers import ServerModel
+from cpuchat.backend.remote.servers import identify
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import Failed, LoadOptions, Sampling, TextDelta
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import Reply, connected, remote_server
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.backend.remote.stream import MOST_EVENT, decoded, events, lines, objects, valid_text
-from cpuchat.errors import ServerError
+from cpuchat.base.errors import ServerError
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from cpuchat.backend.remote.chunk import Attempt, Chunk, Reported
-from cpuchat.backend.remote.tally import Tally
-from cpuchat.protocol import PrefillProgress, ServerLoad, SpeculationUpdate, TextDelta
-from cpuchat.timings import Timings
+from cpuchat.backend.remote.stream import Attempt, Chunk, Reported, Tally
+from cpuchat.protocol.messages import PrefillProgress, ServerLoad, SpeculationUpdate, TextDelta
+from cpuchat.protocol.timings import Timings
 
 
 def reported(n: int, ms: float, **more: object) -> Reported:

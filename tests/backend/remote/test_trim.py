@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.trim import without_oldest
-from cpuchat.protocol import ContextTrimmed, LoadOptions, Message
-from cpuchat.servers import ServerModel
+from cpuchat.backend.remote.backend import RemoteBackend, without_oldest
+from cpuchat.config.servers import ServerModel
+from cpuchat.protocol.messages import ContextTrimmed, LoadOptions, Message
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, remote_server
 

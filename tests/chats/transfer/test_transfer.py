@@ -11,15 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.base.errors import ChatsTooNew, UsageError
 from cpuchat.chats.records import AnswerSettings
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer import llama_server, sources
-from cpuchat.chats.transfer.importing import Imported, export_chat, import_chats
-from cpuchat.chats.transfer.portable import PortableChat, PortableMessage, encoded
-from cpuchat.chats.transfer.sources import read_exports
-from cpuchat.errors import ChatsTooNew, UsageError
-from cpuchat.protocol import Sampling, Speculation
-from cpuchat.timings import DrafterCount, SpeculationFigures, Timings
+from cpuchat.chats.transfer import formats, importing
+from cpuchat.chats.transfer.formats import PortableChat, PortableMessage, encoded
+from cpuchat.chats.transfer.importing import Imported, export_chat, import_chats, read_exports
+from cpuchat.protocol.messages import Sampling, Speculation
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 
 HERE = Path(__file__).parent
 CHATGPT, LM_STUDIO = HERE / "chatgpt.json", HERE / "lm_studio.conversation.json"
@@ -118,7 +117,7 @@ def test_an_import_is_all_or_nothing_and_takes_no_value_unchecked(store: ChatSto
 def test_chatgpt(store: ChatStore) -> None:
     export = read_exports(CHATGPT)
     assert export.source == "ChatGPT"
-    assert len(export.problems) == 1 and "chat 3 of chatgpt.json" in export.problems[0]
+    assert len(export.problems) == 1 and "chat 3 of formats.json" in export.problems[0]
     done = import_chats(store, export.chats)
     assert (len(done.added), done.empty) == (1, 1)
     chat = export_chat(store, store.chats()[0])
@@ -233,16 +232,16 @@ def test_a_document_of_another_version_or_with_wrong_values_is_refused(tmp_path:
 
 def test_long_branches_and_circles_are_read() -> None:
     """A tree as deep as a chat is long, and one whose nodes follow each other in a circle."""
-    from cpuchat.chats.transfer import chatgpt
+    from cpuchat.chats.transfer import formats
 
     def node(parent: str | None, role: str, text: str) -> dict:
         return {"parent": parent, "message": {"author": {"role": role}, "content": {"parts": [text]}}}
 
     deep = {"0": node(None, "user", "0")}
     deep |= {str(n): node(str(n - 1), "assistant" if n % 2 else "user", str(n)) for n in range(1, 5000)}
-    chat = chatgpt.read({"mapping": deep, "current_node": "4999"})
+    chat = formats.read_chatgpt({"mapping": deep, "current_node": "4999"})
     assert len(chat.branch) == 5000 and chat.messages[-1].content == "4999"
-    assert chatgpt.read({"mapping": {"a": node("b", "user", "x"), "b": node("a", "user", "y")}}).messages == []
+    assert formats.read_chatgpt({"mapping": {"a": node("b", "user", "x"), "b": node("a", "user", "y")}}).messages == []
     assert chat.title == "0"
 
 
@@ -305,7 +304,7 @@ def test_marks_that_are_never_closed_take_linear_time() -> None:
     """A regular expression took minutes for this, most of them for line breaks; the guard is the tests' time limit."""
     started, called = "<<<reasoning_content_start>>>", "<<<AGENTIC_TOOL_CALL_START>>>"
     text = f"{started * 60_000}{called * 60_000}" + "\n" * 1_000_000 + "end"
-    chat = llama_server.read({"messages": [{"role": "assistant", "content": text}]})
+    chat = formats.read_llama_server({"messages": [{"role": "assistant", "content": text}]})
     assert chat.messages[0].content == text
 
 
@@ -313,8 +312,8 @@ def test_files_that_are_too_large_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both limits are lowered here: real ones take seconds."""
-    monkeypatch.setattr(sources, "_LARGEST", 1 << 20)
-    monkeypatch.setattr(sources, "_MOST", 3 << 20)
+    monkeypatch.setattr(importing, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(importing, "_MOST", 3 << 20)
     bomb, many, plain = tmp_path / "bomb.zip", tmp_path / "many.zip", tmp_path / "plain.json"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("conversations.json", "[" + " " * (2 << 20) + "]")

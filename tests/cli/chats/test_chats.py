@@ -10,10 +10,10 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
-from cpuchat.timings import Timings
+from cpuchat.protocol.timings import Timings
 from tests.cli.program import COMMAND, HANG_GUARD, run
 
 SAMPLES = Path(__file__).parents[2] / "chats" / "transfer"

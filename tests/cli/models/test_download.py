@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from cpuchat.errors import AccessDenied, DiskFull, HubOffline, Interrupted, NotOnHub, UsageError
+from cpuchat.base.errors import AccessDenied, DiskFull, HubOffline, Interrupted, NotOnHub, UsageError
 from cpuchat.models.hub.client import Hub
 from cpuchat.telemetry import units
 from tests.cli.program import COMMAND, HANG_GUARD, run

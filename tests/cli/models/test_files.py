@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cpuchat.errors import NotOnHub, UsageError
+from cpuchat.base.errors import NotOnHub, UsageError
 from cpuchat.models.fit import draft_memory, plan_memory
 from cpuchat.models.gguf.header import read_header
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from tests.cli.program import run
 from tests.support.hub_server import HubServer
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.engine.drafting.cached_costs import save_costs
-from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.base import paths
+from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.speculation.depth.costs import PassCosts
 from tests.cli.program import run

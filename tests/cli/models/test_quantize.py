@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.quantize.place import PART
-from cpuchat.models.quantize.types import TYPES
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.quantize.types import PART, TYPES
+from cpuchat.models.synthetic.model import write_model
 from tests.cli.program import COMMAND, HANG_GUARD, run
 from tests.support.shapes import TINY_LLAMA
 from tests.support.terminal import Terminal

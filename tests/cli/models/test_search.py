@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cpuchat.errors import HubError, HubOffline, RateLimited
+from cpuchat.base.errors import HubError, HubOffline, RateLimited
 from tests.cli.program import run, run_process
 from tests.support.hub_server import TOKEN, Fault, HubServer
 

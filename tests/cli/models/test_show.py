@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import HubError, ModelDamaged, ModelNotFound, UsageError
+from cpuchat.base.errors import HubError, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.models.gguf.header import read_header
 from tests.cli.program import run
 from tests.support.edited_gguf import edited

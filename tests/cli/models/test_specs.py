@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import ModelNotFound, NotOnHub, UsageError
+from cpuchat.base.errors import ModelNotFound, NotOnHub, UsageError
 from tests.cli.program import run
 from tests.models.drafts.files import write_catalog
 from tests.support.hub_server import HubServer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.models.gguf.header import read_header
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.synthetic.model import SHAPES
 from tests.cli.program import run
 
 

@@ -9,8 +9,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from cpuchat.engine.decoding.decode import DecodeResult, decode
-from cpuchat.engine.decoding.prefill_chunking import PrefillChunking
+from cpuchat.engine.decoding.decode import DecodeResult, PrefillChunking, decode
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
@@ -18,7 +17,7 @@ from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.store import StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol import Event, LoadOptions, Sampling, TextDelta
+from cpuchat.protocol.messages import Event, LoadOptions, Sampling, TextDelta
 from tests.support.prefilling import prefilled, store_of
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -9,20 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuchat import paths
-from cpuchat.engine.decoding.call_guide import CallGuide
-from cpuchat.engine.decoding.guided import GuidedSampler
+from cpuchat.base import paths
+from cpuchat.base.errors import GrammarUnmet, UsageError
+from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import MARKER_TOKENS, ReasoningSplitter
-from cpuchat.errors import GrammarUnmet, UsageError
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import Failed, GenerationFinished, LoadOptions, Sampling, Speculation, TextDelta
-from cpuchat.tool_calls import Tool
+from cpuchat.protocol.messages import Failed, GenerationFinished, LoadOptions, Sampling, Speculation, TextDelta, Tool
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.generic import GENERIC
+from cpuchat.tools.call_parser import GENERIC
 from tests.engine.llama.test_spm_coverage import sentences
 from tests.support.edited_gguf import edited
 from tests.support.engine_chat import Chat, user

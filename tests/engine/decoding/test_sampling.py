@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cpuchat.base.errors import GenerationFailed, UsageError
 from cpuchat.engine.decoding.sampling import Sampler, largest
-from cpuchat.errors import GenerationFailed, UsageError
-from cpuchat.protocol import Sampling
+from cpuchat.protocol.messages import Sampling
 
 
 def distribution(sampler: Sampler, row: np.ndarray) -> dict[int, float]:

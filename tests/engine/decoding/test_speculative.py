@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import LoadOptions, Sampling, Speculation
+from cpuchat.models.synthetic.pair import draft_token_table, next_token_table
+from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.speculation.drafters import ngrams
-from cpuchat.speculation.pass_record import PassRecord
-from cpuchat.synthetic.pair import draft_token_table, next_token_table
+from cpuchat.speculation.stats import PassRecord
 from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Always, Said, Talker, Wandering, assert_same, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -12,16 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.engine.drafting import cached_costs, calibration
-from cpuchat.engine.drafting.draft_model import DraftModel
-from cpuchat.engine.drafting.overlap import DraftThread
+from cpuchat.engine.drafting import calibration
+from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.synthetic.pair import write_pair
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
-from cpuchat.synthetic.pair import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]
@@ -50,13 +49,13 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_is_saved_is_loaded(file: Path) -> None:
     key = "0123456789abcdef" * 4
-    assert cached_costs.load_costs(file, key) is None
+    assert calibration.load_costs(file, key) is None
     for costs in (COSTS, PassCosts(COSTS.verify_ms)):
-        cached_costs.save_costs(file, key, costs)
-        assert cached_costs.load_costs(file, key) == costs
+        calibration.save_costs(file, key, costs)
+        assert calibration.load_costs(file, key) == costs
         assert list(file.parent.iterdir()) == [file]  # nothing half written is left
-    assert cached_costs.load_costs(file, "f" + key[1:]) is None
-    assert cached_costs.load_costs(file, key[:-1] + "0") is None
+    assert calibration.load_costs(file, "f" + key[1:]) is None
+    assert calibration.load_costs(file, key[:-1] + "0") is None
 
 
 @pytest.mark.parametrize(
@@ -75,39 +74,39 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
     ids=["empty", "cut", "negative", "short", "text", "old", "negative-draft", "binary", "list"],
 )
 def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], bytes]) -> None:
-    cached_costs.save_costs(file, "k" * 64, COSTS)
+    calibration.save_costs(file, "k" * 64, COSTS)
     raw = damage(file.read_bytes())
     assert raw != file.read_bytes()
     file.write_bytes(raw)
-    assert cached_costs.load_costs(file, "k" * 64) is None
+    assert calibration.load_costs(file, "k" * 64) is None
 
 
 def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> None:
-    assert cached_costs.load_acceptance(file, "t", "d") == cached_costs.load_acceptance(None, "t", "d") == (0.0, 0.0)
-    cached_costs.save_acceptance(file, "t", "d", (30.0, 100.0))
-    assert cached_costs.load_acceptance(file, "t", "d") == (0.0, 0.0), "it has no costs, so it never drafts"
-    cached_costs.save_costs(file, KEY, COSTS, "t", "d")
-    cached_costs.save_acceptance(file, "t", "d", (30.0, 100.0))
-    assert cached_costs.load_acceptance(file, "t", "d") == (30.0, 100.0)
-    assert cached_costs.load_acceptance(file, "t", "") == cached_costs.load_acceptance(file, "t", "e") == (0.0, 0.0)
-    assert cached_costs.load_costs(file, KEY) == COSTS
-    cached_costs.save_costs(file, KEY, COSTS, "t", "d")  # calibrated again
-    cached_costs.save_costs(file, "f" * 64, COSTS, "t", "d")  # on other cores
-    assert cached_costs.load_acceptance(file, "t", "d") == (30.0, 100.0)
+    assert calibration.load_acceptance(file, "t", "d") == calibration.load_acceptance(None, "t", "d") == (0.0, 0.0)
+    calibration.save_acceptance(file, "t", "d", (30.0, 100.0))
+    assert calibration.load_acceptance(file, "t", "d") == (0.0, 0.0), "it has no costs, so it never drafts"
+    calibration.save_costs(file, KEY, COSTS, "t", "d")
+    calibration.save_acceptance(file, "t", "d", (30.0, 100.0))
+    assert calibration.load_acceptance(file, "t", "d") == (30.0, 100.0)
+    assert calibration.load_acceptance(file, "t", "") == calibration.load_acceptance(file, "t", "e") == (0.0, 0.0)
+    assert calibration.load_costs(file, KEY) == COSTS
+    calibration.save_costs(file, KEY, COSTS, "t", "d")  # calibrated again
+    calibration.save_costs(file, "f" * 64, COSTS, "t", "d")  # on other cores
+    assert calibration.load_acceptance(file, "t", "d") == (30.0, 100.0)
 
 
 @pytest.mark.parametrize(("accepted", "compared"), [(-1.0, 5.0), (6.0, 5.0), (1e300, 1e300), (0.0, -1.0)])
 def test_impossible_counts_are_a_new_start(file: Path, accepted: float, compared: float) -> None:
-    cached_costs.save_costs(file, KEY, COSTS, "t", "d")
-    cached_costs.save_acceptance(file, "t", "d", (accepted, compared))
-    assert cached_costs.load_acceptance(file, "t", "d") == (0.0, 0.0)
-    assert cached_costs.load_costs(file, KEY) == COSTS
+    calibration.save_costs(file, KEY, COSTS, "t", "d")
+    calibration.save_acceptance(file, "t", "d", (accepted, compared))
+    assert calibration.load_acceptance(file, "t", "d") == (0.0, 0.0)
+    assert calibration.load_costs(file, KEY) == COSTS
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    cached_costs.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)
-    assert cached_costs.load_costs(tmp_path / "file" / "c.json", "k" * 64) is None
+    calibration.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)
+    assert calibration.load_costs(tmp_path / "file" / "c.json", "k" * 64) is None
 
 
 def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
@@ -115,11 +114,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     other = tmp_path / "other.gguf"
     write_pair(other, None, 0.5, target="tiny", n_vocab=N_VOCAB, seed=5)
     keys = [
-        cached_costs.calibration_key(target, None),
-        cached_costs.calibration_key(target, draft),
-        cached_costs.calibration_key(target, target),
-        cached_costs.calibration_key(target, draft, "(1,)"),
-        cached_costs.calibration_key(load(other, OPTIONS), None),
+        calibration.calibration_key(target, None),
+        calibration.calibration_key(target, draft),
+        calibration.calibration_key(target, target),
+        calibration.calibration_key(target, draft, "(1,)"),
+        calibration.calibration_key(load(other, OPTIONS), None),
     ]
     changes = [
         {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q8_0"}, {"flash_attn": "off"}, {"use_repack": False},
@@ -133,11 +132,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     path = target.header.path
     for change in changes:
         model = load(path, msgspec.structs.replace(OPTIONS, **change))
-        keys.append(cached_costs.calibration_key(model, None))
+        keys.append(calibration.calibration_key(model, None))
         model.free()
     assert len(set(keys)) == len(keys)
     again = load(path, msgspec.structs.replace(OPTIONS, n_ctx=256, mlock=False))
-    assert cached_costs.calibration_key(again, None) == keys[0]
+    assert calibration.calibration_key(again, None) == keys[0]
 
 
 def test_measuring(models: tuple[Model, Model]) -> None:
@@ -219,15 +218,15 @@ def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at:
 def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
     dear = list(COSTS.verify_ms)
     dear[1] = 6.8 * dear[0]
-    cached_costs.save_costs(file, KEY, replace(COSTS, verify_ms=tuple(dear)))
+    calibration.save_costs(file, KEY, replace(COSTS, verify_ms=tuple(dear)))
     assert not file.exists()
-    cached_costs.save_costs(file, KEY, COSTS)
-    assert cached_costs.load_costs(file, KEY) == COSTS
+    calibration.save_costs(file, KEY, COSTS)
+    assert calibration.load_costs(file, KEY) == COSTS
     kept = msgspec.json.decode(file.read_bytes())  # as an older version would have kept it
     kept["entries"][KEY]["verify_ms"] = dear
     file.write_bytes(msgspec.json.encode(kept))
-    assert cached_costs.load_costs(file, KEY) is None
-    assert cached_costs.load_costs(file, KEY, any_age=True) is None
+    assert calibration.load_costs(file, KEY) is None
+    assert calibration.load_costs(file, KEY, any_age=True) is None
 
 
 @pytest.mark.parametrize(
@@ -238,20 +237,20 @@ def test_a_calibration_ages_out(
 ) -> None:
     """The more its measurements scattered, the sooner."""
     costs = replace(COSTS, **changes)
-    cached_costs.save_costs(file, KEY, costs)
+    calibration.save_costs(file, KEY, costs)
     now = time.time()
-    monkeypatch.setattr(cached_costs.time, "time", lambda: now + 0.9 * days * 86_400)
-    assert cached_costs.load_costs(file, KEY) == costs
-    monkeypatch.setattr(cached_costs.time, "time", lambda: now + 1.1 * days * 86_400)
-    assert cached_costs.load_costs(file, KEY) is None
-    assert cached_costs.load_costs(file, KEY, any_age=True) == costs
+    monkeypatch.setattr(calibration.time, "time", lambda: now + 0.9 * days * 86_400)
+    assert calibration.load_costs(file, KEY) == costs
+    monkeypatch.setattr(calibration.time, "time", lambda: now + 1.1 * days * 86_400)
+    assert calibration.load_costs(file, KEY) is None
+    assert calibration.load_costs(file, KEY, any_age=True) == costs
 
 
 def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
     try:
-        cached_costs.save_costs(tmp_path / "c.json", KEY, COSTS)
+        calibration.save_costs(tmp_path / "c.json", KEY, COSTS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert not list(tmp_path.iterdir())

@@ -13,9 +13,9 @@ from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.synthetic.pair import draft_token_table
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.speculation.drafters.drafter import UNKNOWN, confidence_bucket
-from cpuchat.synthetic.pair import draft_token_table
 from tests.support.pairs import N_VOCAB, pair_files
 
 Load = Callable[..., Model]

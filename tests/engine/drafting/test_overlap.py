@@ -15,10 +15,9 @@ import pytest
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol import Speculation
-from cpuchat.synthetic.pair import draft_token_table, next_token_table
+from cpuchat.hardware.sysfs import own_cpus, parse_cpu_list
+from cpuchat.models.synthetic.pair import draft_token_table, next_token_table
+from cpuchat.protocol.messages import Speculation
 from tests.support.pairs import N_VOCAB, OPTIONS, Always, Talker, Wandering, pair_files
 
 Load = Callable[..., Model]
@@ -224,7 +223,7 @@ def test_after_an_overlapped_answer_the_target_has_all_its_cores(
             abort.set()
 
     talker.decide(Always(4, overlap=True))
-    monkeypatch.setattr("cpuchat.engine.decoding.speculative.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("cpuchat.engine.decoding.decode.UPDATE_SECONDS", 0.0)
     try:
         with pytest.raises(ZeroDivisionError) if end == "failed" else contextlib.nullcontext():
             talker.say(PROMPT, DRAFTS, on_update=on_update)

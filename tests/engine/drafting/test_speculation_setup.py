@@ -9,25 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.engine import engine
-from cpuchat.engine.drafting.speculation_setup import SpeculationSetup, set_up_speculation
-from cpuchat.engine.llama import bindings, limits
+from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
+from cpuchat.engine.llama import bindings, model
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import (
-    Event,
-    Failed,
-    LoadCancelled,
-    LoadModel,
-    LoadProgress,
-    Speculation,
-)
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.synthetic.model import SHAPES, write_model
+from cpuchat.models.synthetic.pair import write_pair
+from cpuchat.protocol.messages import Event, Failed, LoadCancelled, LoadModel, LoadProgress, Speculation
 from cpuchat.telemetry.machine import Peak
 from tests.support.cores import ONE_CPU
 from tests.support.pair_chat import ALL, PairChat
@@ -197,8 +189,8 @@ def test_utilization_is_of_what_the_cores_of_both_models_read(
     def known(cpus: tuple[int, ...], disturbed: bool = True) -> Peak:
         return Peak(1e9 * len(cpus), "measured", cpus)
 
-    monkeypatch.setattr(limits, "known_peak", known)
-    monkeypatch.setattr(limits, "should_measure", lambda _: False)
+    monkeypatch.setattr(model, "known_peak", known)
+    monkeypatch.setattr(model, "should_measure", lambda _: False)
     cpus = own_cpus()
     if len(cpus) > 1:
         its = cpus[-1:]

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from cpuchat.base.errors import EngineMismatch
 from cpuchat.engine.llama import bindings
-from cpuchat.errors import EngineMismatch
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

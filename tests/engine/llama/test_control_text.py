@@ -10,13 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpuchat.engine.engine import Engine
-from cpuchat.engine.llama import control_text
+from cpuchat.engine.llama import vocab as control_text
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.control_text import MARK
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.protocol import Event, Failed, Generate, GenerationFinished, LoadModel, LoadOptions, Message, Sampling
-from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.engine.llama.vocab import MARK, Vocab
+from cpuchat.protocol.messages import (
+    Event,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadModel,
+    LoadOptions,
+    Message,
+    Sampling,
+    Tool,
+    ToolCall,
+)
 from tests.engine.conftest import OPTIONS
 from tests.engine.llama.test_spm_coverage import sentences
 from tests.support.cores import ONE_CPU

@@ -10,14 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from cpuchat.base.errors import UsageError
 from cpuchat.engine.llama import bindings
-from cpuchat.engine.llama.load_plan import expert_override, plan_load
-from cpuchat.errors import UsageError
+from cpuchat.engine.llama.model import expert_override, plan_load
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.protocol import LoadOptions
-from cpuchat.synthetic.gguf_writer import from_array, write_gguf
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.synthetic.model import SHAPES, from_array, write_gguf, write_model
+from cpuchat.protocol.messages import LoadOptions
 
 PLENTY = 1 << 40
 USED = "qwen3moe.expert_used_count"

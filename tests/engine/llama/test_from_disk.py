@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from cpuchat.base.errors import DoesNotFit, Interrupted, UsageError
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.errors import DoesNotFit, Interrupted, UsageError
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import read_model
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from tests.engine.llama.test_sequence import StopsAfter
 from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.engine.llama import limits
+from cpuchat.engine.llama import model
 from cpuchat.hardware.numa.mempolicy import Policy
 
 GIB = 1 << 30
@@ -23,8 +23,8 @@ GIB = 1 << 30
 def test_bound_to_a_node(
     monkeypatch: pytest.MonkeyPatch, policy: Policy | None, allowed: tuple[int, ...], expected: int
 ) -> None:
-    monkeypatch.setattr(limits, "current", lambda: policy)
-    monkeypatch.setattr(limits, "allowed_nodes", lambda: allowed)
-    monkeypatch.setattr(limits, "available_bytes", lambda: 12 * GIB)
-    monkeypatch.setattr(limits, "available_on", lambda nodes: 3 * GIB if tuple(nodes) == (1,) else None)
-    assert limits.available_for_model() == expected * GIB
+    monkeypatch.setattr(model, "current", lambda: policy)
+    monkeypatch.setattr(model, "allowed_nodes", lambda: allowed)
+    monkeypatch.setattr(model, "available_bytes", lambda: 12 * GIB)
+    monkeypatch.setattr(model, "available_on", lambda nodes: 3 * GIB if tuple(nodes) == (1,) else None)
+    assert model.available_for_model() == expected * GIB

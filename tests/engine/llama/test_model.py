@@ -15,19 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.engine.llama import load_plan as engine_options
+from cpuchat.base.errors import DoesNotFit, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported, UsageError
+from cpuchat.engine.llama import model as engine_options
 from cpuchat.engine.llama.bindings import ABORT_PREFIX, AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import (
-    DoesNotFit,
-    Interrupted,
-    ModelDamaged,
-    ModelNotFound,
-    ModelUnsupported,
-    UsageError,
-)
-from cpuchat.hardware.numa.page_cache import evict
-from cpuchat.protocol import LoadOptions
+from cpuchat.hardware.numa.residency import evict
+from cpuchat.protocol.messages import LoadOptions
 from tests.engine.conftest import OPTIONS
 from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -212,7 +205,7 @@ from pathlib import Path
 import numpy as np
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
 from tests.support.cores import ONE_CPU
 from tests.engine.conftest import OPTIONS
 

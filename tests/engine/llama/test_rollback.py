@@ -13,18 +13,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cpuchat.engine.decoding import speculative
+from cpuchat.engine.decoding import decode as speculative
 from cpuchat.engine.drafting import speculator
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import sequence as sequence_module
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.rollback import Bounded, Checkpoint, NoRollback, Rollback, request_rollback
-from cpuchat.engine.llama.rollback_probe import can_roll_back, detect_rollback
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.sequence import (
+    Aborted,
+    Bounded,
+    Checkpoint,
+    NoRollback,
+    Rollback,
+    Sequence,
+    can_roll_back,
+    detect_rollback,
+    request_rollback,
+)
 from cpuchat.models import fit
-from cpuchat.protocol import LoadOptions, Sampling, Speculation
-from cpuchat.speculation.pass_record import PassRecord
+from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
+from cpuchat.speculation.stats import PassRecord
 from tests.support.pairs import FLAT, Talker, Wandering, assert_same
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 

@@ -12,7 +12,7 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import read_model
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from tests.support.cores import ONE_CPU
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 

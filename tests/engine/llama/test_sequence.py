@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpuchat.base.errors import GenerationFailed
+from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.errors import GenerationFailed
-from cpuchat.prefix import common_prefix
-from cpuchat.protocol import LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from tests.support.cores import ONE_CPU
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import GenerationFailed
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import vocabulary
 

@@ -8,11 +8,10 @@ import pytest
 
 from benchmarks.tensor_reads import Watched
 from cpuchat.models.gguf.header import read_model
+from cpuchat.models.synthetic.model import Shape, write_model
+from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.models.traffic import traffic_of
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.synthetic.shapes import Shape
-from cpuchat.telemetry.traffic import pass_bytes
+from cpuchat.telemetry.roofline import pass_bytes
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 PASSES = [(1, 1), (100, 1), (300, 1), (300, 4)]

@@ -7,14 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.engine.prompt import template_helper
-from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
-from cpuchat.engine.prompt.template_helper import TemplateHelper
-from cpuchat.errors import TemplateError
-from cpuchat.protocol import Message
-from cpuchat.tool_calls import Tool, ToolCall
-from cpuchat.tools.call_parser import parse_calls
-from cpuchat.tools.generic import GENERIC
+from cpuchat.base.errors import TemplateError
+from cpuchat.engine.prompt import chat_template
+from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, TemplateHelper, plain_completion
+from cpuchat.protocol.messages import Message, Tool, ToolCall
+from cpuchat.tools.call_parser import GENERIC, parse_calls
 from tests.support.chatting import children
 
 CHATML = """\
@@ -167,10 +164,10 @@ def test_a_template_changes_the_lists_that_it_makes(template):
 @pytest.fixture
 def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a template compute for a second, not for three."""
-    source = Path(template_helper.__file__).with_name("template_process.py").read_text()
+    source = Path(chat_template.__file__).with_name("template_process.py").read_text()
     assert "\nMAX_CPU_SECONDS = 2\n" in source
     (tmp_path / "template_process.py").write_text(source.replace("\nMAX_CPU_SECONDS = 2\n", "\nMAX_CPU_SECONDS = 0\n"))
-    monkeypatch.setattr(template_helper, "__file__", str(tmp_path / "template_helper.py"))
+    monkeypatch.setattr(chat_template, "__file__", str(tmp_path / "template_helper.py"))
 
 
 @pytest.mark.timeout(180)
@@ -241,7 +238,7 @@ def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
     (tmp_path / "template_process.py").write_text(_CUT_SHORT.replace("REPLY", reply))
 
     with monkeypatch.context() as cut:
-        cut.setattr(template_helper, "__file__", str(tmp_path / "template_helper.py"))
+        cut.setattr(chat_template, "__file__", str(tmp_path / "template_helper.py"))
         helper = TemplateHelper("{{ messages[0].content }}")
         template = ChatTemplate(helper, "", "")
         with pytest.raises(TemplateError):

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.engine.prompt.trim import require_room_for_last, trim_messages
-from cpuchat.errors import ContextFull
-from cpuchat.protocol import Message
+from cpuchat.base.errors import ContextFull
+from cpuchat.engine.prompt.prompt_builder import require_room_for_last, trim_messages
+from cpuchat.protocol.messages import Message
 
 
 class Counter:

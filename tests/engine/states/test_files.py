@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.states.disk_writer import DiskWriter
-from cpuchat.engine.states.files import StateFiles
-from cpuchat.engine.states.state import State, token_bytes
-from cpuchat.engine.states.token_history import TokenHistory
-from cpuchat.paths import kv_stem
+from cpuchat.engine.states.files import DiskWriter, StateFiles
+from cpuchat.engine.states.prompt import State, TokenHistory, token_bytes
 
 LIMIT = 1 << 30
 Opens = Callable[..., StateFiles]

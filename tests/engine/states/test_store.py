@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.paths import kv_stem
-from cpuchat.protocol import GenerationFinished, Message, PrefillProgress, Sampling, Speculation, TextDelta
-from cpuchat.timings import Timings
+from cpuchat.protocol.messages import GenerationFinished, Message, PrefillProgress, Sampling, Speculation, TextDelta
+from cpuchat.protocol.timings import Timings
 from tests.engine.conftest import OPTIONS
 from tests.support.engine_chat import LONG, Chat, assistant, user
 from tests.support.tiny_gguf import CHATML, Architecture, write_tiny_gguf

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
+from cpuchat.base.errors import GenerationFailed
+from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.prompt import Prompt
 from cpuchat.engine.states.store import StateStore
-from cpuchat.errors import GenerationFailed
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.paths import kv_stem
-from cpuchat.protocol import LoadModel, Measure, Measured, Message, Speculation
+from cpuchat.protocol.messages import LoadModel, Measure, Measured, Message, Speculation
 from tests.engine.conftest import OPTIONS
 from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import LONG, Chat, assistant, user

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.engine.states.token_history import TokenHistory
+from cpuchat.engine.states.prompt import TokenHistory
 
 # A toy vocabulary: bytes, and pairs of equal bytes as one token (256 + byte), which the tokenizer prefers.
 

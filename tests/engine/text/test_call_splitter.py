@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.engine.text.call_splitter import CallSplitter
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.tool_calls import Tool
+from cpuchat.engine.text.text_stream import CallSplitter
+from cpuchat.protocol.messages import Tool
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.generic import GENERIC
+from cpuchat.tools.call_parser import GENERIC
 
 LOOK = Tool(name="look")
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'

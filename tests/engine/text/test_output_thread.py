@@ -7,10 +7,9 @@ from itertools import repeat
 
 import pytest
 
-from cpuchat.engine.text.output_thread import OutputThread, ThreadedStream
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol import Event, TextDelta
+from cpuchat.engine.text.text_stream import OutputThread, TextStream, ThreadedStream
+from cpuchat.protocol.messages import Event, TextDelta
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 
 

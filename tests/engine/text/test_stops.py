@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.engine.text.stops import StopMatcher
+from cpuchat.engine.text.reasoning import StopMatcher
 
 letters = st.text(alphabet="ab<>/\n", max_size=30)
 stop_lists = st.lists(st.text(alphabet="ab<>/\n", max_size=4), max_size=4).map(tuple)

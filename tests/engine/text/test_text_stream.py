@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol import Event, TextDelta
+from cpuchat.protocol.messages import Event, TextDelta
 
 
 def decode(pieces: list[bytes]) -> list[str]:

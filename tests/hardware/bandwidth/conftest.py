@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.bandwidth import peaks
-from cpuchat.hardware.bandwidth import survey as surveying
+from cpuchat.hardware.bandwidth import peaks as surveying
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from tests.hardware.trees import make_tree, write
 

@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat.hardware.bandwidth.memory_modules import Theoretical, channel_of, edac_channels, theoretical, usual_memory
-from cpuchat.hardware.bandwidth.smbios import Module, parse_modules, read_modules
+from cpuchat.hardware.bandwidth.memory_modules import (
+    Module,
+    Theoretical,
+    channel_of,
+    edac_channels,
+    parse_modules,
+    read_modules,
+    theoretical,
+    usual_memory,
+)
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.trees import make_tree, write
 

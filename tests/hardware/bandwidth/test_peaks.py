@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.hardware.bandwidth import cache as bandwidth_cache
+from cpuchat.base import paths
+from cpuchat.hardware.bandwidth import measuring as bandwidth_cache
 from cpuchat.hardware.bandwidth import peaks
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth, measure
 from cpuchat.hardware.sysfs import own_cpus

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cpuchat.errors import Interrupted, UsageError
+from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.hardware.bandwidth import measuring, read_probe
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from cpuchat.hardware.sysfs import own_cpus

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.hardware.bandwidth import cache as bandwidth_cache
+from cpuchat.hardware.bandwidth import measuring as bandwidth_cache
 from cpuchat.hardware.bandwidth import peaks
-from cpuchat.hardware.bandwidth import survey as surveying
+from cpuchat.hardware.bandwidth import peaks as surveying
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
-from cpuchat.hardware.bandwidth.survey import Survey, cached_survey, survey
+from cpuchat.hardware.bandwidth.peaks import Survey, cached_survey, survey
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import Machine, server
 

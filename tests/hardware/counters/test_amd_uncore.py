@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.counters.amd_uncore import AmdDataFabric, AmdMemoryControllers
 from cpuchat.hardware.counters.base import CannotCount
+from cpuchat.hardware.counters.uncore import AmdDataFabric, AmdMemoryControllers
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.counters.simulated import DEVICES, Opened, Simulated, new_fabric, old_fabric, pmu, refused, umc
 from tests.hardware.trees import make_tree

@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
 from cpuchat.hardware.counters.collector_file import DEFAULT, VARIABLE, CollectedPower, CollectorFile, place, write
-from cpuchat.hardware.counters.kernel import Kernel
+from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 
 GB = 1e9

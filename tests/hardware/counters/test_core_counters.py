@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.core_counters import CoreCounters
+from cpuchat.hardware.counters.perf_events import CoreCounters
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.counters.simulated import Simulated, refused
 from tests.hardware.trees import make_tree

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.hsmp import HsmpFiles, HsmpMailbox, Mailbox, unit_of
+from cpuchat.hardware.counters.uncore import HsmpFiles, HsmpMailbox, Mailbox, unit_of
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.counters.simulated import Simulated, refused
 from tests.hardware.trees import make_tree, write
@@ -94,7 +94,7 @@ def test_the_device_is_opened_for_reading(tmp_path: Path) -> None:
     import fcntl
     import os
 
-    from cpuchat.hardware.counters.kernel import Kernel
+    from cpuchat.hardware.counters.perf_events import Kernel
 
     root, _ = server(tmp_path)
     fd = Kernel().open(root / "dev/hsmp")
@@ -147,7 +147,7 @@ def test_no_device_and_no_right(tmp_path: Path) -> None:
     def forbidden(path: Path) -> int:
         raise refused(errno.EACCES)
 
-    from cpuchat.hardware.counters.kernel import Kernel
+    from cpuchat.hardware.counters.perf_events import Kernel
 
     with pytest.raises(CannotCount, match="not readable"):
         HsmpMailbox(topology, root, Kernel(open=forbidden), GENOA)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.intel_uncore import IntelMemoryControllers
+from cpuchat.hardware.counters.uncore import IntelMemoryControllers
 from cpuchat.hardware.topology import Topology
 from tests.hardware.counters.simulated import Opened, Simulated, pmu, refused
 

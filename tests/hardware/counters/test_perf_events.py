@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.kernel import Kernel
 from cpuchat.hardware.counters.perf_events import (
     TASK_CLOCK,
     TYPE_RAW,
     TYPE_SOFTWARE,
+    Kernel,
     attributes,
     open_event,
     open_failure,

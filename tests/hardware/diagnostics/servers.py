@@ -7,10 +7,9 @@ from pathlib import Path
 
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.diagnostics.checks import examine
+from cpuchat.hardware.diagnostics.checks import Finding, examine
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
-from cpuchat.hardware.diagnostics.findings import Finding
-from cpuchat.model_info import EngineInfo
+from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
 
 ENGINE = EngineInfo(

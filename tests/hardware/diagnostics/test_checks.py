@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.diagnostics.checks import examine
+from cpuchat.hardware.diagnostics.checks import ORDER, Finding, examine
 from cpuchat.hardware.diagnostics.facts import WantedSetup, gather_facts, refused_policy
-from cpuchat.hardware.diagnostics.findings import ORDER, Finding
-from cpuchat.model_info import EngineInfo
+from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
 from tests.hardware.diagnostics.servers import ENGINE, facts_of, found
 from tests.hardware.trees import NAMES, make_tree, write

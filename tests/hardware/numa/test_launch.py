@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.hardware.numa import launch, mempolicy
 
 TELL = """

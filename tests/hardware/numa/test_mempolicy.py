@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.hardware.numa import mempolicy
 from cpuchat.hardware.numa.mempolicy import Policy, PolicyRefused, choose_policy, parse_policy
 from cpuchat.hardware.topology import Topology, read_topology

@@ -12,11 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.numa import page_cache, residency
+from cpuchat.hardware.numa import residency
 from cpuchat.hardware.numa.mempolicy import Policy
-from cpuchat.hardware.numa.numa_maps import parse_numa_maps, share_words
-from cpuchat.hardware.numa.page_cache import evict, mapped_by, resident_bytes, resident_nodes
-from cpuchat.hardware.numa.residency import Residency, prepare_file, read_residency
+from cpuchat.hardware.numa.residency import (
+    Residency,
+    evict,
+    mapped_by,
+    parse_numa_maps,
+    prepare_file,
+    read_residency,
+    resident_bytes,
+    resident_nodes,
+    share_words,
+)
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.trees import make_tree, write
 
@@ -227,20 +235,20 @@ def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
 
 
 def test_of_other_users_files_the_kernel_does_not_tell(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_cache.os, "geteuid", lambda: weights.stat().st_uid + 1)
-    monkeypatch.setattr(page_cache.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(residency.os, "geteuid", lambda: weights.stat().st_uid + 1)
+    monkeypatch.setattr(residency.os, "access", lambda path, mode: False)
     assert resident_bytes(weights) is None
     assert not evict(weights)
 
 
 def test_samples_are_spread_and_only_of_pages_in_memory() -> None:
     resident = bytes(1 if 10_000 <= page < 30_000 else 0 for page in range(40_000))
-    pages = list(page_cache._spread(resident))
+    pages = list(residency._spread(resident))
     assert all(10_000 <= page < 30_000 for page in pages)
     assert 1800 < len(pages) < 2300
     assert max(b - a for a, b in itertools.pairwise(pages)) < 40
     assert 0.4 < sum(page % 2 for page in pages) / len(pages) < 0.6
-    assert list(page_cache._spread(b"\1\1\0\1")) == [0, 1, 3]
+    assert list(residency._spread(b"\1\1\0\1")) == [0, 1, 3]
 
 
 # Where the file's pages are, as sampled on a simulated machine: (policy, pages on node 0 and 1, moved).

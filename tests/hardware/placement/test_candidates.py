@@ -7,25 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.candidates import (
     ONE_NODE,
     OWN_L3,
     OWN_LINK,
     OWN_SOCKET,
     SHARED,
-    Candidate,
+    PlacementCandidate,
     candidates,
 )
 from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
-from cpuchat.settings import Settings
 from tests.hardware.trees import NAMES
 
 Machine = Callable[[str], Topology]
 
 
-def named(topology: Topology) -> dict[str, Candidate]:
+def named(topology: Topology) -> dict[str, PlacementCandidate]:
     return {candidate.name: candidate for candidate in candidates(topology)}
 
 

@@ -6,9 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from cpuchat.errors import UsageError
-from cpuchat.hardware.placement.candidates import OWN_L3, OWN_LINK, OWN_SOCKET, SHARED, candidates
-from cpuchat.hardware.placement.ceiling import Ceiling, ceiling, read_rate
+from cpuchat.base.errors import UsageError
+from cpuchat.hardware.placement.candidates import (
+    OWN_L3,
+    OWN_LINK,
+    OWN_SOCKET,
+    SHARED,
+    Ceiling,
+    candidates,
+    ceiling,
+    read_rate,
+)
 from cpuchat.hardware.topology import Topology
 
 GB = 1e9

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import settings
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
+from cpuchat.config import settings
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, cpus_to_try, place
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import Core, Topology, read_topology
-from cpuchat.settings import Settings
 from tests.hardware.trees import make_tree
 
 

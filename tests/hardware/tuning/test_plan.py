@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import L3Group, Topology
 from cpuchat.hardware.tuning.changes import CacheGroup, Change, KnobRefusal, chosen

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import CpuchatError, UsageError
+from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.hardware.tuning import store
 from cpuchat.hardware.tuning.changes import Change, TuningPlan
 from cpuchat.hardware.tuning.plan import NAMES, effect, make_plan

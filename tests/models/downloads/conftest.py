@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.downloads.fetch import fetch_model
-from cpuchat.models.downloads.progress import Progress
-from cpuchat.models.downloads.state import Order, Report, RetryPolicy
+from cpuchat.models.downloads.child import fetch_model
+from cpuchat.models.downloads.state import Order, Progress, Report, RetryPolicy
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.support.hub_server import Gate, HubServer
 

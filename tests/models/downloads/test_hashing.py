@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.downloads.hashing import FollowingHash
+from cpuchat.models.downloads.hf_cache import FollowingHash
 from cpuchat.models.hub.repository import HubFile
 from tests.models.downloads.conftest import CONTENT
 

@@ -8,10 +8,9 @@ import gzip
 import httpx
 import pytest
 
-from cpuchat.errors import DownloadFailed, HubError, HubOffline
-from cpuchat.models.downloads.progress import Progress
-from cpuchat.models.downloads.retrying import with_retries
-from cpuchat.models.downloads.state import RetryPolicy
+from cpuchat.base.errors import DownloadFailed, HubError, HubOffline
+from cpuchat.models.downloads.child import with_retries
+from cpuchat.models.downloads.state import Progress, RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, HubServer

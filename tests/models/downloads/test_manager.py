@@ -15,8 +15,8 @@ import pytest
 from huggingface_hub.utils import WeakFileLock
 from msgspec.structs import replace
 
-from cpuchat import paths
-from cpuchat.errors import HubError, UsageError
+from cpuchat.base import paths
+from cpuchat.base.errors import HubError, UsageError
 from cpuchat.models.downloads.manager import Downloads
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import RepoModel

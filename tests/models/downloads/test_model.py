@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cpuchat.errors import (
+from cpuchat.base.errors import (
     AccessDenied,
     ChecksumMismatch,
     CpuchatError,

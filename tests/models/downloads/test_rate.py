@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.models.downloads.rate import WINDOW, Rate
+from cpuchat.models.downloads.state import WINDOW, Rate
 
 
 def test_nothing_is_known_before_two_readings() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.errors import DiskFull, DownloadFailed
-from cpuchat.models.downloads.space import check_space, free_bytes
+from cpuchat.base.errors import DiskFull, DownloadFailed
+from cpuchat.models.downloads.hf_cache import check_space, free_bytes
 from cpuchat.models.downloads.state import Report
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate

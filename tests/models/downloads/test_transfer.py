@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from cpuchat.models.downloads.transfer import transfer
+from cpuchat.models.downloads.child import transfer
 from tests.models.downloads.conftest import REPO, Site
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cpuchat import paths
-from cpuchat.synthetic.gguf_writer import from_array, write_gguf
+from cpuchat.base import paths
+from cpuchat.models.synthetic.model import from_array, write_gguf
 
 WORDS = [f"w{i}" for i in range(300)]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.engine.drafting.cached_costs import save_costs
-from cpuchat.models.drafts.calibrations import UNKNOWN, implausible, is_plausible, target_costs
-from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.base import paths
+from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.models.drafts.candidates import UNKNOWN, implausible, is_plausible, target_costs
+from cpuchat.models.file_names import file_fingerprint
 from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from tests.models.drafts.files import header_file
 

@@ -7,18 +7,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.catalog import load_catalog
-from cpuchat.models.drafts.calibrations import UNKNOWN, TargetCosts
-from cpuchat.models.drafts.candidates import Candidate, candidates, check, expected_pair, recommended
-from cpuchat.models.drafts.gain import NOT_CALIBRATED
-from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.drafts.candidates import (
+    NOT_CALIBRATED,
+    UNKNOWN,
+    Candidate,
+    TargetCosts,
+    candidates,
+    check,
+    expected_pair,
+    recommended,
+)
+from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.synthetic.model import header_of
+from cpuchat.models.synthetic.model import header_of
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
 from tests.support.hub_server import HubServer

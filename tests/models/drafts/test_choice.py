@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.engine.drafting.cached_costs import save_costs
-from cpuchat.errors import DraftMismatch, ModelNotFound
+from cpuchat.base import paths
+from cpuchat.base.errors import DraftMismatch, ModelNotFound
+from cpuchat.engine.drafting.calibration import save_costs
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import candidates
-from cpuchat.models.drafts.choice import choose_draft
-from cpuchat.models.drafts.chosen import ChosenDrafts
-from cpuchat.models.fingerprint import file_fingerprint
+from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft
+from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.models.drafts.gain import NOT_CALIBRATED, expectation, gain, measured_acceptance
-from cpuchat.timings import DrafterCount, SpeculationFigures
+from cpuchat.models.drafts.candidates import NOT_CALIBRATED, expectation, gain, measured_acceptance
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 
 FLAT = (10.0,) * 32
 """Checking many tokens costs as much as one: what the formula's authors take for granted."""

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import DraftMismatch, EngineMissing
+from cpuchat.base.errors import DraftMismatch, EngineMissing
 from cpuchat.models import heads
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, model_of, recommended
-from cpuchat.models.drafts.choice import choose_draft
-from cpuchat.models.drafts.heads import heads_of, local_heads
+from cpuchat.models.drafts.choice import choose_draft, heads_of, local_heads
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import HubFile, Repository
 from cpuchat.models.hub.responses import models_of
 from cpuchat.models.library.library import Library
-from cpuchat.present import drafts
+from cpuchat.present import models
 from tests.support.head_files import mtp_head_file, tap_head_file, target_file
 from tests.support.hub_server import HubServer
 
@@ -36,7 +35,7 @@ def test_heads_on_this_machine_are_offered_beside_draft_models(tmp_path: Path, l
     own, other = found[INCLUDED], found[str(tmp_path / "mine" / "eagle3-Other-Q8_0.gguf")]
     assert own.head == "mtp" and own.fits and own.path == target.path
     assert found[str(head)].head == "eagle3" and found[str(head)].fits
-    told = dict(drafts.details(other.spec, other, is_loaded=False, is_best=False))
+    told = dict(models.draft_details(other.spec, other, is_loaded=False, is_best=False))
     assert other.fits is False and "96 values" in told["target"]
     assert len(found) == 3
     assert recommended(found.values()) is None  # what it gains is not known
@@ -47,11 +46,11 @@ def test_a_candidate_says_which_engine_can_use_it(tmp_path: Path, library: Libra
     target = read_model(target_file(tmp_path / "mine" / "Big-Q8_0.gguf"))
     tap_head_file(tmp_path / "mine" / "eagle3-Big-Q8_0.gguf")
     [one] = [check(one, target) for one in local_heads(target, library.local_models())]
-    details = dict(drafts.details(one.spec, one, is_loaded=False, is_best=False))
+    details = dict(models.draft_details(one.spec, one, is_loaded=False, is_best=False))
     assert details["head"].startswith("EAGLE-3 head, for llama-server only")
     assert details["target"] == "compatible"
-    assert drafts.keys(one, is_loaded=False) == "Enter use with llama-server"
-    [_, row, *_] = drafts.rows({one.spec: one}, "", drafts.AUTO)
+    assert models.keys(one, is_loaded=False) == "Enter use with llama-server"
+    [_, row, *_] = models.draft_rows({one.spec: one}, "", models.AUTO)
     assert row.columns is not None and row.columns[-1] == "EAGLE-3"
 
 

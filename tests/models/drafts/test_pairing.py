@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat import paths
-from cpuchat.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
+from cpuchat.base import paths
+from cpuchat.base.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
 from cpuchat.models.drafts import pairing
 from cpuchat.models.drafts.pairing import (
     MAX_PAIRS,
@@ -24,13 +24,11 @@ from cpuchat.models.drafts.pairing import (
     pair_key,
     require_pair,
 )
-from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.gguf.vocabulary import vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, read_header, vocabulary
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.synthetic.model import write_model
-from cpuchat.synthetic.pair import write_pair
-from cpuchat.synthetic.shapes import SHAPES
+from cpuchat.models.synthetic.model import SHAPES, write_model
+from cpuchat.models.synthetic.pair import write_pair
 from tests.models.drafts.files import WORDS, header_file
 from tests.models.llama import loaded_vocabulary
 

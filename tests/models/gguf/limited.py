@@ -13,12 +13,12 @@ import signal
 import sys
 from pathlib import Path
 
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.inspect import inspect
-from cpuchat.present.inspection import sections
-from cpuchat.protocol import LoadOptions
+from cpuchat.present.models import sections
+from cpuchat.protocol.messages import LoadOptions
 
 _MEMORY = 200_000_000
 _SECONDS = 20  # for endless loops: the slowest header takes 0.5 to 1.5 s

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpuchat.base.errors import ModelDamaged
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.errors import ModelDamaged
-from cpuchat.models.gguf.checks import check_header, problems_of
-from cpuchat.models.gguf.header import read_model
-from cpuchat.protocol import LoadOptions
+from cpuchat.models.gguf.header import check_header, problems_of, read_model
+from cpuchat.protocol.messages import LoadOptions
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import Architecture, vocabulary, write_tiny_gguf
 

@@ -11,11 +11,9 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
-from cpuchat.models.gguf.arrays import LazyArray
+from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.models.gguf.header import read_header, read_model, split_parts
-from cpuchat.models.gguf.parse import KEPT_TEXT, TensorInfo
-from cpuchat.models.gguf.types import BY_NAME, TYPES
+from cpuchat.models.gguf.parse import BY_NAME, KEPT_TEXT, TYPES, LazyArray, TensorInfo
 from tests.support.edited_gguf import edited
 
 

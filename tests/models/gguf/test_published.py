@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from cpuchat.models.gguf.arrays import LazyArray
-from cpuchat.models.gguf.checks import problems_of
-from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.parse import TensorInfo
+from cpuchat.models.gguf.header import GGUFHeader, problems_of
+from cpuchat.models.gguf.parse import LazyArray, TensorInfo
 
 Shape = dict[str, int | str | list[int]]
 

@@ -11,11 +11,9 @@ import gguf as reference
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
-from cpuchat.models.gguf.arrays import LazyArray
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.gguf.types import BY_NAME, FILE_TYPES, RETIRED, TYPES, GGMLType
-from cpuchat.synthetic.gguf_writer import TensorSource, write_gguf
+from cpuchat.models.gguf.parse import BY_NAME, FILE_TYPES, RETIRED, TYPES, GGMLType, LazyArray, TensorInfo
+from cpuchat.models.synthetic.model import TensorSource, write_gguf
 
 _ROWS = 3
 # The package has an old size for it: ggml-common.h says 36 bytes, which test_sizes_are_those_of_ggml checks.

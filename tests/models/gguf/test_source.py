@@ -10,9 +10,9 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.errors import HubOffline, ModelDamaged, ModelNotFound
+from cpuchat.base.errors import HubOffline, ModelDamaged, ModelNotFound
 from cpuchat.models.gguf.header import header_from, join_parts, read_header
-from cpuchat.models.gguf.source import FileSource
+from cpuchat.models.gguf.parse import FileSource
 
 MB = 1 << 20
 

@@ -10,8 +10,7 @@ import llama_cpp as llama
 import numpy as np
 import pytest
 
-from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.vocabulary import vocabulary
+from cpuchat.models.gguf.header import read_header, vocabulary
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import vocabulary as tiny_vocabulary
 

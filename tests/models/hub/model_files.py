@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cpuchat.synthetic.gguf_writer import from_array, write_gguf
+from cpuchat.models.synthetic.model import from_array, write_gguf
 
 
 def write_model_file(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.errors import UsageError
-from cpuchat.models.hub.address import Address, parse_address
+from cpuchat.base.errors import UsageError
+from cpuchat.models.hub.client import Address, parse_address
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.errors import NotOnHub
-from cpuchat.models.hub.choice import choose
-from cpuchat.models.hub.repository import HubFile, Repository
+from cpuchat.base.errors import NotOnHub
+from cpuchat.models.hub.repository import HubFile, Repository, choose_repo_model
 from cpuchat.models.hub.responses import models_of
 
 
@@ -39,42 +38,45 @@ def repository(*paths: str) -> Repository:
     ],
 )
 def test_the_usual_trade_off_or_what_was_named(paths: tuple[str, ...], wanted: str, chosen: str) -> None:
-    assert choose(repository(*paths), wanted).name == chosen
+    assert choose_repo_model(repository(*paths), wanted).name == chosen
 
 
 def test_a_quantization_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(NotOnHub) as caught:
-        choose(repository("m-Q4_K_S.gguf", "m-Q8_0.gguf"), "Q4_K")
+        choose_repo_model(repository("m-Q4_K_S.gguf", "m-Q8_0.gguf"), "Q4_K")
     assert "Q4_K_S, Q8_0" in caught.value.hint
 
 
 def test_a_quantization_that_only_a_head_has_is_not_there() -> None:
     with pytest.raises(NotOnHub, match="has no Q8_0") as caught:
-        choose(repository("gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"), "Q8_0")
+        choose_repo_model(repository("gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"), "Q8_0")
     assert caught.value.hint == "Available: MXFP4."
 
 
 @pytest.mark.parametrize("wanted", ["eagle3-m-Q8_0", "EAGLE3-m-q8_0.gguf", "mmproj-F16"])
 def test_what_is_no_model_is_named_as_what_it_is(wanted: str) -> None:
     with pytest.raises(NotOnHub, match=r"is an? (draft head|multimodal projector), not a model"):
-        choose(repository("m-Q4_K_M.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf"), wanted)
+        choose_repo_model(repository("m-Q4_K_M.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf"), wanted)
 
 
 def test_a_head_is_found_by_its_name_where_one_may_be_meant() -> None:
     there = repository("m-Q4_K_M.gguf", "MTP/Q8_0.gguf", "eagle3-m-Q8_0.gguf", "mmproj-F16.gguf")
-    assert choose(there, "eagle3-m-q8_0", heads=True).kind == "head"
-    assert choose(repository("Qwen3-8B-DFlash-Q8_0.gguf"), "Qwen3-8B-DFlash-Q8_0.gguf", heads=True).kind == "head"
-    assert choose(there, heads=True).name == "m-Q4_K_M"
+    assert choose_repo_model(there, "eagle3-m-q8_0", heads=True).kind == "head"
+    assert (
+        choose_repo_model(repository("Qwen3-8B-DFlash-Q8_0.gguf"), "Qwen3-8B-DFlash-Q8_0.gguf", heads=True).kind
+        == "head"
+    )
+    assert choose_repo_model(there, heads=True).name == "m-Q4_K_M"
     for wanted in ("Q8_0", "mmproj-F16"):
         with pytest.raises(NotOnHub):
-            choose(there, wanted, heads=True)
+            choose_repo_model(there, wanted, heads=True)
 
 
 def test_a_repository_of_heads_says_so() -> None:
     with pytest.raises(NotOnHub, match="no GGUF model, only draft heads"):
-        choose(repository("Qwen3-8B-DFlash-Q8_0.gguf", "Qwen3-8B-DFlash-F16.gguf"))
+        choose_repo_model(repository("Qwen3-8B-DFlash-Q8_0.gguf", "Qwen3-8B-DFlash-F16.gguf"))
 
 
 def test_a_repository_without_models_says_so() -> None:
     with pytest.raises(NotOnHub, match="no GGUF model"):
-        choose(repository("README.md", "mmproj-F16.gguf"))
+        choose_repo_model(repository("README.md", "mmproj-F16.gguf"))

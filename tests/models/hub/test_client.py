@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import AccessDenied, HubError, HubOffline, NotOnHub, RateLimited, UsageError
+from cpuchat.base.errors import AccessDenied, HubError, HubOffline, NotOnHub, RateLimited, UsageError
 from cpuchat.models.hub.client import Hub
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_server import STRANGER, TOKEN, Fault, HubServer

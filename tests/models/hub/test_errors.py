@@ -9,7 +9,7 @@ import httpx
 import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from cpuchat.errors import AccessDenied, DiskFull, HubError, HubOffline, RateLimited, TooSlow
+from cpuchat.base.errors import AccessDenied, DiskFull, HubError, HubOffline, RateLimited, TooSlow
 from cpuchat.models.hub.errors import seconds_to_wait, translate
 
 SIGNED = "https://cdn.example/file?X-Amz-Signature=0123secret"

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError, HubError, HubOffline, ModelDamaged
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, HubError, HubOffline, ModelDamaged
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
-from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.header_cache import HeaderCache
+from cpuchat.models.hub.client import HeaderCache, Hub
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_server import Fault, HubServer
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.errors import HubError
+from cpuchat.base.errors import HubError
 from cpuchat.models.file_names import quantization_of
 from cpuchat.models.hub.repository import HubFile
-from cpuchat.models.hub.responses import models_of
-from cpuchat.models.hub.validation import safe_path
+from cpuchat.models.hub.responses import models_of, safe_path
 
 
 def files(paths: Sequence[str]) -> list[HubFile]:

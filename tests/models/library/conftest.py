@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.synthetic.model import write_model
+from cpuchat.base import paths
+from cpuchat.models.synthetic.model import write_model
 
 
 @pytest.fixture(scope="session")

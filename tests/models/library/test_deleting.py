@@ -12,11 +12,11 @@ import pytest
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.utils import WeakFileLock
 
-from cpuchat import paths
-from cpuchat.errors import CpuchatError
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
 from cpuchat.models.library.deleting import Deletion, delete, plan_deletion
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from tests.models.library.files import REVISIONS, cached, part, share
 
 pytestmark = pytest.mark.usefixtures("no_demo")

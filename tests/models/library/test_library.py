@@ -12,11 +12,11 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
 from tests.models.library.files import REVISIONS, cached, part
 from tests.support.shapes import TINY_MOE
 

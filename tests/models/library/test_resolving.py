@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.errors import ModelNotFound
+from cpuchat.base.errors import ModelNotFound
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 from tests.models.library.files import cached, part

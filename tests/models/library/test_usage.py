@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
-from cpuchat.model_info import ModelInfo, Traffic
+from cpuchat.base import paths
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import Usage, UsageLog
-from cpuchat.timings import SpeculationFigures, Timings
+from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 WEIGHTS = 1_000_000_000
 

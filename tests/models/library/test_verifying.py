@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from tests.models.library.files import cached, part, share
 
 pytestmark = pytest.mark.usefixtures("no_demo")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
 from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -11,7 +11,7 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.errors import CpuchatError
+from cpuchat.base.errors import CpuchatError
 from cpuchat.models.quantize.make import Job, quantize
 from cpuchat.models.quantize.types import quant_type
 

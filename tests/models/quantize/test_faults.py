@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.errors import DiskFull, QuantizeFailed
+from cpuchat.base.errors import DiskFull, QuantizeFailed
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
-from cpuchat.models.quantize.place import PART
+from cpuchat.models.quantize.types import PART
 from tests.models.quantize.jobs import children, job, refused
 from tests.support.big_headers import big_header, hollow_file
 

@@ -10,7 +10,7 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
+from cpuchat.base.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from tests.models.quantize.jobs import finish, job, refused, weights

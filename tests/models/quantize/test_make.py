@@ -8,18 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuchat import paths
-from cpuchat.errors import UsageError
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
-from cpuchat.models.gguf.types import FILE_TYPE_BY_NAME
+from cpuchat.models.gguf.parse import FILE_TYPE_BY_NAME
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
-from cpuchat.models.quantize.forecast import forecast_type, source_header, speed_up
 from cpuchat.models.quantize.make import QuantizeProgress, quantize
-from cpuchat.models.quantize.place import suggested_folder, suggested_path
-from cpuchat.models.quantize.process import QuantizeProcess
-from cpuchat.models.quantize.types import TYPES, quant_type
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.quantize.types import (
+    TYPES,
+    QuantizeProcess,
+    forecast_type,
+    quant_type,
+    source_header,
+    speed_up,
+    suggested_folder,
+    suggested_path,
+)
+from cpuchat.models.synthetic.model import write_model
 from tests.models.llama import Llama
 from tests.models.quantize.jobs import copy, job, refused, weights
 from tests.support.shapes import TINY_MOE

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from cpuchat.errors import DiskFull, QuantizeFailed
-from cpuchat.models.quantize.messages import ForecastRequest
-from cpuchat.models.quantize.process import QuantizeProcess
+from cpuchat.base.errors import DiskFull, QuantizeFailed
+from cpuchat.models.quantize.types import ForecastRequest, QuantizeProcess
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +17,7 @@ REQUEST = ForecastRequest(source="/models/model.gguf", number=15)
 
 async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
     """Return the answer of the Python `program`, run in place of the quantizing process."""
-    monkeypatch.setattr("cpuchat.models.quantize.process.python_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr("cpuchat.models.quantize.types.python_command", lambda *_: [sys.executable, "-c", program])
     async with QuantizeProcess() as process:
         await process.send(REQUEST)
         return await process.receive()
@@ -32,7 +31,7 @@ async def test_a_reply_that_is_no_message_is_told(line: str, monkeypatch: pytest
 
 async def test_a_pipe_that_is_closed_before_the_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os, sys; os.close(0); print('no room for tensors', file=sys.stderr)"
-    monkeypatch.setattr("cpuchat.models.quantize.process.python_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr("cpuchat.models.quantize.types.python_command", lambda *_: [sys.executable, "-c", program])
     async with QuantizeProcess() as process:
         assert process._process is not None
         await process._process.wait()

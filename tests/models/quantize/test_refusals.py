@@ -12,10 +12,10 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
+from cpuchat.base.errors import ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
-from cpuchat.models.quantize.place import PART
+from cpuchat.models.quantize.types import PART
 from tests.models.quantize.jobs import finish, job, refused
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -15,11 +15,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from cpuchat.serving.guard import Guard
+from cpuchat.serving.server import Guard
 from cpuchat.serving.web import sessions
-from cpuchat.serving.web.access import WebAccess
 from cpuchat.serving.web.pages import WebPages
-from cpuchat.serving.web.sessions import Session, Sessions, Viewer
+from cpuchat.serving.web.sessions import Session, Sessions, Viewer, WebAccess
 
 TOKEN = "t" * 20
 
@@ -172,7 +171,7 @@ def test_only_what_was_offered_just_now_begins_a_session(monkeypatch: pytest.Mon
 
 def test_the_cookie_is_valid_for_a_day_and_cannot_be_made_valid_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     access, response, now = WebAccess(TOKEN), PlainTextResponse(), 1_000_000_000
-    monkeypatch.setattr("cpuchat.serving.web.access.time.time", lambda: now)
+    monkeypatch.setattr("cpuchat.serving.web.sessions.time.time", lambda: now)
     assert access.log_in(TOKEN, response, secure=False)
     cookie = response.headers["set-cookie"].partition(";")[0]
     assert "Max-Age=86400" in response.headers["set-cookie"]
@@ -187,7 +186,7 @@ def test_the_cookie_is_valid_for_a_day_and_cannot_be_made_valid_for_longer(monke
 async def test_an_app_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packet = "D\\0\\0\\0\\1x"
     failing = [sys.executable, "-Sc", f"import sys; sys.stdout.write('{packet}'); sys.exit('no reason')"]
-    monkeypatch.setattr("cpuchat.serving.web.process.python_command", lambda *_: failing)
+    monkeypatch.setattr("cpuchat.serving.web.sessions.python_command", lambda *_: failing)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     told: list[str] = []
     session, page = Session("http://127.0.0.1:1", "", told.append), Page()

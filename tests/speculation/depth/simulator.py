@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from cpuchat.speculation.depth.choice import Plan
+from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
-from cpuchat.speculation.pass_record import PassRecord
+from cpuchat.speculation.stats import PassRecord
 
 _BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat.speculation.depth.choice import Plan
+from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts, interpolate
-from cpuchat.speculation.depth.current_costs import CurrentCosts
+from cpuchat.speculation.depth.costs import CurrentCosts, OverlapCosts, PassCosts, interpolate
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
-from cpuchat.speculation.pass_record import PassRecord
+from cpuchat.speculation.stats import PassRecord
 from tests.speculation.depth.simulator import true_costs, verified
 
 COSTS = true_costs("Q8_0", "0.05B")

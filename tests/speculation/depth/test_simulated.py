@@ -8,10 +8,9 @@ from functools import cache
 
 import pytest
 
-from cpuchat.costmodel.passes import pass_cost
+from cpuchat.costs.model import pass_cost
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.machine_specs import find_machine
-from cpuchat.planner.model_specs import find_model
+from cpuchat.planner.specs import find_machine, find_model
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal, confidence_bucket

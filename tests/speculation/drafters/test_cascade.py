@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.drafters.cascade import SHADOW_TOKENS, Cascade
 from cpuchat.speculation.drafters.drafter import Proposal
-from cpuchat.speculation.drafters.lookup import PromptLookup
-from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
-from cpuchat.timings import DrafterName
 
 
 class Scripted:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import Drafter
-from cpuchat.speculation.drafters.lookup import PromptLookup
-from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 
 both = pytest.mark.parametrize("kind", [PromptLookup, SuffixDecoding])

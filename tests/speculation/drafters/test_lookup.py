@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
-from cpuchat.speculation.drafters.lookup import MAX_MATCH, PromptLookup, estimate
-from cpuchat.speculation.drafters.ngrams import SIZES, NgramIndex
+from cpuchat.speculation.drafters.ngrams import MAX_MATCH, SIZES, NgramIndex, PromptLookup, estimate
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.prefix import common_prefix
+from cpuchat.base.text import common_prefix
 from cpuchat.speculation.drafters import ngrams
 from cpuchat.speculation.drafters.ngrams import NOWHERE, SIZES, NgramIndex, following
 

@@ -10,7 +10,7 @@ from textual import events
 
 from cpuchat.chats.records import Attachment
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import Failed
+from cpuchat.protocol.messages import Failed
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.attaching import Paths
 from tests.support.chat_app import RunningApp, running

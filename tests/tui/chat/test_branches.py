@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.base.errors import ChatsError
 from cpuchat.chats.records import StoredMessage
-from cpuchat.chats.search import Matcher
-from cpuchat.chats.store import ChatStore
+from cpuchat.chats.store import ChatStore, Matcher
+from cpuchat.config import settings
 from cpuchat.conversation import Conversation
-from cpuchat.errors import ChatsError
-from cpuchat.protocol import Role
+from cpuchat.protocol.messages import Role
 from cpuchat.tui.chat import screen
 from cpuchat.tui.chat.chat_list import Chats, excerpt_row
 from cpuchat.tui.chat.messages import stored_message

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths
-from cpuchat.model_info import EngineInfo
-from cpuchat.protocol import Generate, GenerationFinished
-from cpuchat.settings import EngineSection
-from cpuchat.timings import Timings
+from cpuchat.base import paths
+from cpuchat.config.settings import EngineSection
+from cpuchat.protocol.messages import Generate, GenerationFinished
+from cpuchat.protocol.model_info import EngineInfo
+from cpuchat.protocol.timings import Timings
 from cpuchat.tui.chat import build_probe
-from cpuchat.tune.build_speed import BuildSpeed, BuildSpeeds, speed_key
-from cpuchat.tune.measure import DecodeRate
+from cpuchat.tune.halving import DecodeRate
+from cpuchat.tune.measurer import BuildSpeed, BuildSpeeds, speed_key
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
 

@@ -12,9 +12,9 @@ import pytest
 from textual.command import CommandPalette
 from textual.widgets import Button
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.present.tools import CHOICES
-from cpuchat.tool_calls import Tool, ToolCall
+from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tools.folder import TOOLS
 from cpuchat.tui.chat.call_screen import CallScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from textual.widgets import Input
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
-from cpuchat.protocol import (
-    ModelLoaded,
-)
+from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import running

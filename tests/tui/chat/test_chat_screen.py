@@ -8,10 +8,12 @@ import msgspec
 import pytest
 from textual.widgets._toast import Toast
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.config import settings
+from cpuchat.config.servers import RunningServer, recorded
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol import (
+from cpuchat.protocol.messages import (
     AnyEvent,
     ContextTrimmed,
     Failed,
@@ -22,9 +24,8 @@ from cpuchat.protocol import (
     PrefillProgress,
     TextDelta,
 )
-from cpuchat.running_servers import RunningServer, recorded
-from cpuchat.timings import Reuse, Timings
-from cpuchat.tui import pace
+from cpuchat.protocol.timings import Reuse, Timings
+from cpuchat.tui import services
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import COPY
@@ -176,7 +177,7 @@ async def test_text_that_comes_in_below_what_is_shown_is_marked() -> None:
 async def test_where_every_core_computes_text_is_asked_for_less_often(
     n_threads: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "own_cpus", lambda: tuple(range(8)))
+    monkeypatch.setattr(services, "own_cpus", lambda: tuple(range(8)))
     async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, n_threads=n_threads))) as app:
         await app.ready()
         await app.send("Hello")

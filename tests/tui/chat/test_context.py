@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.chats.request import SUMMARY_TITLE
+from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.conversation import Conversation
-from cpuchat.protocol import ContextTrimmed, Failed, ModelLoaded
+from cpuchat.protocol.messages import ContextTrimmed, Failed, ModelLoaded
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer

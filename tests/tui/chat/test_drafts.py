@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import settings
-from cpuchat.protocol import Failed, LoadProgress, ModelLoaded, Speculation
+from cpuchat.config import settings
+from cpuchat.protocol.messages import Failed, LoadProgress, ModelLoaded, Speculation
 from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.chat.telemetry import TelemetryPanel
 from cpuchat.tui.widgets.dialogs import ConfirmScreen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.presets import Preset, save_preset
+from cpuchat.config.presets import Preset, save_preset
 from cpuchat.telemetry.roofline import Reach
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import ScriptedBackend, answer

@@ -8,16 +8,16 @@ import threading
 import msgspec
 import pytest
 
-from cpuchat import settings
+from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.bench.cost_probe import CostProbe
-from cpuchat.costmodel.observations import Fitted, Observation
-from cpuchat.errors import Interrupted, MeasureFailed
-from cpuchat.hardware.busy_cores import BusyCores
+from cpuchat.config import settings
+from cpuchat.config.servers import RunningServer
+from cpuchat.config.settings import with_changes
+from cpuchat.costs.fit import Fitted, Observation
+from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
-from cpuchat.running_servers import RunningServer
-from cpuchat.settings import with_changes
 from cpuchat.tui.chat import pass_probe
 from tests.costmodel.made_up import probe, two_cores
 from tests.support.chat_app import running
@@ -73,7 +73,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
-    monkeypatch.setattr("cpuchat.costmodel.fit.fit", lambda start, seen: Fitted(profile=start, n=len(seen), error=0.0))
+    monkeypatch.setattr("cpuchat.costs.fit.fit", lambda start, seen: Fitted(profile=start, n=len(seen), error=0.0))
     MadeUp.runs, MadeUp.long, MadeUp.weight, MadeUp.failure = [], False, 1.0, ""
     return others
 

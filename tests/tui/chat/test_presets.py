@@ -6,9 +6,9 @@ from pathlib import Path
 
 from textual.command import CommandPalette
 
-from cpuchat import settings
-from cpuchat.presets import Preset, find_preset, load_presets, save_preset
-from cpuchat.settings import SamplingSection
+from cpuchat.config import settings
+from cpuchat.config.presets import Preset, find_preset, load_presets, save_preset
+from cpuchat.config.settings import SamplingSection
 from cpuchat.tui.chat.presets import gist
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ChoiceScreen, ConfirmScreen
 from tests.support.chat_app import RunningApp, running

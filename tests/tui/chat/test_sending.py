@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.protocol import (
-    Failed,
-    ModelLoaded,
-)
+from cpuchat.protocol.messages import Failed, ModelLoaded
 from cpuchat.tui.chat.queued import QueuedMessages
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer

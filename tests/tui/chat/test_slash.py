@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.presets import Preset, save_preset
+from cpuchat.config.presets import Preset, save_preset
 from cpuchat.tui.chat.attaching import Paths
 from cpuchat.tui.chat.slash import commands
 from cpuchat.tui.help import HelpScreen

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from rich.style import Style
 
-from cpuchat import paths, settings
+from cpuchat.base import paths
+from cpuchat.config import settings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.frame import Frame
 from cpuchat.tui.chat.speech import speech, speech_in_line
 from cpuchat.tui.chat.telemetry import PARTS
-from cpuchat.tui.pace import CROWDED
+from cpuchat.tui.services import CROWDED
 from tests.support.chat_app import RunningApp, running
 from tests.support.listening import listen
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.model_info import EngineInfo
+from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.tui.chat.status import StatusLine
 from tests.support.scripted_backend import MODEL

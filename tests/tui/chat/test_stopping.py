@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.protocol import (
-    ModelLoaded,
-    PrefillProgress,
-)
+from cpuchat.protocol.messages import ModelLoaded, PrefillProgress
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 

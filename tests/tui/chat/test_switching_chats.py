@@ -7,7 +7,7 @@ import pytest
 from textual.widgets import Input
 
 from cpuchat.conversation import Conversation
-from cpuchat.protocol import Failed, ModelLoaded, TextDelta
+from cpuchat.protocol.messages import Failed, ModelLoaded, TextDelta
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running

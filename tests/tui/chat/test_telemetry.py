@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.containers import Horizontal
 
-from cpuchat.protocol import ModelLoaded, Speculation
+from cpuchat.protocol.messages import ModelLoaded, Speculation
+from cpuchat.protocol.timings import DrafterCount, Reuse, SpeculationFigures
 from cpuchat.telemetry.speech import Speech
-from cpuchat.timings import DrafterCount, Reuse, SpeculationFigures
 from cpuchat.tui.chat.drafting import drafting
 from cpuchat.tui.chat.frame import Frame
 from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, context, speed

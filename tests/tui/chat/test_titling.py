@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.chats.titles import written_title
+from cpuchat.chats.records import written_title
 from cpuchat.tui.chat import titling
 from cpuchat.tui.chat.idle import IdleProbe
 from tests.support.chat_app import RunningApp, running

@@ -7,16 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.compare.side import Side
+from cpuchat.compare.runner import Side
 from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import Failed
+from cpuchat.protocol.messages import Failed
 from cpuchat.quality.messages import Text
 from cpuchat.quality.questions import Question
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
-from cpuchat.tui.compare.other import OtherSideScreen
-from cpuchat.tui.compare.pane import SidePane
+from cpuchat.tui.compare.pane import OtherSideScreen, SidePane
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
@@ -239,7 +238,7 @@ async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -
 
 
 async def test_sides_of_a_race_are_not_possible_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cpuchat.errors import UsageError
+    from cpuchat.base.errors import UsageError
 
     def refuse(*_: object) -> tuple[str, str]:
         raise UsageError("Two models cannot answer at the same time on one core.", "Compare them in turn.")
@@ -260,11 +259,11 @@ def test_the_sides_of_these_tests_are_told_apart() -> None:
 @pytest.mark.usefixtures("one_core")
 async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(kind="prose", content="The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60)
-    monkeypatch.setattr("cpuchat.tui.compare.quality_tab.builtin_texts", lambda: (text,))
+    monkeypatch.setattr("cpuchat.tui.compare.pane.builtin_texts", lambda: (text,))
     questions = [
         Question(id=f"sum-{n}", prompt=f"What is {n} + {n}?", answer=f"{2 * n}", check="number") for n in range(3)
     ]
-    monkeypatch.setattr("cpuchat.tui.compare.quality_tab.builtin_questions", lambda: questions)
+    monkeypatch.setattr("cpuchat.tui.compare.pane.builtin_questions", lambda: questions)
     monkeypatch.setattr(
         "tests.support.comparing.SIDES", tuple(Side.of(Library([]).resolve(n)) for n in ("demo", "demo-q4"))
     )

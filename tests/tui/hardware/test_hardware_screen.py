@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import settings
-from cpuchat.errors import Interrupted
+from cpuchat.base.errors import Interrupted
+from cpuchat.config import settings
 from cpuchat.hardware.bandwidth.measuring import ProbeFailed
-from cpuchat.hardware.bandwidth.survey import Survey
+from cpuchat.hardware.bandwidth.peaks import Survey
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.models.tuned import Tuned
+from cpuchat.models.machine import Tuned
 from cpuchat.telemetry.machine import Bandwidth, MachineSample
 from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tui.machine_watch import MachineWatch
+from cpuchat.tui.services import MachineWatch
 from tests.hardware.trees import make_tree
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.hardware_screen import backend_on, opened, picture, said
@@ -122,7 +122,7 @@ async def test_what_is_measured_are_the_cores_that_lists_predict_for(
         specs.append(spec)
         raise Interrupted("The measurement was stopped.")
 
-    monkeypatch.setattr("cpuchat.tui.hardware.measuring.measure_machine", measured)
+    monkeypatch.setattr("cpuchat.tui.hardware.panels.measure_machine", measured)
     root = make_tree(tmp_path, "epyc-9354")
     async with running(backend_on(root)) as app:
         screen = await opened(app, FixtureReader(root))

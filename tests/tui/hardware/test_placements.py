@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import paths, settings
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base import paths
+from cpuchat.config import settings
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
-from cpuchat.protocol import LoadProgress, ModelLoaded
-from cpuchat.tui.hardware.placements import PlacementList
+from cpuchat.protocol.messages import LoadProgress, ModelLoaded
+from cpuchat.tui.hardware.panels import PlacementList
 from cpuchat.tui.hardware.screen import HardwareScreen
 from tests.hardware.trees import make_tree
 from tests.support.chat_app import running

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.settings import Settings
-from cpuchat.tui.hardware.typical import TypicalModels
+from cpuchat.tui.hardware.panels import TypicalModels
 from tests.support.snapshots import HostApp
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
-from cpuchat.text import clean
+from cpuchat.base.text import clean
 from cpuchat.tui.markdown.dialect import MOST_MARKS
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.parser import parse

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat.text import clean
+from cpuchat.base.text import clean
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import missing, render
 from cpuchat.tui.markdown.rows import Row

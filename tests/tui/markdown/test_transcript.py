@@ -16,7 +16,7 @@ from rich.style import Style
 from textual import events
 from textual.pilot import Pilot
 
-from cpuchat.text import is_safe
+from cpuchat.base.text import is_safe
 from cpuchat.tui.markdown.message_view import OpenMessage, View, message_lines
 from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.rows import Row, to_line

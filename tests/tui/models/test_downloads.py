@@ -14,8 +14,8 @@ from textual.widgets import Button
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.places import hub_cache
-from cpuchat.tui.models.downloads.screen import DownloadsScreen
-from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.models.downloads import DownloadsScreen
+from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from tests.support.chat_app import SMALL, RunningApp, running

@@ -7,17 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat import paths, settings
-from cpuchat.model_info import ModelInfo
-from cpuchat.models.drafts.candidates import Candidate
-from cpuchat.models.drafts.chosen import ChosenDrafts
-from cpuchat.models.drafts.gain import Expectation, Gain
+from cpuchat.base import paths
+from cpuchat.config import settings
+from cpuchat.models.drafts.candidates import Candidate, Expectation, Gain
+from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.tui.models.drafts import choice as draft_choice
-from cpuchat.tui.models.drafts.reader import DraftReader
-from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.tui.models import drafts as draft_choice
+from cpuchat.tui.models.drafts import DraftModelsScreen, DraftReader
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.big_headers import big_header

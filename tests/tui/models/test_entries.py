@@ -8,14 +8,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.models.catalog import ranked
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.prediction import estimate
-from cpuchat.models.shortlist import ranked
-from cpuchat.tui.models import details, lines
-from cpuchat.tui.models.details import ModelDetails
-from cpuchat.tui.models.entries import HubSearch, ModelListState, Section, ServerEntry, TypedFile, typed_path
+from cpuchat.tui.models import entries
+from cpuchat.tui.models.entries import (
+    HubSearch,
+    ModelDetails,
+    ModelListState,
+    Section,
+    ServerEntry,
+    TypedFile,
+    typed_path,
+)
 from tests.support.downloads import download, model
 from tests.support.shelf import CATALOG, LOCAL, MACHINE, shelf_reader
 
@@ -114,7 +121,7 @@ def test_what_was_found_stays_while_more_is_typed() -> None:
 )
 def test_how_a_search_stands_is_said_in_its_place(search: HubSearch, said: str) -> None:
     section = dataclasses.replace(FULL, search=search).sections("x")[-1]
-    row = lines.rows([section], (), {}, None)[-1]
+    row = entries.list_rows([section], (), {}, None)[-1]
     assert row.key == "search" and row.name == said
 
 
@@ -125,15 +132,15 @@ def test_models_of_one_name_are_told_apart_by_their_files() -> None:
     )
     third = msgspec.structs.replace(one, path=Path("/m/small.gguf"), quantization="Q4_0")
     shelf = ModelListState(local=(one, other, third))
-    shown = lines.rows(shelf.sections(""), shelf.local or (), {}, None)
+    shown = entries.list_rows(shelf.sections(""), shelf.local or (), {}, None)
     assert [row.name for row in shown if row.key] == ["tuned-a", "tuned-b", "tuned"]
-    narrowed = lines.rows(shelf.sections("tuned-b"), shelf.local or (), {}, None)
+    narrowed = entries.list_rows(shelf.sections("tuned-b"), shelf.local or (), {}, None)
     assert [row.name for row in narrowed if row.key.startswith("local")] == ["tuned-b"]
 
 
 def test_texts_of_others_are_cleaned_for_the_pane() -> None:
     evil = FoundRepository(id="a/b", architecture="ll\x1b[31mama", updated="2025\n\x07")
-    texts = " ".join(text for _, text in details.rows(evil, ModelDetails(), None, None))
+    texts = " ".join(text for _, text in entries.detail_rows(evil, ModelDetails(), None, None))
     assert "\x1b" not in texts and "\x07" not in texts and "\n" not in texts and "ll␛[31mama" in texts
 
 
@@ -176,13 +183,13 @@ def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) ->
 def test_an_address_can_be_typed_key_by_key(address: str) -> None:
     for end in range(len(address) + 1):
         sections = FULL.sections(address[:end])
-        lines.rows(sections, LOCAL, {}, None)
+        entries.list_rows(sections, LOCAL, {}, None)
         for section in sections:
             for entry in section.entries:
-                details.rows(entry.subject, ModelDetails(), CATALOG, None)
+                entries.detail_rows(entry.subject, ModelDetails(), CATALOG, None)
 
 
 def test_what_is_no_address_is_not_connected_to() -> None:
     [[entry]] = [section.entries for section in FULL.sections("http://u:p@host")]
     assert isinstance(entry.subject, ServerEntry) and entry.subject.is_invalid
-    assert "Enter" not in details.keys(entry.subject)
+    assert "Enter" not in entries.keys(entry.subject)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.chat_app import SMALL, running
 from tests.support.hub_server import Fault, Gate, HubServer

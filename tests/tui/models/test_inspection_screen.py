@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cpuchat import paths
-from cpuchat.errors import ModelDamaged
+from cpuchat.base import paths
+from cpuchat.base.errors import ModelDamaged
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.tui.models.inspection import InspectionScreen
+from cpuchat.tui.models.reader import InspectionScreen
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.snapshots import snapshot
 

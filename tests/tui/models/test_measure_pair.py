@@ -1,4 +1,4 @@
-"""Tests measuring a draft model from the list of draft models, with the real worker and the demo pair."""
+"""Tests measuring a draft model from the list of draft models, with the real worker and the demo run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat import settings
-from cpuchat.bench import pair
-from cpuchat.bench.pair import KindResult, PairResult
-from cpuchat.models.drafts.chosen import ChosenDrafts
-from cpuchat.tui.models.drafts.measure import MeasurePairScreen
-from cpuchat.tui.models.drafts.screen import DraftModelsScreen
+from cpuchat.bench import run
+from cpuchat.bench.run import KindResult, PairResult
+from cpuchat.config import settings
+from cpuchat.models.drafts.choice import ChosenDrafts
+from cpuchat.tui.models.drafts import DraftModelsScreen, MeasurePairScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.tui.models.test_draft_models_screen import DRAFT, TARGET, backend, mark, opened
@@ -21,9 +20,9 @@ from tests.tui.models.test_draft_models_screen import DRAFT, TARGET, backend, ma
 def lean(measured_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set few tokens, few prompts and one thread, without a hub."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(pair, "KINDS", ("maths", "chat"))
-    monkeypatch.setattr(pair, "DEPTHS", (4,))
-    monkeypatch.setattr(pair, "TOKENS", 8)
+    monkeypatch.setattr(run, "KINDS", ("maths", "chat"))
+    monkeypatch.setattr(run, "DEPTHS", (4,))
+    monkeypatch.setattr(run, "TOKENS", 8)
     settings.update({"engine": {"threads": 1}})
 
 
@@ -56,7 +55,7 @@ async def test_measured_then_used_with_the_best_depth() -> None:
 
 
 async def test_stopped_and_closed_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "TOKENS", 200)
+    monkeypatch.setattr(run, "TOKENS", 200)
     async with running(backend(), model=TARGET) as app:
         await measuring(app)
         await app.until(lambda: " of " in app.screen_text and "chat" in app.screen_text)

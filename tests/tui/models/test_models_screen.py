@@ -13,11 +13,11 @@ from textual.widgets import Input
 from cpuchat.models import machine
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.library.recent import RecentModels
-from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.models.library.usage import RecentModels
+from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.entries import HubSearch
-from cpuchat.tui.models.inspection import InspectionScreen
 from cpuchat.tui.models.quantize import QuantizeScreen
+from cpuchat.tui.models.reader import InspectionScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, running

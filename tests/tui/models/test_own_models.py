@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from textual.widgets import Input
 
-from cpuchat.synthetic.model import write_model
-from cpuchat.tui.models.inspection import InspectionScreen
+from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import QuantizeScreen
+from cpuchat.tui.models.reader import InspectionScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import running

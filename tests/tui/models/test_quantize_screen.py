@@ -11,19 +11,19 @@ import msgspec
 import pytest
 from textual.widgets import Button, Input, Static
 
-from cpuchat import paths
-from cpuchat.hardware.instructions import Instructions
+from cpuchat.base import paths
+from cpuchat.hardware.topology import Instructions
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.model import LocalModel
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
 from cpuchat.models.quantize.types import quant_type
-from cpuchat.synthetic.model import write_model
+from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
-from cpuchat.tui.models.repository.screen import RepositoryScreen
+from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.download_line import working
 from cpuchat.tui.widgets.model_list import ModelList
-from cpuchat.tui.widgets.quantize_line import working
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, RunningApp, running
@@ -342,7 +342,7 @@ def test_figures_keep_their_width() -> None:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine other than the one that the tests run on."""
     cpu = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8"}))
-    monkeypatch.setattr("cpuchat.hardware.instructions.instructions", lambda: cpu)
+    monkeypatch.setattr("cpuchat.hardware.topology.instructions", lambda: cpu)
     monkeypatch.setattr("cpuchat.models.fit._this_cpu", lambda: cpu)
     monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda *_, **__: MACHINE)
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from cpuchat import paths
-from cpuchat.errors import AccessDenied
+from cpuchat.base import paths
+from cpuchat.base.errors import AccessDenied
 from cpuchat.models.hub.repository import Repository
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
 from cpuchat.models.machine import Machine
-from cpuchat.tui.models.downloads.screen import DownloadsScreen
-from cpuchat.tui.models.repository.screen import RepositoryScreen
-from cpuchat.tui.models.repository.state import RepositoryState
+from cpuchat.tui.models.downloads import DownloadsScreen
+from cpuchat.tui.models.repository import RepositoryScreen, RepositoryState
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.costs import reading

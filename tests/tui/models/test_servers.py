@@ -7,12 +7,11 @@ from pathlib import Path
 
 from textual.widgets import Input, Static
 
-from cpuchat import settings
 from cpuchat.backend.switching import SwitchingBackend
-from cpuchat.running_servers import RunningServer, recorded
-from cpuchat.servers import ServerModel
+from cpuchat.config import settings
+from cpuchat.config.servers import RunningServer, ServerModel, recorded
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
+from cpuchat.tui.settings import SettingRow, SettingsScreen
 from tests.support.chat_app import running
 from tests.support.models_screen import about, keys, marked, type_in
 from tests.support.remote_server import Reply, remote_server

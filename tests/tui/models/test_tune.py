@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.models.tuned import TunedSettings
-from cpuchat.tui.models.tune import TuneScreen
-from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
+from cpuchat.models.machine import TunedSettings
+from cpuchat.tui.models.quantize import TuneScreen
+from cpuchat.tui.settings import SettingRow, SettingsScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.models_screen import opened
 from tests.support.scripted_backend import MODEL, ScriptedBackend
@@ -75,7 +75,7 @@ async def test_esc_stops_it_before_it_has_begun(tiny_model: Path, monkeypatch: p
         opened_chats.wait(60)
         return 0, 0
 
-    monkeypatch.setattr("cpuchat.chats.token_counts.token_counts", slow_disk)
+    monkeypatch.setattr("cpuchat.chats.history.token_counts", slow_disk)
     async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,)) as app:
         screen = await tuning(app)
         await app.press("escape")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from textual.widgets import Input
 
-from cpuchat import paths
+from cpuchat.base import paths
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.planner.machine_specs import machines
-from cpuchat.tui.plan.pages import MachinesPage, PlanPage
-from cpuchat.tui.plan.screen import PlanScreen
+from cpuchat.planner.specs import machines
+from cpuchat.tui.plan import MachinesPage, PlanPage, PlanScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
-from cpuchat.tui.widgets.labelled import Labelled
-from cpuchat.tui.widgets.model_list import ModelList
+from cpuchat.tui.widgets.model_list import Labelled, ModelList
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.snapshots import snapshot
 
@@ -23,7 +21,7 @@ def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("Llama 3.3 70B Instruct", "Llama 3.1 8B Instruct", "Llama 3.2 1B Instruct", "PARD Llama 3.2 1B",
              "gpt-oss 20B", "Qwen3 30B A3B Instruct 2507")  # fmt: skip
     few = Catalog(tuple(one for one in load_catalog().models if one.name in names))
-    monkeypatch.setattr("cpuchat.tui.plan.screen.load_catalog", lambda: few)
+    monkeypatch.setattr("cpuchat.tui.plan.load_catalog", lambda: few)
 
 
 async def opened(app: RunningApp) -> PlanScreen:

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from textual.widgets import Input, Select, TextArea
 
-from cpuchat import paths, settings
-from cpuchat.presets import Preset, save_preset
-from cpuchat.settings import Settings
-from cpuchat.tui.fields import TABS, Field, current, field, fields
-from cpuchat.tui.settings.screen import SettingRow, SettingsScreen
+from cpuchat.base import paths
+from cpuchat.config import settings
+from cpuchat.config.presets import Preset, save_preset
+from cpuchat.config.settings import Settings
+from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, current, field, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.snapshots import snapshot

@@ -7,8 +7,8 @@ from textual import events
 from textual._xterm_parser import XTermParser
 from textual.message import Message
 
-from cpuchat import settings
-from cpuchat.app_state import read_state
+from cpuchat.config import settings
+from cpuchat.config.settings import read_state
 from cpuchat.tui.terminal.background import BackgroundParser, BackgroundReported, is_light_at_start, remember
 from tests.support.chat_app import running
 

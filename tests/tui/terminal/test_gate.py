@@ -7,7 +7,7 @@ from rich.style import Style
 from textual.color import Color
 from textual.widgets import Static
 
-from cpuchat.tui.terminal.gate import Gate
+from cpuchat.tui.terminal.driver import Gate
 from tests.support.chat_app import running
 
 EVIL = "a\x1b]52;c;eA==\x07b\u202ec\x9b2Jd"

@@ -15,9 +15,9 @@ from cpuchat.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tui.models.downloads.screen import DownloadsScreen
+from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.settings.screen import SettingsScreen
+from cpuchat.tui.settings import SettingsScreen
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import RunningApp, running
 from tests.support.comparing import comparing

@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import TextArea
 
-from cpuchat.protocol import PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal import painter
 from cpuchat.tui.terminal.painter import Painter, TypingScreen

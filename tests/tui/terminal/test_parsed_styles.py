@@ -12,11 +12,11 @@ from textual.color import Color
 from textual.css.stylesheet import Stylesheet
 from textual.widgets import Label
 
-from cpuchat.tui.terminal import parsed_styles
+from cpuchat.tui.terminal import painter
 
 
 def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, parsed = parsed_styles._parse, []
+    parse, parsed = painter._parse, []
     assert parse is not None
 
     def watched(self: Stylesheet, css: str, **options: Any) -> Any:
@@ -28,8 +28,8 @@ def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) 
         sheet.add_source("Label { color: $value; }", ("test", "parsed_styles"))
         return sheet.rules[0].styles.get_rule("color")
 
-    parsed_styles.keep()
-    monkeypatch.setattr(parsed_styles, "_parse", watched)
+    painter.keep()
+    monkeypatch.setattr(painter, "_parse", watched)
     assert [color(value) for value in ("red", "blue", "red")] == [Color.parse(one) for one in ("red", "blue", "red")]
     assert len(parsed) == 2
     sheet = Stylesheet(variables={"value": "red"})
@@ -40,7 +40,7 @@ def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_what_a_removed_widget_had_drawn_is_freed() -> None:
-    parsed_styles.keep()
+    painter.keep()
     async with App[None]().run_test() as pilot:
         label = Label("drawn")
         await pilot.app.mount(label)

@@ -7,7 +7,7 @@ from textual.app import App, ComposeResult
 from textual.screen import Screen
 from textual.widgets import Label
 
-from cpuchat.tui.widgets.breakpoints import set_size_classes
+from cpuchat.tui.widgets.key_footer import set_size_classes
 
 SIZES = {"-narrow", "-wide", "-low", "-high"}
 

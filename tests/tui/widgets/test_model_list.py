@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.pilot import Pilot
 
-from cpuchat.present.rows import ListRow
+from cpuchat.present.table import ListRow
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.support.snapshots import HostApp
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 
-from cpuchat.tui.terminal.key_order import OrderedKeys
+from cpuchat.tui.terminal.driver import OrderedKeys
 from cpuchat.tui.widgets.prompt import Prompt
 
 

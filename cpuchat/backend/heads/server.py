@@ -1,0 +1,374 @@
+"""The process that hosts a llama-server: starts it, waits until it listens, and reports how it ended.
+
+How a llama-server is started for a model and its draft head, as a command line and as data for the process that does
+it.
+
+What a llama-server for draft heads or RPC workers is started with: by the files, the free memory and the cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cpuchat.backend.base import place_here
+from cpuchat.backend.process import Spawned, Spawner
+from cpuchat.base.errors import DoesNotFit, EngineMissing
+from cpuchat.base.processes import exit_reason, kill_group, last_output
+from cpuchat.hardware.memory import available_bytes, read_rate
+from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+from cpuchat.models.file_names import file_fingerprint
+from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_elsewhere, required_memory
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
+from cpuchat.models.traffic import slowness, where_needed
+from cpuchat.protocol.messages import Failed, LoadOptions, Speculation
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import gigabytes
+
+HOST = "127.0.0.1"
+KEY_VARIABLE = "LLAMA_API_KEY"
+"""Where llama-server looks for its API key; other users would see one on the command line."""
+
+_DEPTHS = {"eagle3": 3, "mtp": 2, "dflash": 7, "dspark": 7}
+"""Draft depth where the settings say adaptive. On a CPU each verified token costs compute; a DFlash head drafts a block
+in one pass."""
+
+
+class Drafting(msgspec.Struct, frozen=True):
+    """How a llama-server drafts from its start on: its requests cannot change that. `depth` 0: not at all."""
+
+    depth: int = 0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, wanted: Speculation, kind: HeadKind | None) -> Drafting:
+        if kind is None or "draft" not in wanted.drafters:
+            return cls()
+        return cls(wanted.depth or _DEPTHS[kind], wanted.min_probability)
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a llama-server with one slot, for the process that hosts it.
+
+    `program` is its path; "" for the one in the wheel. `head` is the file of the draft head, "" for one that the model
+    contains. `cpus` has one logical CPU for each thread. `cache_mib` limits the memory for the
+    KV caches of other chats. `kind` is None without a head. The RPC workers of the options hold `rpc_layers` layers.
+
+    Threads that wait do not spin (`options.poll` is for the worker): llama-server computes drafts on other threads, on
+    the same cores.
+    """
+
+    program: str
+    model: str
+    head: str
+    kind: HeadKind | None
+    drafting: Drafting
+    rpc_layers: int = 0
+    port: int
+    n_ctx: int
+    cache_mib: int = 0
+    cpus: tuple[int, ...]
+    options: LoadOptions = LoadOptions()
+
+
+def command(server: ServerOptions) -> list[str]:
+    """Return the command line of a llama-server from PATH."""
+    options, threads = server.options, str(len(server.cpus))
+    found = [
+        server.program, "--model", server.model, "--host", HOST, "--port", str(server.port),
+        "--ctx-size", str(server.n_ctx), "--parallel", "1", "--metrics",
+        "--cache-ram", str(server.cache_mib),
+        "--threads", threads, "--threads-batch", threads,
+        "--cpu-mask", cpu_mask(server.cpus), "--cpu-strict", "1", "--poll", "0",
+        "--batch-size", str(options.n_batch), "--ubatch-size", str(min(options.n_ubatch, options.n_batch)),
+        "--cache-type-k", options.type_k, "--cache-type-v", options.type_v, "--flash-attn", options.flash_attn,
+    ]  # fmt: skip
+    found += _devices(server)
+    drafting = server.drafting
+    if drafting.depth:
+        found += ["--spec-type", f"draft-{server.kind}", "--spec-draft-n-max", str(drafting.depth)]
+        found += ["--spec-draft-p-min", str(drafting.min_p)]
+        if server.head:
+            found += ["--spec-draft-model", server.head, "--spec-draft-device", "none"]
+    if options.mlock or options.load_mode == "read":
+        modes = ["mmap"] if options.load_mode == "mmap" else []
+        found += ["--load-mode", "+".join([*modes, *(["mlock"] if options.mlock else [])]) or "none"]
+    if options.from_disk or not options.use_repack:
+        found.append("--no-repack")
+    return found
+
+
+def _devices(server: ServerOptions) -> list[str]:
+    """Return who computes besides the CPU here: the RPC workers, in their order, the last layers.
+
+    Embedding and output stay here, so that a worker gets and sends hidden states only, no logits.
+    """
+    workers = server.options.rpc
+    if not workers or not server.rpc_layers:
+        return ["--device", "none"]
+    names = ",".join(f"RPC{number}" for number in range(len(workers)))
+    return [
+        "--rpc", ",".join(workers), "--device", names, "--fit", "off",
+        "--n-gpu-layers", str(server.rpc_layers + 1),  # llama.cpp counts the output as one
+        "--override-tensor", "^output=CPU,^token_embd=CPU",
+    ]  # fmt: skip
+
+
+def cpu_mask(cpus: Sequence[int]) -> str:
+    """Return the CPUs as llama.cpp's hexadecimal mask: `b` for 0, 1 and 3."""
+    return f"{sum(1 << cpu for cpu in set(cpus)):x}"
+
+
+MODULE = "cpuchat.backend.heads.host"
+_TOLD = re.compile(
+    r'^(?:error: |error while handling argument "[^"]*": |\S+\.(?:cpp|c|h):\d+: )(.+)$', re.MULTILINE
+)  # fmt: skip
+"""What it says last: about its arguments, or as ggml's GGML_ABORT does."""
+_POLL_SECONDS = 0.05
+_ENDING_SECONDS = 5.0
+
+
+class ServerProcess:
+    """A running host, as `start` makes one. Use it from one event loop only.
+
+    `pid` is the process that computes, None until the host has reported it; `key` is what its server wants.
+    """
+
+    def __init__(self, spawned: Spawned, port: int, key: str) -> None:
+        self._process = spawned.process
+        self.log, self.memory = spawned.log, spawned.memory
+        self.port, self.key = port, key
+        self.pid: int | None = None
+        self._gone = asyncio.Event()
+        self._status: int | None = None
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._watch, name=f"llama-server-{self._process.pid}", daemon=True).start()
+
+    @classmethod
+    async def start(cls, spawner: Spawner, log_dir: Path, server: ServerOptions, memory: str) -> ServerProcess:
+        """Start a host under the memory policy `memory`, in words. Raises OSError."""
+        key, text = secrets.token_urlsafe(24), msgspec.json.encode(server).decode()
+        more = {KEY_VARIABLE: key, "GGML_NO_BACKTRACE": "1"}  # which would wait for a debugger
+        spawning = spawner.spawn(log_dir, lambda: memory, (MODULE, text), **more)
+        return cls(await asyncio.wrap_future(spawning), server.port, key)
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self._status is None
+
+    def _watch(self) -> None:
+        """Read the PID, then wait for the end. Runs on a separate thread."""
+        output = self._process.stdout
+        assert output is not None
+        line = output.readline()
+        with contextlib.suppress(ValueError):
+            self.pid = int(line)
+        status = self._process.wait()
+        kill_group(self._process.pid)
+        output.close()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
+            self._loop.call_soon_threadsafe(self._ended, status)
+
+    def _ended(self, status: int) -> None:
+        self._status = status
+        self._gone.set()
+
+    async def listening(self) -> bool:
+        """Wait until the server accepts connections; False when it ended instead. It may be loading its model still."""
+        while self.alive:
+            try:
+                _, writer = await asyncio.open_connection(HOST, self.port)
+            except OSError:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), _POLL_SECONDS)
+                continue
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return True
+        return False
+
+    async def finished(self) -> None:
+        """Wait until the process has exited."""
+        await self._gone.wait()
+
+    async def is_gone_within(self, seconds: float) -> bool:
+        """Return whether it has exited, now or after at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gone.wait(), seconds)
+        return not self.alive
+
+    def kill(self) -> None:
+        """Kill the server and its host."""
+        if self._process.poll() is None:
+            self._process.kill()
+            kill_group(self._process.pid)
+
+    async def close(self) -> None:
+        """Let the server exit; kill it if it takes longer than a few seconds."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        if not await self.is_gone_within(_ENDING_SECONDS):
+            self.kill()
+            await self.is_gone_within(_ENDING_SECONDS)
+
+    def failure(self, request_id: int = 0) -> Failed:
+        """Describe how the server ended, from its log."""
+        tail = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            tail = last_output(file)
+        told = next(iter(_TOLD.findall(tail)), "").rstrip(".")
+        return Failed(
+            request_id=request_id,
+            code="worker_died",
+            message=f"llama-server crashed: {exit_reason(self._status or 0, tail, told)}.",
+            hint=f"Log: {self.log}",
+        )
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+_MOST_CACHE_MIB = 8192  # llama-server's own limit
+
+
+class ServerPlan(msgspec.Struct, frozen=True):
+    """What a load needs to know of the files and of the machine. `head` is None for one that the model contains, `slow`
+    is the note about weights that stay on disk.
+    """
+
+    path: Path
+    options: LoadOptions
+    placement: Placement
+    kind: HeadKind | None
+    header: GGUFHeader
+    head: GGUFHeader | None
+    server: ServerOptions
+    fingerprint: str
+    slow: str = ""
+
+    @classmethod
+    def of(cls, path: Path, options: LoadOptions, spec: PlacementSpec) -> ServerPlan:
+        """Read the files and choose the cores. Blocks.
+
+        Raises:
+            EngineMissing: there is no llama-server, or none for RPC workers.
+            DraftMismatch: the head does not fit the model.
+            DoesNotFit: both do not fit into memory.
+            ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
+            UsageError: a placement that this machine does not allow.
+        """
+        draft = Path(options.draft_path) if options.draft_path else None
+        kind = require_head(path, draft) if draft is not None else None
+        program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
+        head = read_model(draft) if draft is not None and kind is not None and draft != path else None
+        options, slow = where_needed(header, options, available_bytes()), ""
+        n_ctx, layers, spare = _fit(header, head, options)
+        if layers and not program:
+            raise EngineMissing(
+                "RPC workers need a llama-server on PATH; the one in the wheel has no RPC.",
+                "Build llama.cpp with `cmake -DGGML_RPC=ON`, and put its bin folder on PATH.",
+            )
+        server = ServerOptions(
+            program=program,
+            model=str(header.path.absolute()),
+            head=str(head.path.absolute()) if head is not None else "",
+            kind=kind,
+            drafting=Drafting.of(options.speculation, kind),
+            port=free_port(),
+            n_ctx=n_ctx,
+            rpc_layers=layers,
+            cache_mib=0 if layers else min(spare // 4 >> 20, _MOST_CACHE_MIB),  # it would fetch the workers' KV caches
+            cpus=placement.cpus,
+            options=options,
+        )
+        if options.from_disk:
+            need = required_memory(header, options, n_ctx)
+            slow = slowness(header, need, available_bytes(), read_rate(header.path), options.n_experts)
+        return cls(path, options, placement, kind, header, head, server, file_fingerprint(path), slow)
+
+    def described(self, model: ModelInfo) -> ModelInfo:
+        """Return the model that the server describes as one of this machine."""
+        placement, head = self.placement, self.head
+        named = title(self.kind) if self.kind is not None else ""
+        return msgspec.structs.replace(
+            model,
+            path=str(self.path),
+            name=self.header.name,
+            architecture=self.header.architecture,
+            quantization=self.header.quantization,
+            size=self.header.file_size,
+            n_layer=self.header.n_layer,
+            has_template=bool(self.header.chat_template),
+            n_threads=len(placement.cpus),
+            cpus=placement.cpus,
+            fingerprint=self.fingerprint,
+            draft=head.path.stem if head is not None else named,
+            draft_quantization=head.quantization if head is not None else "",
+            notes=(*placement.notes, *self._notes(named), *model.notes),
+            server="",
+            engine=ENGINE,
+            rpc_layers=self.server.rpc_layers,
+            no_speculation="" if self.kind is not None else "off: with RPC workers, only draft heads are used",
+            unreported=(),
+        )
+
+    def _notes(self, head: str) -> list[str]:
+        """Return who answers, and what of the options has no effect."""
+        options, layers = self.options, self.server.rpc_layers
+        drafts = f", which drafts with its {head}" if head else ""
+        notes = [f"Answered by {ENGINE}{drafts}."]
+        if options.draft_path and not head:
+            notes.append(f"{Path(options.draft_path).name} is not used: with RPC workers, only draft heads are.")
+        if self.slow:
+            notes.append(self.slow)
+        if layers:
+            notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {', '.join(options.rpc)}.")
+        return notes
+
+
+def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions) -> tuple[int, int, int]:
+    """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
+
+    Raises:
+        DoesNotFit: all of it, or what stays here, does not fit.
+    """
+    available = available_bytes()
+    n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
+    beside = draft_memory(head, options, n_ctx) if head is not None else None
+    if beside is not None and not options.rpc:
+        n_ctx = choose_context(header, options, available - beside.least)
+    need = required_memory(header, options, n_ctx)
+    taken = need.least + (beside.least if beside is not None else 0)
+    if not options.rpc:
+        check_fit(need, available, header, options, beside)
+        return n_ctx, 0, available - taken
+    layers, elsewhere = layers_elsewhere(header, options, n_ctx, taken - available)
+    if taken - elsewhere > available:
+        raise DoesNotFit(
+            f"Not enough memory: {gigabytes(taken - elsewhere)} GB stay here with {layers} layers on the RPC workers, "
+            f"and {gigabytes(available)} GB are available.",
+            "Give the workers more layers (--rpc-layers), or use a smaller --ctx.",
+        )
+    return n_ctx, layers, available - taken + elsewhere

@@ -1,0 +1,600 @@
+"""Finds out which server answers at an address, by what it reports.
+
+The dialect of llama-server: timings with every part of an answer, progress of the prompt, slots, reasoning control.
+
+Fields: tools/server of llama.cpp (README.md; `server_slot_stats`, `result_prompt_progress`).
+
+The dialect of LM Studio: OpenAI's, and a list of models with their sizes.
+
+Fields: LM Studio's REST API v0.
+
+The dialect of Ollama: its own routes, whose last object reports tokens and times.
+
+Fields: docs/api.md of Ollama. Times in nanoseconds.
+
+The dialect of vLLM: tokens with every part of an answer, and server-wide metrics.
+
+Acceptance is that of the one request where the server was started with --per-request-spec-decode-metrics, else the
+differences of its counters, which hold what it drafts for others, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import httpx
+import msgspec
+
+from cpuchat.backend.remote.adapter import (
+    OPTIONS,
+    Adapter,
+    ListedModel,
+    Metrics,
+    extend_template,
+    listed,
+    name_of,
+    parse,
+)
+from cpuchat.backend.remote.connection import SILENCE, Connection, Status
+from cpuchat.backend.remote.stream import Chunk, Numbers, Reported, decoded, valid_text
+from cpuchat.base.errors import CpuchatError, ServerError
+from cpuchat.config.servers import host
+from cpuchat.protocol.messages import Generate, Message, ServerLoad
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import SERVER_WIDE, SpeculationFigures
+
+_NO_METRICS = "start llama-server with --metrics"
+_TOO_LONG = "exceed_context_size_error"
+_SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
+
+
+class LlamaServer(Adapter):
+    """See `Adapter`. `props` is the content of `/props`."""
+
+    kind = "llama-server"
+    takes_grammars = continues = True
+    takes = frozenset(OPTIONS)
+    no_drafts = "speculation is off: start it with --spec-default or --spec-draft-model"
+
+    def __init__(self, connection: Connection, models: tuple[ListedModel, ...], props: dict[str, Any]) -> None:
+        super().__init__(connection, models)
+        self._has_metrics = props.get("endpoint_metrics") is True
+        self._has_slots = props.get("endpoint_slots") is not False
+        self._is_drafting = False
+        self._is_router = len(models) > 1
+        self._is_own_seed = False  # nobody else has it
+
+    async def describe(self, name: str) -> ModelInfo:
+        model = self.choose(name)
+        if not self._is_router:
+            with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+                self._is_drafting = any(slot.get("speculative") is True for slot in await self._slots())
+        return self._info(model)
+
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
+        found = [("kv_used", f"not reported by {self.kind}")]
+        if not self._has_metrics:
+            found.append(("running", _NO_METRICS))
+        if not self._is_drafting:
+            found.append(("acceptance", self.no_drafts))
+        if not model.n_ctx:
+            found.append(("n_ctx", "known once the model is loaded"))
+        return tuple(found)
+
+    def begin(self, request: Generate) -> None:
+        self._is_own_seed = request.sampling.seed is None
+
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        sampling = request.sampling
+        content |= {
+            "seed": content["seed"] % _SEED_LIMIT,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "cache_prompt": True,
+            "timings_per_token": True,
+            "return_progress": True,
+            "reasoning_control": True,
+        }
+        if salt := os.environ.get("CPUCHAT_CACHE_SALT"):  # of an app in a browser tab
+            content["cache_salt"] = salt
+        if request.ignore_eos:
+            content["ignore_eos"] = True
+        if request.grammar:
+            content["grammar"] = request.grammar
+        if request.reasoning_budget is not None:
+            content["reasoning_budget_tokens"] = request.reasoning_budget
+        extend_template(content, request)
+
+    def message(self, message: Message) -> dict[str, Any]:
+        found = super().message(message)
+        return {**found, "reasoning_content": message.reasoning} if message.reasoning else found
+
+    def context_sizes(self, status: Status) -> tuple[int, int] | None:
+        if status.error.get("type") != _TOO_LONG:
+            return None
+        error = Numbers(status.error)
+        needed, n_ctx = error.count("n_prompt_tokens"), error.count("n_ctx")
+        return (needed, n_ctx) if needed and n_ctx else None
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        chunk = super().chunk(data)
+        timings = Numbers(data.get("timings"))
+        if timings:
+            # `usage` counts the same, but without what was reused.
+            chunk.reported = Reported(
+                cache_n=timings.count("cache_n"),
+                prompt_n=timings.count("prompt_n"),
+                prompt_ms=timings.ms("prompt_ms"),
+                predicted_n=timings.count("predicted_n") or None,
+                predicted_ms=timings.ms("predicted_ms"),
+                draft_n=timings.count("draft_n"),
+                draft_n_accepted=timings.count("draft_n_accepted"),
+            )
+            chunk.lies += timings.lies
+        progress = Numbers(data.get("prompt_progress"))
+        if progress:
+            total, processed = progress.count("total"), progress.count("processed")
+            if total and processed is not None:
+                chunk.progress = processed, total, progress.count("cache") or 0
+            chunk.lies += progress.lies
+        return chunk
+
+    async def load(self, request_id: int) -> ServerLoad | None:
+        if not self._has_metrics:
+            return None
+        text = (await self.connection.get_bytes("/metrics")).decode(errors="replace")
+        count = parse(text).count
+        return ServerLoad(
+            request_id=request_id,
+            running=count("llamacpp:requests_processing"),
+            waiting=count("llamacpp:requests_deferred"),
+        )
+
+    async def is_idle(self, seed: int) -> bool | None:
+        if not self._has_slots:
+            return None
+        is_sure = True
+        for slot in await self._slots():
+            if not slot.get("is_processing"):
+                continue
+            params = slot.get("params")
+            found = params.get("seed") if isinstance(params, dict) else None
+            if found == seed % _SEED_LIMIT and self._is_own_seed:
+                return False
+            # A slot that does not show its seed may be this one, and a seed from the settings may be another client's.
+            is_sure = is_sure and found not in (None, seed % _SEED_LIMIT)
+        return True if is_sure else None
+
+    async def _slots(self) -> list[dict[str, Any]]:
+        """Return the slots. Raises Status, httpx.HTTPError, ServerError."""
+        body = await self.connection.get_bytes("/slots")
+        found = decoded(b'{"slots":' + body + b"}").get("slots")
+        return [slot for slot in found if isinstance(slot, dict)] if isinstance(found, list) else []
+
+    async def end_reasoning(self, answer_id: str) -> bool:
+        wanted = {"id": answer_id, "action": "reasoning_end"}
+        answer = await self.connection.post("/v1/chat/completions/control", wanted)
+        return answer.get("success") is True
+
+
+class CpuchatServe(LlamaServer):
+    """`cpuchat serve`, which speaks this dialect."""
+
+    kind = "cpuchat serve"
+    continues = False
+    no_drafts = "speculation is off: start it with --drafters auto"
+
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        super().extend(content, request)
+        content["return_queue"] = True
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        error = data.get("error")
+        if isinstance(error, dict) and error.get("type") == _TOO_LONG:  # after the queue, when the response has begun
+            raise Status(400, error, None)
+        chunk, queue = super().chunk(data), Numbers(data.get("queue"))
+        chunk.ahead = queue.count("ahead")
+        chunk.reported.queue_ms = queue.ms("ms")
+        chunk.lies += queue.lies
+        return chunk
+
+
+def parse_llama_server_models(data: dict[str, Any], props: dict[str, Any]) -> tuple[ListedModel, ...]:
+    """Return the models of `/v1/models`; the context size of a single one also from `/props`."""
+    found: list[ListedModel] = []
+    for entry in listed(data):
+        meta = Numbers(entry.get("meta"))
+        status = entry.get("status")
+        value = status.get("value") if isinstance(status, dict) else "loaded"
+        ftype = entry["meta"].get("ftype") if isinstance(entry.get("meta"), dict) else None
+        if name := name_of(entry):
+            found.append(
+                ListedModel(
+                    name,
+                    quantization=_quantization(valid_text(ftype)),
+                    size=meta.count("size") or 0,
+                    n_params=meta.count("n_params") or 0,
+                    n_ctx=meta.count("n_ctx") or 0,
+                    n_ctx_train=meta.count("n_ctx_train") or 0,
+                    n_vocab=meta.count("n_vocab") or 0,
+                    loaded=value == "loaded",
+                )
+            )
+    if len(found) == 1 and not found[0].n_ctx:
+        n_ctx = Numbers(props.get("default_generation_settings")).count("n_ctx") or 0
+        found = [replace(found[0], n_ctx=n_ctx)]
+    return tuple(found)
+
+
+def _quantization(ftype: str) -> str:
+    """Return `Q4_K_M` for llama.cpp's `Q4_K - Medium`."""
+    kind, _, size = ftype.partition(" - ")
+    return f"{kind.split(' ')[0]}{f'_{size[0]}' if size else ''}"[:20]
+
+
+class LMStudio(Adapter):
+    """See `Adapter`."""
+
+    kind = "LM Studio"
+    takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty"}
+    unreported = (
+        ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "not reported"),
+        ("prefill_cached", "not reported"),
+        ("queue_s", "not reported"),
+        ("running", "not reported"),
+        ("acceptance", "only for draft models of LM Studio"),
+    )
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        chunk = super().chunk(data)
+        stats = Numbers(data.get("stats"))
+        if stats:
+            chunk.reported.draft_n = stats.count("total_draft_tokens_count")
+            chunk.reported.draft_n_accepted = stats.count("accepted_draft_tokens_count")
+            chunk.lies += stats.lies
+        return chunk
+
+
+def parse_lm_studio_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
+    """Return the models of `/api/v0/models` that answer."""
+    found = []
+    for entry in listed(data):
+        numbers = Numbers(entry)
+        if (name := name_of(entry)) and entry.get("type") != "embeddings":
+            found.append(
+                ListedModel(
+                    name,
+                    quantization=valid_text(entry.get("quantization"))[:20],
+                    n_ctx=numbers.count("loaded_context_length") or 0,
+                    n_ctx_train=numbers.count("max_context_length") or 0,
+                    architecture=valid_text(entry.get("arch"))[:40],
+                    loaded=entry.get("state") == "loaded",
+                )
+            )
+    return tuple(found)
+
+
+_NS = 1e-6  # in ms
+_OLLAMA_TOO_LONG = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
+
+
+class Ollama(Adapter):
+    """See `Adapter`."""
+
+    kind = "Ollama"
+    by_line = True
+    arguments_as_text = False
+    takes = frozenset(OPTIONS) - {"reasoning_budget"}
+    unreported = (
+        ("tokens", "reported at the end of the answer"),
+        ("prefill_tok_s", "reused tokens not reported"),
+        ("prefill_cached", "not reported"),
+        ("running", "not reported"),
+        ("acceptance", "not reported by Ollama"),
+    )
+
+    async def describe(self, name: str) -> ModelInfo:
+        model = self.choose(name)
+        if not model.n_ctx:
+            # Only a loaded model has its context size: an empty request loads it.
+            with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+                await self.connection.post("/api/generate", {"model": model.name, "stream": False}, SILENCE)
+                self.models = await fetch_models(self.connection)
+                model = self.choose(model.name)
+        return self._info(model)
+
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
+        return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "known once the model is loaded"))
+
+    def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
+        wanted = {**msgspec.structs.asdict(request.sampling), "seed": seed, "num_predict": request.max_tokens or -1}
+        options: dict[str, Any] = {name: value for name, value in wanted.items() if name not in request.unset}
+        if request.stop:
+            options["stop"] = list(request.stop)
+        # Otherwise it leaves out the oldest messages without a word.
+        content: dict[str, Any] = {"model": model, "stream": True, "truncate": False, "shift": False}
+        content["options"] = options
+        if request.json_schema:
+            content["format"] = json.loads(request.json_schema)
+        if request.reasoning is not None:
+            content["think"] = request.reasoning
+        if request.tools:
+            content["tools"] = [tool.declaration() for tool in request.tools]
+        if request.prompt is not None:
+            return "/api/generate", {**content, "prompt": request.prompt, "raw": True}
+        return "/api/chat", {**content, "messages": [self.message(one) for one in request.messages]}
+
+    def context_sizes(self, status: Status) -> tuple[int, int] | None:
+        if status.code != 400 or _OLLAMA_TOO_LONG.search(status.message) is None:
+            return None
+        n_ctx = next((model.n_ctx for model in self.models if model.loaded and model.n_ctx), 0)
+        return (n_ctx + 1, n_ctx) if n_ctx else None  # it reports neither
+
+    def message(self, message: Message) -> dict[str, Any]:
+        found = super().message(message)
+        return {**found, "thinking": message.reasoning} if message.reasoning else found
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        if data.get("error"):
+            raise self.failure(data["error"])
+        message = data.get("message")
+        chunk = Chunk(content=valid_text(data.get("response")))
+        if isinstance(message, dict):
+            chunk.content = valid_text(message.get("content"))
+            chunk.reasoning = valid_text(message.get("thinking"))
+            chunk.calls = message.get("tool_calls")
+        if data.get("done") is True:
+            chunk.finish = valid_text(data.get("done_reason")) or "stop"
+            numbers = Numbers(data)
+            # The first token comes from the prompt, whose time this includes. `prompt_eval_count` holds reused tokens,
+            # too (numPromptInputs in its runner), so there is no rate.
+            chunk.reported = Reported(
+                prompt_total=numbers.count("prompt_eval_count"),
+                prompt_ms=numbers.ms("prompt_eval_duration", _NS),
+                predicted_n=numbers.count("eval_count"),
+                predicted_ms=numbers.ms("eval_duration", _NS),
+                load_ms=numbers.ms("load_duration", _NS),
+            )
+            chunk.lies = numbers.lies
+        return chunk
+
+
+async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
+    """Return the models on the server, with the context of those that are loaded.
+
+    Raises:
+        Status, httpx.HTTPError, ServerError: as a connection does.
+    """
+    contexts: dict[str, int] = {}
+    with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+        for entry in listed(await connection.get("/api/ps"), "models"):
+            contexts[name_of(entry, "name")] = Numbers(entry).count("context_length") or 0
+    found = []
+    for entry in listed(await connection.get("/api/tags"), "models"):
+        details = entry.get("details")
+        details = details if isinstance(details, dict) else {}
+        if name := name_of(entry, "name"):
+            found.append(
+                ListedModel(
+                    name,
+                    quantization=valid_text(details.get("quantization_level"))[:20],
+                    size=Numbers(entry).count("size") or 0,
+                    architecture=valid_text(details.get("family"))[:40],
+                    n_ctx=contexts.get(name, 0),
+                    loaded=name in contexts,
+                )
+            )
+    return tuple(found)
+
+
+_VLLM_TOO_LONG = re.compile(r"maximum context length is (\d{1,9}) tokens")
+_NEEDED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)",
+        r"prompt contains (?:at least )?(\d{1,9})",
+        r"requested (\d{1,9}) tokens",
+    )
+)
+_OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
+"""Text in a rejection that counts Max tokens, too."""
+_FLAGS = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
+_SPEC = "vllm:spec_decode_num_"
+_RUNNING = "vllm:num_requests_running"
+
+
+class VLLM(Adapter):
+    """See `Adapter`. `metrics` are those of now, None when they cannot be read."""
+
+    kind = "vLLM"
+    takes_grammars = continues = True
+    takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty", "reasoning"}
+    names: ClassVar = {"repeat_penalty": "repetition_penalty"}
+
+    def __init__(self, connection: Connection, models: tuple[ListedModel, ...], metrics: Metrics | None) -> None:
+        super().__init__(connection, models)
+        self._has_metrics = metrics is not None
+        self.counts_beside = metrics is not None and f"{_SPEC}drafts_total" in metrics.values
+        self._before = self._now = metrics
+
+    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
+        # Without the tokens that its prefix cache had, which the second one reports, a prefill rate means nothing.
+        found = [(figure, _FLAGS) for figure in ("prefill_tok_s", "prefill_cached", "queue_s")]
+        if not self._has_metrics:
+            found.append(("running", "its /metrics cannot be read"))
+        if self.counts_beside:
+            found.append(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"))
+        else:
+            found.append(("acceptance", "speculation is off: start it with --speculative-config"))
+        if not model.n_ctx:
+            found.append(("n_ctx", "not reported"))
+        return tuple(found)
+
+    def extend(self, content: dict[str, Any], request: Generate) -> None:
+        content["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        content["top_k"] = request.sampling.top_k or -1
+        if request.ignore_eos:
+            content["ignore_eos"] = True
+        if request.continues:
+            content |= {"continue_final_message": True, "add_generation_prompt": False}
+        if request.grammar:
+            content["structured_outputs"] = {"grammar": request.grammar}
+        extend_template(content, request)
+
+    def begin(self, request: Generate) -> None:
+        self._before = self._now = None
+
+    def context_sizes(self, status: Status) -> tuple[int, int] | None:
+        limit = _VLLM_TOO_LONG.search(status.message)
+        if limit is None:
+            return None
+        matches = (pattern.search(status.message) for pattern in _NEEDED)
+        needed = next((int(found[1]) for found in matches if found is not None), 0)
+        return needed or int(limit[1]) + 1, int(limit[1])
+
+    def counts_output(self, status: Status) -> bool:
+        return _OUTPUT.search(status.message) is not None
+
+    def chunk(self, data: dict[str, Any]) -> Chunk:
+        chunk = super().chunk(data)
+        metrics = Numbers(data.get("metrics"))
+        if not metrics:
+            return chunk
+        reported, spec = chunk.reported, metrics.part("speculative_decoding")
+        reported.ttft_ms = metrics.ms("time_to_first_token_ms")
+        reported.queue_ms = metrics.ms("queue_time_ms")
+        reported.predicted_ms = metrics.ms("generation_time_ms")
+        if reported.ttft_ms is not None and reported.queue_ms is not None:
+            reported.prompt_ms = max(0.0, reported.ttft_ms - reported.queue_ms)
+        reported.draft_n = spec.count("num_draft_tokens")
+        reported.draft_n_accepted = spec.count("num_accepted_draft_tokens")
+        chunk.lies += metrics.lies + spec.lies
+        return chunk
+
+    async def load(self, request_id: int) -> ServerLoad | None:
+        if not self._has_metrics:
+            return None
+        found = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace"))
+        self._now = found
+        if self._before is None:
+            self._before = found
+        return ServerLoad(
+            request_id=request_id,
+            running=found.count(_RUNNING),
+            waiting=found.count("vllm:num_requests_waiting"),
+            kv_used=found.mean("vllm:kv_cache_usage_perc"),
+        )
+
+    def speculation(self, predicted_n: int) -> SpeculationFigures | None:
+        before, now = self._before, self._now
+        if before is None or now is None or before is now:
+            return None
+        drafts = now.since(before, f"{_SPEC}drafts_total")
+        drafted = now.since(before, f"{_SPEC}draft_tokens_total")
+        accepted = now.since(before, f"{_SPEC}accepted_tokens_total")
+        if not drafts or not drafted or accepted is None or accepted > drafted:
+            return None
+        # A pass writes what it accepts and one token more, whether it drafted or not.
+        generated = now.since(before, "vllm:generation_tokens_total") or drafts + accepted
+        share = (generated - accepted) / generated if generated > accepted else drafts / (drafts + accepted)
+        by_position = now.positions_since(before, f"{_SPEC}accepted_tokens_per_pos_total")
+        return SpeculationFigures(
+            passes=max(1, round((predicted_n - 1) * share)),
+            draft_n=int(drafted),
+            draft_n_accepted=int(accepted),
+            recent_draft_n=int(drafted),
+            recent_draft_n_accepted=int(accepted),
+            by_position=tuple((int(drafts), min(int(drafts), count)) for count in by_position),
+            source=SERVER_WIDE,
+        )
+
+    async def is_idle(self, seed: int) -> bool | None:
+        if not self._has_metrics:
+            return None
+        before = self._now.count(_RUNNING) if self._now is not None else None
+        now = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace")).count(_RUNNING)
+        if now == 0:
+            return True
+        # Requests of others may have begun since the last look: then nothing is known of this one.
+        return False if before == now == 1 else None
+
+
+def parse_vllm_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
+    """Return the models of `/v1/models`."""
+    return tuple(
+        ListedModel(name, n_ctx=Numbers(entry).count("max_model_len") or 0, loaded=True)
+        for entry in listed(data)
+        if (name := name_of(entry))
+    )
+
+
+async def identify(connection: Connection) -> Adapter:
+    """Return the adapter for the server, with its models.
+
+    `owned_by` in the list of models names most servers; one that says something else is asked for what only one of them
+    has.
+
+    Raises:
+        Status, httpx.HTTPError: it is not reached, or refuses.
+        ServerError: it is not an inference server.
+    """
+    models = await _models(connection)
+    owners = {str(entry.get("owned_by")) for entry in listed(models)}
+    if "vllm" in owners:
+        metrics = await _bytes(connection, "/metrics")
+        counters = parse(metrics.decode(errors="replace")) if metrics else None
+        return VLLM(connection, parse_vllm_models(models), counters)
+    if "organization_owner" in owners and listed(found := await _object(connection, "/api/v0/models")):
+        return LMStudio(connection, parse_lm_studio_models(found))
+    if not owners & {"llamacpp", "openai", "cpuchat"}:  # Ollama names the owner of each model's repository
+        found = await _object(connection, "/api/version")
+        if isinstance(found.get("version"), str) and "models" in await _object(connection, "/api/tags"):
+            return Ollama(connection, await fetch_models(connection))
+    if "openai" not in owners:
+        props = await _object(connection, "/props")
+        if isinstance(props.get("default_generation_settings"), dict) or "llamacpp" in owners:
+            kind = CpuchatServe if "cpuchat" in owners else LlamaServer
+            return kind(connection, parse_llama_server_models(models, props), props)
+    names = (name_of(entry) for entry in listed(models))
+    return Adapter(connection, tuple(ListedModel(name) for name in names if name))
+
+
+async def _models(connection: Connection) -> dict[str, Any]:
+    """Return the list of models; where the address is already that of the OpenAI routes, `/v1` is left out.
+
+    Raises:
+        Status, httpx.HTTPError, ServerError: as `identify`.
+    """
+    try:
+        found = await connection.get(f"{connection.root}/models")
+    except Status as status:
+        if status.code != 404 or not connection.server.count("/") > 2:
+            raise
+        found = await connection.get(f"{connection.server}/models")
+        connection.root = connection.server
+    if not isinstance(found.get("data"), list) and found.get("object") != "list":
+        raise ServerError(
+            f"{host(connection.server)} is not an OpenAI-compatible server.", "Check the address and the port."
+        )
+    return found
+
+
+async def _object(connection: Connection, path: str) -> dict[str, Any]:
+    """Return the object at `path`; {} where there is none."""
+    try:
+        return await connection.get(path)
+    except (Status, httpx.HTTPError, CpuchatError):
+        return {}
+
+
+async def _bytes(connection: Connection, path: str) -> bytes:
+    try:
+        return await connection.get_bytes(path)
+    except (Status, httpx.HTTPError, CpuchatError):
+        return b""

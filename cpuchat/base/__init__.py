@@ -1,0 +1,1 @@
+"""Errors, files, places, untrusted text and child processes: what every room stands on."""

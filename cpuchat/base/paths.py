@@ -1,0 +1,148 @@
+"""The paths of all files. Nothing is created here; writers create their folders.
+
+`CPUCHAT_CONFIG_DIR`, `CPUCHAT_DATA_DIR` and `CPUCHAT_CACHE_DIR` override the platform's folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from cpuchat.base.files import read_small
+
+APP = "cpuchat"
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def _folder(variable: str, default: Path) -> Path:
+    value = os.environ.get(variable)
+    return expanded(value) if value else default
+
+
+def expanded(text: str | Path) -> Path:
+    """Return `text` as a path with a leading `~` or `~user` expanded; unchanged for an unknown user, as in shells."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises RuntimeError there)
+
+
+def read_text(file: Path, most: int = 1 << 20) -> str:
+    """Read the UTF-8 text of a small file that people edit, without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_small(file, most).decode("utf-8-sig")
+
+
+def config_dir() -> Path:
+    """Return the folder of settings and the user's themes."""
+    return _folder("CPUCHAT_CONFIG_DIR", platformdirs.user_config_path(APP, appauthor=False))
+
+
+def data_dir() -> Path:
+    """Return the folder of chats; mode 0700."""
+    return _folder("CPUCHAT_DATA_DIR", platformdirs.user_data_path(APP, appauthor=False))
+
+
+def cache_dir() -> Path:
+    """Return the folder of what can be recreated: saved KV, calibrations, logs."""
+    return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
+
+
+def shown(path: Path) -> str:
+    """Return a path for display, with `~` for the home folder."""
+    with contextlib.suppress(ValueError, RuntimeError):
+        return str(Path("~") / path.relative_to(Path.home()))
+    return str(path)
+
+
+def _inside(folder: Callable[[], Path], name: str) -> Callable[[], Path]:
+    """Return a function that returns the path of `name` in a folder, which depends on the environment at the call."""
+    return lambda: folder() / name
+
+
+settings_file = _inside(config_dir, "config.toml")
+user_themes_dir = _inside(config_dir, "themes")
+keymap_file = _inside(config_dir, "keymap.toml")
+"""Keys that the user moved."""
+presets_file = _inside(config_dir, "presets.toml")
+tool_servers_file = _inside(config_dir, "mcp.json")
+"""MCP servers, whose form other programs use as well."""
+user_catalog = _inside(config_dir, "catalog.toml")
+"""The user's catalog entries."""
+user_machines_dir = _inside(config_dir, "machines")
+"""Machines that the user plans for, a TOML file each."""
+
+state_file = _inside(data_dir, "state.json")
+"""The app's state: the last model, visible panes."""
+approvals_file = _inside(data_dir, "approvals.json")
+"""Tools that run without asking."""
+keys_file = _inside(data_dir, "keys.toml")
+"""API keys by server; mode 0600. Not in the config folder, which many keep in a repository."""
+chats_db = _inside(data_dir, "chats.db")
+made_models_dir = _inside(data_dir, "models")
+"""Quantized models whose source is not in a folder of the user."""
+speech_dir = _inside(data_dir, "speech")
+"""Answers that were read aloud where there is no sound device, as WAV files."""
+downloads_file = _inside(data_dir, "downloads.json")
+"""Unfinished downloads, which the next run resumes."""
+recent_models_file = _inside(data_dir, "recent_models.json")
+"""Models that were opened by path outside the searched folders."""
+chosen_drafts_file = _inside(data_dir, "draft_models.json")
+"""The draft models that the user chose, by model."""
+servers_dir = _inside(data_dir, "servers")
+"""The records of running servers."""
+
+kv_dir = _inside(cache_dir, "kv")
+"""Saved KV caches of chats, to continue them quickly after a restart."""
+calibration_file = _inside(cache_dir, "calibrations.json")
+"""Calibrated pass costs."""
+quality_dir = _inside(cache_dir, "quality")
+"""Measured windows of quality measurements, to resume them."""
+bench_dir = _inside(cache_dir, "bench")
+"""Journals of benchmarks, to resume them."""
+build_speeds_file = _inside(cache_dir, "build_speeds.json")
+"""Measured decode rates by build of the engine."""
+tuned_file = _inside(cache_dir, "tuned.json")
+"""Settings that tuning found, by model."""
+pairs_file = _inside(cache_dir, "pairs.json")
+"""Results of comparing draft models with targets."""
+library_file = _inside(cache_dir, "library.json")
+"""Summaries of model headers."""
+usage_file = _inside(cache_dir, "usage.json")
+"""When each model was loaded last, and its measured speed."""
+bandwidth_file = _inside(cache_dir, "bandwidth.json")
+"""Measured memory bandwidths."""
+costs_file = _inside(cache_dir, "costs.json")
+"""Measured passes, and the profiles of this machine that were fitted to them."""
+headers_dir = _inside(cache_dir, "headers")
+"""Cached headers of remote models."""
+log_dir = _inside(cache_dir, "logs")
+"""Worker logs, one each; the newest few are kept."""
+
+
+def kv_stem(chat_id: str) -> str:
+    """Return the common prefix of a chat's file names in `kv_dir`, for all models."""
+    return hashlib.sha256(chat_id.encode()).hexdigest()[:20]
+
+
+def packaged_themes_dir() -> Path:
+    """Return the folder of bundled themes: beside the package in a checkout, inside it when installed."""
+    inside = _PACKAGE / "themes"
+    return inside if inside.is_dir() else _PACKAGE.parent / "themes"
+
+
+def demo_dir() -> Path:
+    """Return the folder of the demo models."""
+    return _PACKAGE / "models" / "demo"
+
+
+def recording_file() -> Path:
+    """Return the file of the recorded answer that the tour plays."""
+    return demo_dir() / "recording.json"

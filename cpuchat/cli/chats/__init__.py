@@ -1,1 +1,0 @@
-"""`cpuchat chats`: list, search, show, export, import and delete chats."""

@@ -1,0 +1,1 @@
+"""Settings with their sources, presets and the servers that a user knows."""

@@ -1,0 +1,206 @@
+"""Addresses of inference servers and of the models that they serve: `http://127.0.0.1:8080#qwen2.5-7b`.
+
+The `cpuchat serve` processes of this user: a file each, locked by the server's process for as long as it runs.
+
+RPC workers: llama.cpp's rpc-server on other machines, each of which holds some layers of one model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cpuchat.base import paths
+from cpuchat.base.errors import EngineMissing, UsageError
+from cpuchat.base.files import file_lock, is_locked, read_json
+
+_ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/[\w/]*)?")
+
+
+@dataclass(frozen=True)
+class ServerModel:
+    """A model on a server: its `server` (see `normalized`) and its `name` there ("" = the one that it serves)."""
+
+    server: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.server}#{self.name}" if self.name else self.server
+
+    @classmethod
+    def of(cls, text: str) -> ServerModel:
+        """Parse `URL` or `URL#model`. Raises UsageError as `normalized`."""
+        url, _, name = text.strip().partition("#")
+        return cls(normalized(url), name)
+
+    @property
+    def stem(self) -> str:
+        """Return the name for display, as `Path.stem` does for a file; the host when the model is not known yet."""
+        return self.name.rpartition("/")[2].removesuffix(".gguf") or host(self.server)
+
+
+Source = Path | ServerModel
+"""Where a model comes from: a file on this machine, or a server."""
+
+
+def is_url(text: str) -> bool:
+    """Return whether `text` is meant as the address of a server."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def source(text: str) -> Source:
+    """Return what `ModelInfo.path` stands for: the file, or the model on a server."""
+    return ServerModel.of(text) if is_url(text) else Path(text)
+
+
+def last_on_server(last: str) -> ServerModel | None:
+    """Return the model used last (`model.last` of the settings) if it is on a server."""
+    try:
+        return ServerModel.of(last) if is_url(last) else None
+    except UsageError:  # edited by hand
+        return None
+
+
+def last_here(last: str) -> str:
+    """Return `last` for what only a model on this machine can do. Raises UsageError when it is on a server."""
+    if is_url(last):
+        raise UsageError("The model used last is on a server.", "Name one on this machine, such as `demo`.")
+    return last
+
+
+def normalized(url: str) -> str:
+    """Return a server's address in one form: scheme and host in lower case, without `/v1` and what comes after it.
+
+    Raises:
+        UsageError: not an http or https address, or one with a password or a query in it.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        raise _invalid(url) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in url.strip()):
+        raise _invalid(url)
+    if "@" in parts.netloc:
+        raise UsageError(
+            "The address of a server must not contain a password: other users see it in `ps`.",
+            "Set CPUCHAT_API_KEY, or run `cpuchat servers key URL`.",
+        )
+    if parts.query or parts.fragment:
+        raise UsageError(f"{url} has a query or a fragment.", "Give the address alone, such as http://127.0.0.1:8080.")
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = parts.path.rstrip("/")
+    for ending in _ENDPOINTS:
+        path = path.removesuffix(ending)
+    return f"{parts.scheme}://{name}{f':{port}' if port is not None else ''}{path.removesuffix('/v1').rstrip('/')}"
+
+
+def _invalid(url: str) -> UsageError:
+    example = f"http://{url}" if _HOST_AND_PORT.fullmatch(url) else "http://127.0.0.1:8080"
+    return UsageError(f"{url!r} is not the address of a server.", f"Write it as {example}.")
+
+
+def host(server: str) -> str:
+    """Return host and port for display: `127.0.0.1:8080`; what is no address as it is."""
+    try:
+        return urlsplit(server).netloc
+    except ValueError:
+        return server
+
+
+def computes_here(path: str) -> bool:
+    """Return whether the model at this `ModelInfo.path` is on a server of this machine."""
+    return is_url(path) and is_local(ServerModel.of(path).server)
+
+
+def is_local(server: str) -> bool:
+    """Return whether the server runs on this machine: requests to it never go through a proxy."""
+    return is_loopback(urlsplit(server).hostname or "")
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a name or address means this machine only; names are not resolved."""
+    plain = name.lower().rstrip(".")
+    if plain == "localhost" or plain.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """A server of this user: its address without `/v1`, and the name of the model that it serves."""
+
+    url: str
+    model: str
+    pid: int
+
+
+@contextlib.contextmanager
+def recorded(server: RunningServer) -> Iterator[None]:
+    """Record a server inside the block. If the folder cannot be written, others do not see it."""
+    file = paths.servers_dir() / f"{server.pid}.json"
+    unfinished = file.with_suffix(".tmp")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            unfinished.touch(0o600)
+            unfinished.write_bytes(msgspec.json.encode(server))
+            stack.enter_context(file_lock(unfinished))  # it holds under the new name; unlocked, others would remove it
+            stack.callback(file.unlink, missing_ok=True)
+            unfinished.replace(file)
+        yield
+
+
+def running_servers() -> list[RunningServer]:
+    """Return the servers that run now, and remove the records of those that were killed."""
+    found: list[RunningServer] = []
+    with contextlib.suppress(OSError):
+        for file in sorted(paths.servers_dir().glob("*.json")):
+            # gone meanwhile, or not ours
+            with contextlib.suppress(OSError, ValueError):
+                if is_locked(file):
+                    found.append(read_json(file, msgspec.json.Decoder(RunningServer).decode))
+                else:
+                    file.unlink(missing_ok=True)
+    return found
+
+
+PORT = 50052
+"""llama.cpp's own default."""
+PROGRAMS = ("ggml-rpc-server", "rpc-server")
+"""The program's name in new and in old builds of llama.cpp."""
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.-]+)(:(?P<port>\d{1,5}))?")  # llama.cpp splits at the colon: no IPv6
+
+
+def parse_workers(text: str) -> tuple[str, ...]:
+    """Return the addresses in `HOST:PORT,HOST,…`, each with its port. Raises UsageError."""
+    found: list[str] = []
+    for one in filter(None, map(str.strip, text.split(","))):
+        match = _ADDRESS.fullmatch(one)
+        port = int(match["port"] or PORT) if match is not None else 0
+        if match is None or not 0 < port < 65536:
+            raise UsageError(f"{one} is not the address of an RPC worker.", "Write HOST or HOST:PORT.")
+        found.append(f"{match['host']}:{port}")
+    return tuple(dict.fromkeys(found))
+
+
+def find_worker_program() -> str:
+    """Return the path of the rpc-server to start. Raises EngineMissing."""
+    for name in PROGRAMS:
+        if program := shutil.which(name):
+            return program
+    raise EngineMissing(
+        f"There is no {PROGRAMS[0]} on PATH.",
+        "Build llama.cpp with `cmake -DGGML_RPC=ON`, and put its bin folder on PATH.",
+    )

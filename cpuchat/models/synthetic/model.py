@@ -1,0 +1,663 @@
+"""Writes models of random weights.
+
+Shapes of real models, and the tensor types of a quantization.
+
+Generates random weights directly in GGML's formats: nothing is quantized, so gigabytes take seconds.
+
+Every block gets constant scales and random quants; block layouts are those of ggml-common.h, scale packing that of
+ggml-quants.c. Two kinds of content: `random_rows` (spread like N(0, std), uniform for the quantised types) and
+`sign_rows` (every weight is +size or -size, chosen by a bit), which survive any of these quantisations.
+
+Writes GGUF version 3 files: metadata and tensors whose bytes come in chunks, so that memory stays small.
+
+A synthetic vocabulary that works like a real one: any text is tokenized and detokenized losslessly.
+
+Layout: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<|im_start|>`, 4 `<|im_end|>`, 5..260 the bytes, then words: a lone space,
+` a` ... ` z`, ` aa` ... Every beginning of a word is a word, so SentencePiece merging finds exactly the token that
+was written.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, BinaryIO, Literal, cast
+
+import msgspec
+import numpy as np
+
+from cpuchat.base.errors import Interrupted, UsageError
+from cpuchat.base.files import atomic_writer
+from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
+
+Architecture = Literal["qwen2", "llama", "qwen3moe", "gemma3"]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a model, with the names that GGUF uses. `head` 0 means n_embd / n_head; `tied`: the embedding is the
+    head, too. `n_ff` of a mixture of experts is that of one expert. `window`: tokens that five of six layers of Gemma 3
+    attend to."""
+
+    name: str
+    architecture: Architecture
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_vocab: int
+    tied: bool = False
+    head: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    window: int = 0
+    rope_base: float = 1e6
+    n_ctx: int = 32768
+
+    @property
+    def head_size(self) -> int:
+        return self.head or self.n_embd // self.n_head
+
+
+# From the published configurations of Qwen2.5, Llama 3, Qwen3 and Gemma 3; "tiny" and "0.05b" are our own.
+_ALL = (
+    Shape(name="tiny", architecture="qwen2", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=2048),
+    Shape(name="0.05b", architecture="qwen2", n_layer=6, n_embd=512, n_head=8, n_head_kv=2, n_ff=1536, n_vocab=32768),
+    Shape(name="0.5b", architecture="qwen2", n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864,
+          n_vocab=151936, tied=True),
+    Shape(name="1.5b", architecture="qwen2", n_layer=28, n_embd=1536, n_head=12, n_head_kv=2, n_ff=8960,
+          n_vocab=151936, tied=True),
+    Shape(name="3b", architecture="qwen2", n_layer=36, n_embd=2048, n_head=16, n_head_kv=2, n_ff=11008,
+          n_vocab=151936, tied=True),
+    Shape(name="7b", architecture="qwen2", n_layer=28, n_embd=3584, n_head=28, n_head_kv=4, n_ff=18944,
+          n_vocab=152064),
+    Shape(name="8b", architecture="llama", n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336,
+          n_vocab=128256, rope_base=5e5, n_ctx=131072),
+    Shape(name="14b", architecture="qwen2", n_layer=48, n_embd=5120, n_head=40, n_head_kv=8, n_ff=13824,
+          n_vocab=152064),
+    Shape(name="32b", architecture="qwen2", n_layer=64, n_embd=5120, n_head=40, n_head_kv=8, n_ff=27648,
+          n_vocab=152064),
+    Shape(name="70b", architecture="llama", n_layer=80, n_embd=8192, n_head=64, n_head_kv=8, n_ff=28672,
+          n_vocab=128256, rope_base=5e5, n_ctx=131072),
+    Shape(name="30b-a3b", architecture="qwen3moe", n_layer=48, n_embd=2048, n_head=32, n_head_kv=4, n_ff=768,
+          n_vocab=151936, head=128, n_expert=128, n_expert_used=8, n_ctx=40960),
+    Shape(name="27b-gemma3", architecture="gemma3", n_layer=62, n_embd=5376, n_head=32, n_head_kv=16, n_ff=21504,
+          n_vocab=262144, tied=True, head=128, window=1024, n_ctx=131072),
+)  # fmt: skip
+SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
+
+# Mixes of llama-quantize: file type -> type of most tensors. Other names are a type for everything.
+_SHAPE_MIXES = {"Q4_K_M": "Q4_K", "Q4_K_S": "Q4_K", "Q5_K_M": "Q5_K", "Q5_K_S": "Q5_K"}
+# What llama-quantize takes when rows are no multiple of 256 (tensor_type_fallback in llama-quant.cpp).
+_FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+
+
+def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
+    """Return the shape of that name, with another number of layers if given.
+
+    Raises:
+        UsageError: no such name, or no layers.
+    """
+    if isinstance(shape, str):
+        found = SHAPES.get(shape.lower())
+        if found is None:
+            raise UsageError(f"Unknown shape {shape!r}.", f"Choose one of {', '.join(SHAPES)}.")
+        shape = found
+    if layers is not None:
+        if layers < 1:
+            raise UsageError(f"Invalid number of layers: {layers}.", "Use at least 1.")
+        shape = msgspec.structs.replace(shape, n_layer=layers)
+    return shape
+
+
+def file_type(quant: str) -> int:
+    """Return `general.file_type` of a quantization, by its usual name in any case.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    name = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S"}.get(quant.upper(), quant.upper())
+    if name not in FILE_TYPE_BY_NAME:
+        raise UsageError(f"Unknown quantization {quant!r}.", "Examples: F16, Q8_0, Q4_K_M.")
+    return FILE_TYPE_BY_NAME[name]
+
+
+def uses_more_bits(layer: int, n_layer: int) -> bool:
+    """Return whether a layer's attn_v and ffn_down get Q6_K in the "M" mixes (use_more_bits in llama-quant.cpp)."""
+    eighth = n_layer // 8
+    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+
+
+def tensor_type(shape: Shape, quant: str, name: str, row: int) -> str:
+    """Return the type of the matrix `name` with rows of `row` values in a file of quantization `quant`.
+
+    Follows llama-quantize for the K mixes, without an importance matrix. `row` decides the fallback for sizes that
+    blocks of 256 don't divide.
+    """
+    quant = quant.upper()
+    kind = _SHAPE_MIXES.get(quant, quant)
+    if kind == "MXFP4" and "_exps" not in name:
+        kind = "Q8_0"
+    is_head = name == "output.weight" or (name == "token_embd.weight" and shape.tied)
+    if is_head and BY_NAME[kind].block > 1:
+        kind = "Q8_0" if kind == "Q8_0" or row % BY_NAME[kind].block else "Q6_K"
+    elif quant in _SHAPE_MIXES and name.startswith("blk."):
+        kind = _mixed(shape, quant, kind, name)
+    if row % BY_NAME[kind].block:
+        kind = _FALLBACK.get(kind, "F16")
+    return "F16" if row % BY_NAME[kind].block else kind
+
+
+def _mixed(shape: Shape, quant: str, kind: str, name: str) -> str:
+    layer = int(name.split(".")[1])
+    is_v, is_down = ".attn_v." in name, ".ffn_down" in name
+    if quant.endswith("_M") and (is_v or is_down) and uses_more_bits(layer, shape.n_layer):
+        return "Q6_K"
+    if quant == "Q4_K_S" and ((is_v and layer < 4) or (is_down and layer < shape.n_layer // 8)):
+        return "Q5_K"
+    if is_v and kind == "Q4_K" and shape.architecture == "llama" and shape.n_layer == 80:
+        return "Q5_K"
+    return kind
+
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+# The 16 levels of IQ4_NL and of MXFP4 (ggml-common.h: kvalues_iq4nl, kvalues_mxfp4).
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+# 6-bit scales of value 1 (Q4_K and Q5_K: scale and min; Q3_K: stored as 33, of which 32 is taken away).
+_K4_ONES = bytes([1] * 8 + [0x11] * 4)
+_Q3_ONES = bytes([0x11] * 8 + [0xAA] * 4)
+
+
+def _half(value: float) -> bytes:
+    return np.float16(value).tobytes()
+
+
+def _e8m0(value: float) -> bytes:
+    """Return MXFP4's exponent byte: the power of 2 next to `value`, less 1 as the levels are doubled (ggml-impl.h)."""
+    return bytes([int(np.clip(round(np.log2(value)) + 128, 1, 254))])
+
+
+_LEVELS: dict[str, range | tuple[int, ...]] = {
+    "Q4_0": range(16), "Q4_1": range(16), "Q5_0": range(32), "Q5_1": range(32), "Q8_0": range(-127, 128),
+    "Q2_K": range(4), "Q3_K": range(8), "Q4_K": range(16), "Q5_K": range(32), "Q6_K": range(64),
+    "IQ4_NL": IQ4_LEVELS, "IQ4_XS": IQ4_LEVELS, "MXFP4": MXFP4_LEVELS,
+}  # fmt: skip
+
+
+def _scales(kind: str, std: float) -> list[tuple[int, bytes]]:
+    """Return the constant fields of a block of uniform random quants with standard deviation `std`: (offset, bytes)."""
+    levels = _LEVELS[kind]
+    d = std / float(np.std(np.array(levels, np.float64)))
+    mean = d * (len(levels) - 1) / 2  # of levels from 0 on, which a minimum makes symmetric
+    match kind:
+        case "Q4_1" | "Q5_1":
+            return [(0, _half(d) + _half(-mean))]
+        case "Q2_K":
+            return [(0, b"\x11" * 16), (80, _half(d) + _half(mean))]
+        case "Q3_K":
+            return [(96, _Q3_ONES), (108, _half(d))]
+        case "Q4_K" | "Q5_K":
+            return [(0, _half(d) + _half(mean) + _K4_ONES)]
+        case "Q6_K":
+            return [(192, b"\x01" * 16 + _half(d))]
+        case "IQ4_XS":
+            return [(0, _half(d) + b"\xaa\xaa" + b"\x11" * 4)]
+        case "MXFP4":
+            return [(0, _e8m0(d))]
+        case _:
+            return [(0, _half(d))]
+
+
+@cache
+def _normal_table(kind: str, std: float) -> np.ndarray[Any, Any]:
+    """Return 65,536 equally likely values of N(0, std) in the bytes of F32, F16 or BF16."""
+    normal = NormalDist(0, std)
+    values = np.array([normal.inv_cdf((i + 0.5) / 4096) for i in range(4096)], np.float32)
+    values = np.interp(np.arange(65536) / 65535 * 4095, np.arange(4096), values).astype(np.float32)
+    return _float_bytes(kind, values)
+
+
+def _float_bytes(kind: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if kind == "F32":
+        return values.astype(np.float32)
+    if kind == "F16":
+        return values.astype(np.float16)
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+RANDOM_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
+
+
+# Levels of these types are not balanced around 0 (-8..7), which would give a network a common direction that drowns
+# its input: every second block gets a negative scale. Where the sign of that scale is.
+_SIGN_BYTE = {"Q4_0": 1, "Q5_0": 1, "Q3_K": 109, "Q6_K": 209, "IQ4_NL": 1, "IQ4_XS": 1}
+
+
+def _raw(rng: np.random.Generator, count: int) -> Bytes:
+    words = rng.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
+    return cast(Bytes, words.view(np.uint8)[:count])
+
+
+def random_rows(kind: str, rng: np.random.Generator, n_values: int, std: float) -> Bytes:
+    """Return `n_values` random weights of type `kind` with standard deviation `std`, as bytes."""
+    layout = BY_NAME[kind]
+    if layout.block == 1:
+        return _normal_table(kind, std)[_raw(rng, 2 * n_values).view(np.uint16)].view(np.uint8)
+    blocks = _raw(rng, n_values // layout.block * layout.nbytes).reshape(-1, layout.nbytes)
+    if kind == "Q8_0":
+        # -128 is not a level of Q8_0: kernels take absolute values in 8 bits.
+        quants = blocks[:, 2:].view(np.int8)
+        np.maximum(quants, -127, out=quants)
+    for offset, field in _scales(kind, std):
+        blocks[:, offset : offset + len(field)] = np.frombuffer(field, np.uint8)
+    if kind in _SIGN_BYTE:
+        blocks[1::2, _SIGN_BYTE[kind]] ^= 0x80
+    return blocks.reshape(-1)
+
+
+def _nibbles(bits: Bytes, low: int, high: int) -> Bytes:
+    """Return pairs of 4-bit quants, `low` where the bit is 0: byte i of a group holds value i and value i + half."""
+    half = bits.shape[-1] // 2
+    first = np.where(bits[..., :half], high, low).astype(np.uint8)
+    return first | np.where(bits[..., half:], high << 4, low << 4).astype(np.uint8)
+
+
+def _with_header(header: bytes, body: Bytes) -> Bytes:
+    head = np.broadcast_to(np.frombuffer(header, np.uint8), (len(body), len(header)))
+    return np.concatenate([head, body.reshape(len(body), -1)], axis=1)
+
+
+def _sign_q8_0(bits: Bytes, size: float) -> Bytes:
+    quants = np.where(bits, 127, -127).astype(np.int8).view(np.uint8)
+    return _with_header(_half(size / 127), quants)
+
+
+def _sign_q4_0(bits: Bytes, size: float) -> Bytes:
+    return _with_header(_half(size / 7), _nibbles(bits, 1, 15))
+
+
+def _sign_q5_0(bits: Bytes, size: float) -> Bytes:
+    # 5-bit 1 and 31 (less 16): the low nibble is 1 or 15, the fifth bit is the sign bit itself.
+    fifth = np.packbits(bits, axis=1, bitorder="little")
+    return _with_header(_half(size / 15), np.concatenate([fifth, _nibbles(bits, 1, 15)], axis=1))
+
+
+def _sign_q4_k(bits: Bytes, size: float) -> Bytes:
+    quants = _nibbles(bits.reshape(-1, 4, 64), 0, 15)
+    return _with_header(_half(2 * size / 15) + _half(size) + _K4_ONES, quants)
+
+
+def _sign_q5_k(bits: Bytes, size: float) -> Bytes:
+    # Bit k of byte i of `qh` is the fifth bit of value 32 k + i.
+    fifth = np.packbits(bits.reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
+    quants = _nibbles(bits.reshape(-1, 4, 64), 0, 15).reshape(-1, 128)
+    header = _half(2 * size / 31) + _half(size) + _K4_ONES
+    return _with_header(header, np.concatenate([fifth, quants], axis=1))
+
+
+def _sign_q6_k(bits: Bytes, size: float) -> Bytes:
+    # 6-bit 1 and 63 (less 32). Per half block of 128: 64 bytes of low nibbles (values i and i + 64), 32 bytes of
+    # high pairs (values i, i + 32, i + 64, i + 96 from the lowest bits up).
+    halves = bits.reshape(-1, 2, 128)
+    low = _nibbles(halves, 1, 15).reshape(-1, 128)
+    pairs = np.where(halves.reshape(-1, 2, 4, 32), 3, 0).astype(np.uint8)
+    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    high = np.bitwise_or.reduce(pairs << shifts, axis=2).reshape(-1, 64)
+    tail = np.broadcast_to(np.frombuffer(b"\x01" * 16 + _half(size / 31), np.uint8), (len(bits), 18))
+    return np.concatenate([low, high, tail], axis=1)
+
+
+_SIGNS: dict[str, Callable[[Bytes, float], Bytes]] = {
+    "Q8_0": _sign_q8_0,
+    "Q4_0": _sign_q4_0,
+    "Q5_0": _sign_q5_0,
+    "Q4_K": _sign_q4_k,
+    "Q5_K": _sign_q5_k,
+    "Q6_K": _sign_q6_k,
+}
+SIGN_TYPES = ("F32", "F16", "BF16", *_SIGNS)
+
+
+def sign_rows(kind: str, codes: Bytes, size: float) -> Bytes:
+    """Return rows of weights that are +`size` where the bit of `codes` is 1 and -`size` where it is 0, as bytes.
+
+    `codes`: (rows, row length / 8), the first value in the lowest bit.
+    """
+    layout = BY_NAME[kind]
+    bits = np.unpackbits(codes, axis=1, bitorder="little")
+    if layout.block == 1:
+        table = _float_bytes(kind, np.array([-size, size], np.float32))
+        return table[bits].reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(_SIGNS[kind](bits.reshape(-1, layout.block), size)).reshape(-1)
+
+
+Chunks = Iterable["np.ndarray[Any, Any] | bytes | memoryview"]
+
+
+class TensorSource(msgspec.Struct, frozen=True):
+    """A tensor to write. `shape` in GGML's order (`shape[0]` contiguous); `chunks()` yields its bytes in order."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    chunks: Callable[[], Chunks]
+
+    @property
+    def nbytes(self) -> int:
+        kind = BY_NAME[self.type]
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n // kind.block * kind.nbytes
+
+
+def from_array(name: str, values: np.ndarray[Any, Any], kind: str = "F32") -> TensorSource:
+    """Return a tensor from a numpy array (last axis contiguous) of the dtype of `kind`."""
+    return TensorSource(name, tuple(reversed(values.shape)), kind, lambda: (np.ascontiguousarray(values),))
+
+
+def _string(text: str) -> bytes:
+    data = text.encode("utf-8")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _array(key: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> bytes:
+    if isinstance(values, np.ndarray):
+        code = {"f": (6, "<f4"), "i": (5, "<i4"), "u": (4, "<u4"), "b": (7, "?")}[values.dtype.kind]
+        return struct.pack("<IIQ", 9, code[0], len(values)) + values.astype(code[1]).tobytes()
+    if values and isinstance(values[0], str):
+        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(_string, values))
+    if all(isinstance(v, int) for v in values):
+        return _array(key, np.array(values, np.int32))
+    if all(isinstance(v, (int, float)) for v in values):
+        return _array(key, np.array(values, np.float32))
+    raise TypeError(f"{key}: an array of {type(values[0]).__name__} cannot be written")
+
+
+def _value(key: str, value: Any) -> bytes:
+    # llama.cpp checks types: sizes and ids are u32, factors f32.
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        if value < 0:
+            return struct.pack("<Ii", 5, value)
+        return struct.pack("<II", 4, value) if value < 1 << 32 else struct.pack("<IQ", 10, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _string(value)
+    return _array(key, value)
+
+
+def _pad(size: int) -> int:
+    return -size % ALIGNMENT
+
+
+def _write(file: BinaryIO, metadata: dict[str, Any], tensors: Sequence[TensorSource]) -> None:
+    head = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
+    head += [_string(key) + _value(key, value) for key, value in metadata.items()]
+    offset = 0
+    for tensor in tensors:
+        dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        head.append(_string(tensor.name) + dims + struct.pack("<IQ", BY_NAME[tensor.type].id, offset))
+        offset += tensor.nbytes + _pad(tensor.nbytes)
+    header = b"".join(head)
+    file.write(header + bytes(_pad(len(header))))
+    for tensor in tensors:
+        written = 0
+        for chunk in tensor.chunks():
+            view = memoryview(chunk).cast("B")  # pyright: ignore[reportArgumentType]
+            written += len(view)
+            file.write(view)
+        if written != tensor.nbytes:
+            raise ValueError(f"tensor {tensor.name}: got {written} bytes, its shape needs {tensor.nbytes}")
+        file.write(bytes(_pad(written)))
+
+
+def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSource]) -> Path:
+    """Write the file atomically: `path` is complete or does not exist.
+
+    Metadata values: bool, int (u32, u64 or i32 by size), float (f32), str, lists of str, int (i32) or float (f32),
+    numpy arrays.
+
+    Raises:
+        ValueError: a tensor's chunks don't add up to its shape.
+        OSError: the disk is full or the folder cannot be written.
+    """
+    with atomic_writer(path, mode=0o644, sync=False) as file:
+        _write(file, metadata, tensors)
+    return path
+
+
+Vocab = Literal["bytes", "none"]
+
+FIRST_BYTE = 5
+FIRST_WORD = FIRST_BYTE + 256
+END = 4
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def word(index: int) -> str:
+    """Return the text of token FIRST_WORD + `index`: a space and nothing, a, b, ... z, aa, ab, ..."""
+    letters = ""
+    while index:
+        index, letter = divmod(index - 1, 26)
+        letters = chr(ord("a") + letter) + letters
+    return " " + letters
+
+
+def vocab_metadata(architecture: str, n_vocab: int, vocab: Vocab, template: str | None) -> dict[str, Any]:
+    """Return the tokenizer metadata.
+
+    "none" writes no tokens at all: llama.cpp loads such a file and computes with token ids, but aborts when asked
+    for text or for what a token is.
+    """
+    size = {f"{architecture}.vocab_size": n_vocab}
+    if vocab == "none":
+        return size | {"tokenizer.ggml.model": "none"}
+    tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens += ["\u2581" + word(i)[1:] for i in range(n_vocab - FIRST_WORD)]
+    # llama_token_type: 1 normal, 2 unknown, 3 control, 6 byte.
+    types = np.array([2, 3, 3, 3, 3] + [6] * 256 + [1] * (n_vocab - FIRST_WORD), np.int32)
+    metadata = size | {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(n_vocab, np.float32),
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": END,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    return metadata | {"tokenizer.chat_template": template} if template else metadata
+
+
+CHUNK_VALUES = 4 << 20
+# Standard deviation of weights, as in a freshly initialised transformer.
+STD = 0.02
+_MIXES = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S")
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Return a separate random stream for every tensor, so that content does not depend on the write order."""
+    return np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
+
+
+def random_tensor(name: str, shape: tuple[int, ...], kind: str, seed: int, std: float) -> TensorSource:
+    """Return a matrix of random weights; `shape` in GGML's order."""
+    row, rows = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+    step = max(CHUNK_VALUES // row, 1)
+
+    def chunks() -> Iterator[np.ndarray[Any, Any]]:
+        rng = generator(seed, name)
+        for start in range(0, rows, step):
+            yield random_rows(kind, rng, min(step, rows - start) * row, std)
+
+    return TensorSource(name, shape, kind, chunks)
+
+
+def metadata(shape: Shape, quant: str, name: str, vocab: Vocab, template: str | None) -> dict[str, Any]:
+    """Return the metadata of a model."""
+    values = shape_metadata(shape, quant, name)
+    return values | vocab_metadata(shape.architecture, shape.n_vocab, vocab, template)
+
+
+def shape_metadata(shape: Shape, quant: str, name: str) -> dict[str, Any]:
+    """Return the metadata of a model without those of its tokenizer."""
+    a = shape.architecture
+    values: dict[str, Any] = {
+        "general.architecture": a,
+        "general.name": name,
+        "general.type": "model",
+        "general.file_type": file_type(quant),
+        f"{a}.block_count": shape.n_layer,
+        f"{a}.context_length": shape.n_ctx,
+        f"{a}.embedding_length": shape.n_embd,
+        f"{a}.feed_forward_length": shape.n_ff * max(shape.n_expert_used, 1),
+        f"{a}.attention.head_count": shape.n_head,
+        f"{a}.attention.head_count_kv": shape.n_head_kv,
+        f"{a}.attention.layer_norm_rms_epsilon": 1e-6,
+        f"{a}.rope.freq_base": shape.rope_base,
+        f"{a}.rope.dimension_count": shape.head_size,
+    }
+    if shape.head:
+        values |= {f"{a}.attention.key_length": shape.head, f"{a}.attention.value_length": shape.head}
+    if shape.window:
+        values[f"{a}.attention.sliding_window"] = shape.window
+    if shape.n_expert:
+        values |= {
+            f"{a}.expert_count": shape.n_expert,
+            f"{a}.expert_used_count": shape.n_expert_used,
+            f"{a}.expert_feed_forward_length": shape.n_ff,
+        }
+    return values
+
+
+def layer_tensors(
+    shape: Shape, quant: str, seed: int, std: Callable[[str, int], float] = lambda name, row: STD
+) -> Iterator[TensorSource]:
+    """Yield the tensors of all layers. `std(name, row)` is the spread of matrix `name` with rows of `row` values."""
+    h, ff = shape.n_embd, shape.n_ff
+    q, kv = shape.n_head * shape.head_size, shape.n_head_kv * shape.head_size
+    matrices: list[tuple[str, tuple[int, ...]]] = [
+        ("attn_q", (h, q)),
+        ("attn_k", (h, kv)),
+        ("attn_v", (h, kv)),
+        ("attn_output", (q, h)),
+    ]
+    if shape.n_expert:
+        n = shape.n_expert
+        matrices += [("ffn_gate_exps", (h, ff, n)), ("ffn_up_exps", (h, ff, n)), ("ffn_down_exps", (ff, h, n))]
+    else:
+        matrices += [("ffn_gate", (h, ff)), ("ffn_up", (h, ff)), ("ffn_down", (ff, h))]
+    norms = {"attn_norm": h, "ffn_norm": h}
+    if shape.architecture in ("qwen3moe", "gemma3"):
+        norms |= {"attn_q_norm": shape.head_size, "attn_k_norm": shape.head_size}
+    if shape.architecture == "gemma3":
+        norms |= {"post_attention_norm": h, "post_ffw_norm": h}
+    for layer in range(shape.n_layer):
+        prefix = f"blk.{layer}."
+        for norm, size in norms.items():
+            yield from_array(f"{prefix}{norm}.weight", np.ones(size, np.float32))
+        if shape.n_expert:
+            yield random_tensor(f"{prefix}ffn_gate_inp.weight", (h, shape.n_expert), "F32", seed, STD)
+        for name, size in matrices:
+            full = f"{prefix}{name}.weight"
+            kind = tensor_type(shape, quant, full, size[0])
+            yield random_tensor(full, size, kind, seed, std(name, size[0]))
+            if shape.architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                yield from_array(f"{prefix}{name}.bias", np.zeros(size[1], np.float32))
+
+
+def check(shape: Shape, quant: str, types: tuple[str, ...]) -> None:
+    """Raise UsageError when a tensor needs a type that is not in `types`, or the vocabulary is too small."""
+    if shape.n_vocab <= FIRST_WORD:
+        raise UsageError(f"A vocabulary of {shape.n_vocab} tokens is too small.", f"Use more than {FIRST_WORD}.")
+    file_type(quant)
+    rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
+    for name, row in rows.items():
+        kind = tensor_type(shape, quant, name, row) if quant.upper() in (*RANDOM_TYPES, *_MIXES) else quant
+        if kind not in types:
+            raise UsageError(
+                f"Random weights of type {kind} are not supported.", f"Choose one of {', '.join((*types, *_MIXES))}."
+            )
+
+
+def write_model(
+    path: Path,
+    shape: str | Shape,
+    quant: str = "Q8_0",
+    *,
+    layers: int | None = None,
+    seed: int = 0,
+    vocab: Vocab = "bytes",
+    template: str | None = CHATML,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Write a model of random weights. The same arguments give the same bytes.
+
+    Its text is noise; its speed is that of a real model of this shape. `quant` is a type for all matrices or one of
+    the mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. `cancelled` is asked every few MB. Returns `path`.
+
+    Raises:
+        UsageError: unknown shape or quantization.
+        OSError: the disk is full or the folder cannot be written.
+        Interrupted: cancelled; nothing is left at `path`.
+    """
+    shape = shape_of(shape, layers)
+    check(shape, quant, RANDOM_TYPES)
+    tensors = [_cancellable(tensor, cancelled) for tensor in _tensors(shape, quant, seed)]
+    name = f"synthetic {shape.name} {quant.upper()}"
+    return write_gguf(path, metadata(shape, quant, name, vocab, template), tensors)
+
+
+def _cancellable(tensor: TensorSource, cancelled: Callable[[], bool]) -> TensorSource:
+    def chunks() -> Chunks:
+        for chunk in tensor.chunks():
+            if cancelled():
+                raise Interrupted("Writing cancelled.")
+            yield chunk
+
+    return msgspec.structs.replace(tensor, chunks=chunks)
+
+
+def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
+    """Return the header of the file that `write_model` would write, without a tokenizer.
+
+    Raises:
+        UsageError: unknown shape or quantization.
+    """
+    shape = shape_of(shape, layers)
+    check(shape, quant, RANDOM_TYPES)
+    name = f"synthetic {shape.name} {quant.upper()}"
+    tensors = [TensorInfo(one.name, one.shape, one.type, 0, one.nbytes) for one in _tensors(shape, quant, 0)]
+    size = sum(one.nbytes for one in tensors)
+    return GGUFHeader(3, shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))
+
+
+def _tensors(shape: Shape, quant: str, seed: int) -> list[TensorSource]:
+    embedding = tensor_type(shape, quant, "token_embd.weight", shape.n_embd)
+    size = (shape.n_embd, shape.n_vocab)
+    tensors = [random_tensor("token_embd.weight", size, embedding, seed, STD)]
+    tensors.append(from_array("output_norm.weight", np.ones(shape.n_embd, np.float32)))
+    if not shape.tied:
+        kind = tensor_type(shape, quant, "output.weight", shape.n_embd)
+        tensors.append(random_tensor("output.weight", size, kind, seed, STD))
+    return [*tensors, *layer_tensors(shape, quant, seed)]

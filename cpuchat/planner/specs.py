@@ -1,0 +1,495 @@
+"""Machines to plan for: figures with their sources, and the cost profiles that follow from them.
+
+Models to plan for: from a file's header, from the catalog, or by a usual size such as 70B.
+
+The machine that cpuchat runs on, as one to plan for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from cpuchat.base import paths, toml
+from cpuchat.base.errors import CpuchatError, ModelNotFound, UsageError
+from cpuchat.config.settings import explained
+from cpuchat.costs.model import (
+    ALIKE,
+    USUAL_GHZ,
+    CostProfile,
+    Figure,
+    Kind,
+    ModelWork,
+    Scenario,
+    Text,
+    cpu_of,
+    int8_tops,
+    scaled,
+    usual,
+    usual_profile,
+)
+from cpuchat.hardware.topology import instructions
+from cpuchat.models.catalog import Catalog, CatalogModel, match_local
+from cpuchat.models.file_names import without_prefix
+from cpuchat.models.fit import kv_by_window, kv_cells
+from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import TunedMachine, this_machine
+from cpuchat.models.quantize.types import quant_type
+from cpuchat.models.synthetic.model import SHAPES, header_of
+from cpuchat.models.traffic import model_work, typical_work
+from cpuchat.protocol.messages import LoadOptions
+
+if TYPE_CHECKING:
+    from cpuchat.config.settings import Settings
+    from cpuchat.protocol.model_info import ModelInfo
+
+
+HERE = "this"
+"""The name of the machine that cpuchat runs on."""
+MAX_BYTES = 1 << 20
+_FOLDER = Path(__file__).parent
+_WORDS = re.compile(r"[a-z]+|\d+")
+_NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
+_LARGE = 1e12  # bytes of weights that no cache holds
+_MEASURED_MOST = 1.05  # of the theoretical bandwidth: data sheets round
+_FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.15}
+"""Speed against a profile fitted to a probe: of 15 models of 0.05B to 30B-A3B in Q4_K_M, Q8_0 and F16, 13 decoded
+within this range (benchmarks/README.md, costs.py)."""
+
+
+class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine. Bandwidths in GB/s, memory in GB, of 1e9 bytes.
+
+    `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
+    the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Either `price_usd`, or
+    `usd_per_hour`, or neither is known. Of the machine that cpuchat runs on, `free_gb` is what is available now, and
+    `fitted` the profile that was measured, in place of one by these figures; passes of the draft model take
+    `draft_factor` times as long as by it.
+    """
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
+    name: Text
+    kind: Kind = "server"
+    cpu: Text
+    sockets: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    cores: Figure
+    clock_ghz: Figure
+    memory_gb: Figure
+    free_gb: Figure | None = None
+    theoretical: Figure | None = None
+    measured: Figure | None = None
+    decode: Figure | None = None
+    l3_mb: Figure | None = None
+    watts: Figure | None = None
+    price_usd: Figure | None = None
+    usd_per_hour: Figure | None = None
+    fitted: CostProfile | None = None
+    draft_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.theoretical is None and self.measured is None:
+            raise ValueError("measured: give the measured or the theoretical bandwidth")
+        if self.cores.value < 1:
+            raise ValueError("cores: a machine has at least 1")
+        both = self.theoretical, self.measured
+        if both[0] is not None and both[1] is not None and both[1].at("high") > _MEASURED_MOST * both[0].value:
+            raise ValueError("measured: exceeds the theoretical bandwidth")
+        most = both[0] or self.read_gbs
+        if self.decode is not None and self.decode.at("high") > _MEASURED_MOST * most.at("high"):
+            raise ValueError("decode: exceeds the bandwidth of the memory")
+        if self.cpu not in usual().cpu:
+            known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
+            raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
+
+    @property
+    def read_gbs(self) -> Figure:
+        """Return the read bandwidth: measured, else what is typical of the theoretical one."""
+        if self.measured is not None:
+            return self.measured
+        share, peak = usual().typical, self.theoretical
+        assert peak is not None  # by __post_init__
+        return Figure(share.value * peak.value, basis="estimate", source=f"80 % of {peak.value:g}: {share.source}")
+
+    def decode_gbs(self, scenario: Scenario) -> float:
+        """Return the bandwidth that decoding reaches."""
+        if self.fitted is not None:
+            return self.profile(scenario).read_rate(_LARGE) / 1e9
+        if self.decode is not None:
+            return self.decode.at(scenario)
+        share = usual().decode[self.kind].at(scenario)
+        return share * self.read_gbs.value
+
+    @property
+    def decode_source(self) -> str:
+        if self.fitted is not None:
+            return "fitted to passes that were measured here"
+        if self.decode is not None:
+            return self.decode.source
+        share = usual().decode[self.kind]
+        return f"{100 * share.at('low'):.0f} to {100 * share.at('high'):.0f} % of the read bandwidth: {share.source}"
+
+    def int8_tops(self, scenario: Scenario) -> float:
+        """Return tera-operations per second in products of quantized matrices, all cores together."""
+        return int8_tops(self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario)
+
+    def profile(self, scenario: Scenario = "value") -> CostProfile:
+        """Return the cost profile, with everything at its `low`, its `value`, or its `high`."""
+        if self.fitted is not None:
+            return scaled(self.fitted, _FITTED[scenario])
+        return usual_profile(
+            self.cpu,
+            self.cores.value,
+            self.decode_gbs(scenario) * 1e9,
+            clock_ghz=self.clock_ghz.value,
+            l3_bytes=self.l3_mb.value * 1e6 if self.l3_mb is not None else 0.0,
+            sockets=self.sockets,
+            scenario=scenario,
+        )
+
+
+@functools.cache
+def machines() -> tuple[MachineSpec, ...]:
+    """Return the machines that come with the program."""
+    tables = toml.loads((_FOLDER / "machines.toml").read_text(encoding="utf-8"))
+    return tuple(msgspec.convert(table, MachineSpec) for table in tables["machine"])
+
+
+def all_machines() -> tuple[list[MachineSpec], list[str]]:
+    """Return the machines that come with the program and those in the config folder, which replace one of the same id;
+    and a sentence for each file there that is not valid."""
+    found = {one.id: one for one in machines()}
+    problems: list[str] = []
+    for file in sorted(paths.user_machines_dir().glob("*.toml")):
+        try:
+            one = read_machine(file)
+            found[one.id] = one
+        except UsageError as error:
+            problems.append(error.message)
+    return list(found.values()), problems
+
+
+def find_machine(wanted: str) -> MachineSpec:
+    """Return the machine with that id or name, or a part of it that only one has: of the program's or of the user's.
+
+    Raises:
+        UsageError: unknown or ambiguous; the hint names the nearest.
+    """
+    text = wanted.strip().lower()
+    known, problems = all_machines()
+    exact = [one for one in known if text in (one.id, one.name.lower())]
+    words = _words(text)
+    parts = exact or [one for one in known if words and words <= _words(f"{one.id} {one.name}")]
+    if len(parts) == 1:
+        return parts[0]
+    names = [one.id for one in known]
+    if parts:
+        raise UsageError(f"{wanted} is ambiguous.", f"Use {' or '.join(one.id for one in parts)}.")
+    near = difflib.get_close_matches(text, names, n=2, cutoff=0.4) or names
+    hint = f"Did you mean {' or '.join(near)}?" if len(near) < 3 else f"Known are {', '.join(names)}."
+    more = problems[0] if problems else "Describe another one in a file: --like FILE.toml; see --machines."
+    raise UsageError(f"Unknown machine {wanted!r}.", f"{hint} {more}")
+
+
+def with_costs(
+    machine: MachineSpec, source: str, price_usd: float | None = None, watts: float | None = None
+) -> MachineSpec:
+    """Return the machine with what the user says that it costs, bought and not rented, and takes at the wall."""
+    if price_usd is not None:
+        price = Figure(price_usd, basis="given", source=source)
+        machine = msgspec.structs.replace(machine, price_usd=price, usd_per_hour=None)
+    if watts is not None:
+        machine = msgspec.structs.replace(machine, watts=Figure(watts, basis="given", source=source))
+    return machine
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(name.lower().replace("×", "x")))
+
+
+def read_machine(file: Path) -> MachineSpec:
+    """Read a machine of the user's from a TOML file.
+
+    Raises:
+        UsageError: the file cannot be read, or a figure is missing or impossible; the message names the key.
+    """
+    try:
+        table = toml.loads(paths.read_text(file, MAX_BYTES))
+    except OSError as error:
+        raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
+    table = {key: {"value": value} if key in _FIGURES and _is_number(value) else value for key, value in table.items()}
+    for key in table.keys() & {"fitted", "draft_factor", "free_gb"}:
+        raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
+    table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
+    table.setdefault("name", file.stem)
+    if table["id"] == HERE:
+        raise UsageError(f"{paths.shown(file)}, id: {HERE} is the machine that cpuchat runs on.", "Choose another id.")
+    try:
+        return msgspec.convert(table, MachineSpec)
+    except msgspec.ValidationError as error:
+        key, reason = explained(error)
+        raise UsageError(
+            f"{paths.shown(file)}{f', {key}' if key else ''}: {reason}.",
+            "`cpuchat plan --machines --json` prints machines in this format.",
+        ) from None
+
+
+_FIGURES = frozenset(
+    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb", "watts", "price_usd",
+     "usd_per_hour"}
+)  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+USUAL = "Q4_K_M"
+_SHORT = {"Q4": "Q4_K_M", "Q5": "Q5_K_M", "Q6": "Q6_K", "Q8": "Q8_0", "Q3": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
+_MODEL_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+_TOO_SMALL = 1e6  # parameters: a header without matrices
+
+
+class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in a quantization. `size`: bytes of its file; `kv_rows`: bytes of KV cache for a token, by the sliding
+    window of the layers (0: none).
+
+    `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
+    file here, "" for none.
+    """
+
+    name: str
+    quantization: str
+    size: float
+    work: ModelWork
+    kv_rows: dict[int, float]
+    exact: bool = False
+    path: str = ""
+
+    def kv_bytes(self, n_ctx: int) -> float:
+        """Return the bytes of the KV cache for a context of `n_ctx` tokens."""
+        n_ubatch = LoadOptions().n_ubatch
+        return sum(nbytes * kv_cells(window, n_ctx, n_ubatch) for window, nbytes in self.kv_rows.items())
+
+
+def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
+    """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size.
+
+    With its quantization behind a colon or a blank: `70b:Q4_K_M`, `qwen3-8b Q8`.
+
+    Args:
+        folders: of the settings, where models are looked for.
+
+    Raises:
+        UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
+        ModelDamaged, ModelUnsupported: it is a file that cannot be read.
+    """
+    text = wanted.strip()
+    whole = _known(text, "", catalog, folders)  # names may have blanks, paths colons
+    if whole is not None:
+        return whole
+    name, quantization = _divided(text)
+    if quantization:
+        planned = _known(name, quantization, catalog, folders)
+        if planned is not None:
+            return planned
+    try:
+        return from_header(read_model(Library(folders).resolve(text)))
+    except ModelNotFound:
+        if name.lower().endswith(".gguf"):
+            raise
+    words = _model_words(name) or {name}
+    found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _model_words(entry.id)]
+    if len(found) == 1:
+        return _here(found[0], quantization, catalog, folders) or from_catalog(found[0], quantization)
+    if found:
+        raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
+    ids = [*SHAPES, *(entry.id for entry in catalog.models)]
+    near = difflib.get_close_matches(name.lower(), ids, n=3, cutoff=0.4)
+    hint = f"Did you mean {_choices(near)}? " if near else ""
+    raise UsageError(
+        f"Unknown model {name!r}.", f"{hint}Give a GGUF file, an id of `cpuchat models catalog`, or a size such as 70b."
+    )
+
+
+def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
+    """Return the catalog model with that id or name, its file here if there is one, or a usual size; None: neither."""
+    wanted = name.lower()
+    entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
+    if entry is not None:
+        return _here(entry, quantization, catalog, folders) or from_catalog(entry, quantization)
+    return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in SHAPES else None
+
+
+def _here(entry: CatalogModel, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
+    """Return the file of a catalog model on this machine: with that quantization, or any, the usual one first."""
+    for one, path in _files(catalog, folders, quantization):
+        if one is entry:
+            with contextlib.suppress(CpuchatError):  # a file that changed just now
+                return from_header(read_model(path), entry.name)
+    return None
+
+
+def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = "") -> dict[str, PlannedModel]:
+    """Return the catalog's models whose files are on this machine, by id, each as `find_model`. Reads their headers."""
+    found: dict[str, PlannedModel] = {}
+    for entry, path in _files(catalog, folders, quantization):
+        if entry.id not in found:
+            with contextlib.suppress(CpuchatError):
+                found[entry.id] = from_header(read_model(path), entry.name)
+    return found
+
+
+def _files(catalog: Catalog, folders: Sequence[str], quantization: str) -> list[tuple[CatalogModel, Path]]:
+    """Return the files of catalog models here with that quantization, or any, those in the usual one first."""
+    found = [
+        (entry, one) for one in Library(folders).local_models()
+        if one.damaged is None and quantization in ("", one.quantization)
+        and (entry := match_local(catalog, one)) is not None
+    ]  # fmt: skip
+    found.sort(key=lambda pair: pair[1].quantization != (pair[0].quantization or USUAL))
+    return [(entry, one.path) for entry, one in found]
+
+
+def _choices(ids: Sequence[str], most: int = 4) -> str:
+    return " or ".join(ids[:most]) + (f" or {len(ids) - most} more" if len(ids) > most else "")
+
+
+def _model_words(name: str) -> frozenset[str]:
+    return frozenset(_MODEL_WORDS.findall(name.lower()))
+
+
+def _divided(text: str) -> tuple[str, str]:
+    """Return the name and the quantization ("" for the usual one). A blank divides only before a known one.
+
+    Raises:
+        UsageError: an unknown quantization behind a colon.
+    """
+    if text.lower().endswith(".gguf"):
+        return text, ""
+    name, colon, kind = text.rpartition(":")
+    if not colon:
+        name, _, kind = text.rpartition(" ")
+    kind = _SHORT.get(kind.upper(), kind.upper())
+    if not name or "/" in kind:
+        return text, ""
+    try:
+        return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
+    except UsageError:
+        if colon:
+            raise
+        return text, ""
+
+
+def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
+    """Return the model of `header` (of `read_model`).
+
+    Raises:
+        UsageError: it has no weights.
+    """
+    if header.n_params < _TOO_SMALL:
+        raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
+    return PlannedModel(
+        name=name or header.name,
+        quantization=header.quantization,
+        size=header.size,
+        work=model_work(header, alike=ALIKE),
+        kv_rows={window: float(nbytes) for window, nbytes in kv_by_window(header).items()},
+        exact=True,
+        path=str(header.path) if header.path.is_file() else "",
+    )
+
+
+def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
+    """Return a model of the catalog, in its usual quantization by default."""
+    kind = quantization or entry.quantization or USUAL
+    size = entry.sizes.get(kind, 0.0) * 1e9 or 1e9 * entry.params * quant_type(kind).bits / 8
+    work = typical_work(size, kind, params=1e9 * entry.params, active=entry.active_share, id=entry.id)
+    kv_rows = {one.window: one.nbytes for one in work.attention}
+    return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_rows=kv_rows)
+
+
+class NotMeasured(UsageError):
+    """The read bandwidth of this machine was not measured yet, or while other programs ran."""
+
+
+class ThisMachine:
+    """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
+    for a model. Reads each set of cores once, when it is made; use it in threads.
+
+    Args:
+        loaded: the model that counts as unloaded.
+    """
+
+    def __init__(self, settings: Settings, loaded: ModelInfo | None = None) -> None:
+        self._settings, self._machine = settings, this_machine(settings, loaded=loaded)
+        self._tuned = TunedMachine(settings, self._machine, loaded)
+
+    def of(self, model: PlannedModel | None = None, draft: PlannedModel | None = None) -> MachineSpec:
+        """Return the machine for a model and its draft model.
+
+        For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
+        chats with both were.
+
+        Raises:
+            NotMeasured: as its name says.
+            UsageError: the cores of the settings are not possible here.
+        """
+        from cpuchat.hardware.placement.placement import PlacementSpec, place
+        from cpuchat.hardware.topology import read_topology
+
+        topology, settings, found = read_topology(), self._settings, self._machine
+        paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
+        if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
+            settings, found = self._tuned.settings(path), own
+        placement = place(topology, PlacementSpec.of(settings))
+        if found.profile is None:
+            raise NotMeasured(f"No plan for this machine: {found.peak_source}.", "Or name another: --on MACHINE.")
+        factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
+        return MachineSpec(
+            id=HERE,
+            name=f"this machine ({topology.name})",
+            kind="here",
+            cpu=cpu_of(instructions().features),
+            cores=Figure(len(placement.cpus), basis="measured", source="the cores in use"),
+            clock_ghz=Figure(USUAL_GHZ, basis="estimate", source="not measured"),
+            memory_gb=Figure(found.total / 1e9, basis="measured", source="of this machine"),
+            free_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
+            measured=Figure(found.peak / 1e9, basis="measured", source=found.peak_source),
+            l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
+            if found.cache_bytes and not topology.virtual  # as `usual_here`
+            else None,
+            watts=_given(settings.hardware.watts),
+            price_usd=_given(settings.hardware.price_usd),
+            fitted=scaled(found.profile, 1 / factor) if found.fitted else None,
+            draft_factor=draft_factor / factor if found.fitted else None,
+        )
+
+
+def _given(value: float) -> Figure | None:
+    return Figure(value, basis="given", source="in the settings") if value else None
+
+
+def measure_here(settings: Settings) -> None:
+    """Measure the read bandwidth of this machine with the cores and the memory policy of the settings (2 seconds).
+
+    Raises:
+        ProbeFailed, Interrupted: as their names say.
+    """
+    from cpuchat.hardware.bandwidth.measuring import measure
+    from cpuchat.hardware.bandwidth.peaks import remember
+    from cpuchat.hardware.placement.placement import PlacementSpec, place
+    from cpuchat.hardware.topology import read_topology
+
+    placement = place(read_topology(), PlacementSpec.of(settings))
+    words = placement.memory.words
+    remember(measure(placement.cpus, memory=words), words)

@@ -1,0 +1,667 @@
+"""Formats the header of a model in sections of labelled lines.
+
+Formats models of a repository as list rows and details.
+
+Formats downloads as words and figures in columns of constant width. Names come from Hugging Face and are cleaned.
+
+Formats draft model candidates as list rows and details.
+
+Formats quantization types as list rows and details: size, fit and speed of the resulting file.
+
+Formats a predicted fit and speed in the few words that a list or a pane has room for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from cpuchat.base import paths
+from cpuchat.base.errors import AccessDenied, CpuchatError
+from cpuchat.base.text import clean_line
+from cpuchat.models.catalog import PACE
+from cpuchat.models.downloads.state import Download
+from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.models.heads import ENGINE, ONLY_ENGINE, TITLES, kind_named, title
+from cpuchat.models.hub.repository import RepoModel, Repository
+from cpuchat.models.inspect import Inspection
+from cpuchat.models.quantize.types import PRECISE
+from cpuchat.present.table import ListRow
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import about, plural, size, time_left, tokens
+
+if TYPE_CHECKING:
+    from cpuchat.models.catalog import CatalogModel
+    from cpuchat.models.drafts.choice import PlannedDraft
+    from cpuchat.models.gguf.header import GGUFHeader
+    from cpuchat.models.library.places import LocalModel
+    from cpuchat.models.machine import Machine
+    from cpuchat.models.prediction import Prediction
+    from cpuchat.models.quantize.types import Forecast, QuantType
+    from cpuchat.protocol.messages import LoadOptions
+
+
+Rows = list[tuple[str, str]]
+_MOST_LABEL, _MOST_TEXT = 60, 400  # characters: a file can hold texts of any length
+
+
+def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Rows]]:
+    """Return (heading, [(label, value)]) of everything but the templates' texts, shortened and cleaned.
+
+    Labels may be "". Without `settings` the list of all metadata is left out.
+    """
+    writes = model.kind == "model"
+    found: list[tuple[str, Rows]] = [
+        ("Problems", [("", f"{problem[:1].upper()}{problem[1:]}.") for problem in model.problems]),
+        ("Model", _model(model) if writes else _other(model)),
+        ("Memory", _memory(model) if writes else []),
+        ("Tensors", _tensors(model)),
+        ("Tokenizer", _tokenizer(model) if writes or model.tokenizer else []),
+        ("Chat template", _templates(model) if writes or model.templates else []),
+        ("Origin", _origin(model)),
+        ("Metadata", list(model.settings) if settings else []),
+    ]
+    shown = [
+        (heading, [(_short(label, _MOST_LABEL), _short(text, _MOST_TEXT)) for label, text in rows if text])
+        for heading, rows in found
+    ]
+    return [(heading, rows) for heading, rows in shown if rows]
+
+
+def _short(text: str, most: int) -> str:
+    return clean_line(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def _model(model: Inspection) -> Rows:
+    active = f", {units.parameters(model.n_params_active)} active" if model.n_params_active < model.n_params else ""
+    heads = f"{model.heads} query, {model.heads_kv} KV, head size {model.key_length}" if model.heads else ""
+    return [
+        ("name", model.name),
+        ("architecture", model.architecture),
+        ("parameters", units.parameters(model.n_params) + active),
+        ("quantization", f"{model.quantization}, {model.bits_per_weight:.2f} bits per weight"),
+        ("trained context", plural(model.n_ctx_train, "token") if model.n_ctx_train else ""),
+        ("layers", f"{model.n_layer}, embedding {model.n_embd:,}, feed-forward {model.n_ff:,}"),
+        ("attention heads", heads),
+        ("sliding window", _window(model)),
+        ("experts", _experts(model)),
+        ("file", f"GGUF version {model.version}" + (f", {model.parts} parts" if model.parts > 1 else "")),
+    ]
+
+
+def _other(model: Inspection) -> Rows:
+    """Return rows of a file that is not a language model."""
+    return [
+        ("name", model.name),
+        ("kind", model.kind),
+        ("architecture", model.architecture),
+        ("parameters", units.parameters(model.n_params) if model.n_params else ""),
+        ("size", units.size(model.file_size)),
+    ]
+
+
+def _window(model: Inspection) -> str:
+    layers = f"{model.windowed_layers} of {plural(model.n_layer, 'layer')}"
+    return f"{plural(model.window, 'token')} in {layers}" if model.window else ""
+
+
+def _experts(model: Inspection) -> str:
+    if model.experts is None:
+        return ""
+    shared = f" and {model.experts.shared} shared" if model.experts.shared else ""
+    return f"{model.experts.used} of {model.experts.count}{shared} per token"
+
+
+def _memory(model: Inspection) -> Rows:
+    return [
+        ("size", f"{units.size(model.file_size)}, tensors {units.size(model.size)}"),
+        ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
+        ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
+        ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
+    ]
+
+
+def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
+    """Format what a KV cache takes, in bytes: `82 kB per token of context as F16 + 654 MB for sliding windows`."""
+    parts = [f"{units.size(per_token)} per token of context{kind}" if per_token else ""]
+    parts.append(f"{units.size(windowed)} for sliding windows" if windowed else "")
+    return " + ".join(filter(None, parts))
+
+
+def _tensors(model: Inspection) -> Rows:
+    return [
+        (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
+         f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} ({100 * kind.nbytes / max(model.size, 1):.1f} %)")
+        for kind in model.tensors
+    ]  # fmt: skip
+
+
+def _tokenizer(model: Inspection) -> Rows:
+    found = model.tokenizer
+    if found is None:
+        return [("", "none")]
+    added = [name for name, adds in (("BOS", found.add_bos), ("EOS", found.add_eos)) if adds]
+    rows = [
+        ("kind", ", ".join(filter(None, (found.kind, found.model, found.pre)))),
+        ("tokens", f"{found.n_tokens:,}" + (f", {found.n_merges:,} merges" if found.n_merges else "")),
+        ("added tokens", " and ".join(added) or "none"),
+    ]
+    return rows + [(token.role, f"{token.id}  {token.text}") for token in found.special]
+
+
+def _templates(model: Inspection) -> Rows:
+    if not model.templates:
+        return [("", "none (base model: continues text instead of answering)")]
+    return [
+        (template.name or "default",
+         f"{plural(len(template.text), 'character')}, supports {', '.join(template.features) or 'user messages only'}")
+        for template in model.templates
+    ]  # fmt: skip
+
+
+def _origin(model: Inspection) -> Rows:
+    origin = model.origin
+    return [
+        ("author", origin.author),
+        ("organization", origin.organization),
+        ("base model", ", ".join(origin.base_models)),
+        ("quantized by", origin.quantized_by),
+        ("license", " ".join(filter(None, (origin.license, origin.license_link)))),
+        ("address", origin.url),
+        ("languages", ", ".join(origin.languages)),
+        ("tags", ", ".join(origin.tags)),
+    ]
+
+
+MARKS = {"paused": "‖", "done": "✓", "failed": "!"}
+SPEED, LEFT = 9, 11
+STATE = SPEED + 2 + LEFT
+"""Column widths in cells."""
+_STATES = {
+    "queued": "Queued",
+    "checking": "Verifying",
+    "paused": "Paused",
+    "done": "Downloaded (verified)",
+    "failed": "Failed",
+}
+
+
+def download_mark(download: Download) -> str:
+    """Return one character for the state, so that color is not its only sign."""
+    return MARKS.get(download.state, "↓")
+
+
+def name(model: RepoModel) -> str:
+    """`Qwen2.5-7B-Instruct`: the name without its quantization."""
+    return clean_line(model.base)
+
+
+def download_title(model: RepoModel) -> str:
+    """`Qwen2.5-7B-Instruct Q4_K_M`."""
+    return f"{name(model)} {clean_line(model.quantization)}".rstrip()
+
+
+def share(download: Download) -> float:
+    """Return what the bar shows, 0 to 1: the downloaded part, or the verified part."""
+    if download.state == "checking" and download.total:
+        return min(download.checked / download.total, 1.0)
+    return download.share
+
+
+def percent(download: Download) -> str:
+    """Return ` 61 %`; rounded down, so that 100 % is all of it."""
+    return f"{int(100 * share(download)):>3d} %"
+
+
+def amount(download: Download) -> str:
+    """`2.9/4.7 GB`: downloaded of total in one unit, of constant width."""
+    number, unit = size(download.total).split(" ")
+    step = download.total / float(number) if float(number) else 1.0
+    decimals = len(number.partition(".")[2])
+    done = f"{download.done / step:.{decimals}f}"
+    return f"{done:>{len(number)}}/{number} {unit}"
+
+
+def download_speed(bytes_per_second: float) -> str:
+    """`38.1 MB/s`, right-aligned; blank while unknown."""
+    return (f"{size(int(bytes_per_second))}/s" if bytes_per_second > 0 else "").rjust(SPEED)
+
+
+def left(seconds: float | None) -> str:
+    """`47 s left`, `12 min left`, `3.2 h left`, right-aligned; blank while unknown."""
+    return ("" if seconds is None else time_left(seconds)).rjust(LEFT)
+
+
+def state(download: Download) -> str:
+    """Format the state in `STATE` cells: speed and time left while bytes arrive, else words."""
+    if download.state == "running":
+        return f"{download_speed(download.speed)}  {left(download.seconds_left)}"
+    return f"{_state(download):>{STATE}}"
+
+
+def _state(download: Download) -> str:
+    if download.state == "waiting":
+        return f"Retry {download.attempt} in {max(download.retry_in, 0):.0f} s"
+    return _STATES.get(download.state, "")
+
+
+def problem(download: Download) -> str:
+    """Return what went wrong and what to do; "" without a problem."""
+    return clean_line(f"{download.message} {download.hint}")
+
+
+def download_details(download: Download) -> list[tuple[str, str]]:
+    """Label and text of everything that is known about one download."""
+    files = download.model.files
+    more = len(files) - 1
+    rows = [
+        ("repository", clean_line(download.repo)),
+        ("file", clean_line(files[0].path) + (f" and {plural(more, 'more part')}" if more else "")),
+        ("size", size(download.total)),
+        ("state", _state_details(download)),
+        ("problem", problem(download)),
+        ("path", clean_line(download.path)),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def _state_details(download: Download) -> str:
+    arrived = f"{size(download.done)} of {size(download.total)} downloaded"
+    return {
+        "queued": f"queued behind another download; {arrived}",
+        "running": f"downloading; {arrived}",
+        "waiting": f"waiting for retry {download.attempt}; {arrived}, resumes from there",
+        "checking": "complete; verifying its SHA-256 against the hash that Hugging Face published",
+        "paused": f"paused; {arrived}, resumes from there",
+        "done": "downloaded; its SHA-256 matches the hash that Hugging Face published",
+        "failed": f"failed; {arrived}",
+    }[download.state]
+
+
+AUTO, NONE = "auto", "none"
+"""Keys of the rows that are no model: the draft model that belongs to the target, and no draft model at all."""
+
+_OTHERS = {
+    AUTO: ("Automatic", "the catalog's draft model for each target, if it is downloaded and compatible"),
+    NONE: ("No draft model", "only suffix decoding, which needs none"),
+}
+
+
+def draft_rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]:
+    """Return all rows. `found` by key; `loaded` is the key of the loaded draft model ("" = none), `wanted` the setting:
+    AUTO, NONE or else.
+    """
+    lines = [ListRow(name="candidates")] if found else []
+    names = Counter((one.name, one.quantization) for one in found.values())
+    for key, one in found.items():
+        line = _row(key, one, is_loaded=key == loaded)
+        if one.path is not None and names[one.name, one.quantization] > 1:
+            line = replace(line, name=one.path.stem)  # another one has the same name
+        lines.append(line)
+    lines.append(ListRow(name="other options"))
+    for key, (name, note) in _OTHERS.items():
+        chosen = key == wanted
+        lines.append(ListRow(key, "●" if chosen else "→", name, note=note, strong=chosen))
+    return lines
+
+
+def _row(key: str, one: Candidate, *, is_loaded: bool) -> ListRow:
+    mark = "●" if is_loaded else "○" if one.where == "here" else "◌"
+    state = "unknown" if one.failed else {None: "checking…", True: "compatible", False: "mismatch"}[one.fits]
+    gain = TITLES[one.head] if one.head else _gain(one)
+    columns = (one.quantization, size(one.size) if one.size else "", state, gain)
+    return ListRow(key, mark, one.name, columns, strong=is_loaded, dim=one.fits is False or bool(one.failed))
+
+
+def _gain(one: Candidate) -> str:
+    """`≈ 1.1–1.4×`, `no gain`; "" when unknown or irrelevant."""
+    if one.fits is False or not one.expected.gains:
+        return ""
+    speedups = [gain.speedup for gain in one.expected.gains]
+    if not any(gain.depth for gain in one.expected.gains):
+        return "no gain"
+    low, high = f"{min(speedups):.1f}", f"{max(speedups):.1f}"
+    return f"≈ {low}×" if low == high else f"≈ {low}–{high}×"
+
+
+def draft_details(key: str, one: Candidate | None, *, is_loaded: bool, is_best: bool) -> list[tuple[str, str]]:
+    """Label and text, cleaned."""
+    if one is None:
+        return [("effect", _OTHERS[key][1])]
+    place = "loaded as draft model" if is_loaded else "downloaded" if one.where == "here" else "on Hugging Face"
+    text = [
+        ("state", place),
+        ("head", f"{title(one.head)}, for {ENGINE} only: it runs in place of cpuchat's own engine" if one.head else ""),
+        ("target" if one.head else "vocabulary", _vocabulary(one)),
+        ("advice", "best known candidate for this model" if is_best else ""),
+        ("gain", one.expected.words if one.fits is not False else ""),
+        ("basis", one.expected.why if one.expected.gains and one.fits is not False else ""),
+        ("catalog", "recommended for this model" if one.named else ""),
+        ("repository", one.repo),
+        ("path", paths.shown(one.path) if one.path is not None else ""),
+    ]
+    return [(label, clean_line(words)) for label, words in text if words]
+
+
+def _vocabulary(one: Candidate) -> str:
+    if one.failed:
+        return f"unknown: {one.failed}"
+    if one.verdict is None:
+        return "comparing…"
+    if not one.verdict.ok:
+        return f"incompatible: {one.verdict.reason}"
+    return f"compatible. {one.verdict.note}" if one.verdict.note else "compatible"
+
+
+def keys(one: Candidate | None, *, is_loaded: bool) -> str:
+    """Return what Enter does, for the border of the pane."""
+    if one is None:
+        return "Enter select"
+    if is_loaded or one.fits is False:
+        return ""
+    if one.head is not None and one.where == "here":
+        return f"Enter use with {ENGINE}"
+    return "Enter use as draft model" if one.where == "here" else f"Enter download {size(one.size)} and use"
+
+
+_PURPOSES = MappingProxyType(
+    {"chat": "chat", "code": "code", "reasoning": "reasoning at length", "draft": "draft model, not for chat"}
+)
+
+
+def purpose(model: CatalogModel) -> str:
+    """Return the purpose of a catalog model."""
+    return _PURPOSES[model.use]
+
+
+def verdict(prediction: Prediction | None) -> str:
+    """Return `fits`, `tight`, `with RPC`, `too large`, or `too slow` to be of use; "" when unknown."""
+    if prediction is None:
+        return ""
+    return "too slow" if prediction.too_slow else prediction.verdict
+
+
+def fit(prediction: Prediction) -> str:
+    """Return the verdict; `≈ fits` where only the file size is known."""
+    return verdict(prediction) if prediction.exact else f"≈ {verdict(prediction)}"
+
+
+def predicted_speed(prediction: Prediction | None) -> str:
+    """`≈41 tok/s`, `≈7.3 tok/s`; "" when unknown."""
+    return f"≈{about(prediction.tok_s)} tok/s" if prediction is not None and prediction.tok_s is not None else ""
+
+
+def speed_with_basis(prediction: Prediction | None) -> str:
+    """Return the speed and what it is based on, or why there is none."""
+    if prediction is None:
+        return ""
+    return f"{predicted_speed(prediction) or 'n/a'}: {prediction.basis.removeprefix('≈ ')}"
+
+
+def context(prediction: Prediction) -> str:
+    """`8k tokens (up to 32k fit)`; "" when unknown."""
+    if not prediction.n_ctx or not prediction.exact:
+        return ""
+    more = prediction.context_that_fits
+    return f"{tokens(prediction.n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > prediction.n_ctx else "")
+
+
+def doubt(machine: Machine | None, key: str) -> str:
+    """Return why predicted speeds are missing or rough, and what to press; "" where passes were measured."""
+    from cpuchat.models.machine import DISTURBED
+
+    if machine is None or (machine.peak and machine.probed):
+        return ""
+    if machine.peak:
+        return f"speeds are rough · press {key} for exact speeds"
+    if machine.peak_source == DISTURBED:
+        return f"no speeds: other programs disturbed the measurement · {key} repeats it"
+    return f"{key} measures the read bandwidth to predict speeds"
+
+
+_PARTS_HEADING = "Draft heads and multimodal projectors (not models)"
+
+
+def key_of(model: RepoModel) -> str:
+    """Return the path of its first file, which is unique in the repository."""
+    return model.files[0].path
+
+
+@dataclass(frozen=True)
+class Known:
+    """One model of a repository. `path`: where it is on this machine; `arrived`: bytes of it on this machine, whatever
+    became of their download.
+
+    `prediction` is None until it is known, and for what is no language model; `draft` is counted in it. `problem`: why
+    the header can't be read.
+    """
+
+    model: RepoModel
+    path: Path | None = None
+    arrived: int = 0
+    loaded: bool = False
+    download: Download | None = None
+    prediction: Prediction | None = None
+    draft: PlannedDraft | None = None
+    problem: CpuchatError | None = None
+
+    @property
+    def key(self) -> str:
+        return key_of(self.model)
+
+
+def heading(repository: Repository) -> str:
+    """`1.2M downloads · 2025-11-03 · apache-2.0 · gated`."""
+    parts = [
+        f"{units.count(repository.downloads)} downloads" if repository.downloads else "",
+        repository.updated,
+        repository.license,
+        "gated" if repository.gated else "",
+        "private" if repository.private else "",
+    ]
+    return " · ".join(clean_line(part) for part in parts if part)
+
+
+def repository_rows(models: Sequence[Known]) -> list[ListRow]:
+    """Return the rows: language models first, then heads and multimodal projectors under a heading."""
+    chat = [repository_row(known) for known in models if known.model.kind == "model"]
+    other = [repository_row(known) for known in models if known.model.kind != "model"]
+    return chat + ([ListRow(name=_PARTS_HEADING), *other] if other else [])
+
+
+def repository_row(known: Known) -> ListRow:
+    """`◌ Qwen2.5-7B-Instruct  Q4_K_M  4.7 GB  fits  ≈10 tok/s`."""
+    model, download, predicted = known.model, known.download, known.prediction
+    mark, state = "◌", "" if predicted is None else fit(predicted)
+    if not model.complete:
+        mark, state = "!", "incomplete"
+    elif isinstance(known.problem, AccessDenied):
+        state = "no access"
+    if known.path is not None:
+        mark, state = ("●", "loaded") if known.loaded else ("○", "downloaded")
+    elif download is not None:
+        mark = download_mark(download)
+        state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "verifying"}.get(
+            download.state, percent(download).strip()
+        )
+    elif part := _part(known):
+        state = f"paused {part}"
+    speed = "" if known.loaded else predicted_speed(predicted)
+    columns = (model.quantization or "–", units.size(model.size), state, speed)
+    return ListRow(known.key, mark, name(model), columns, strong=known.loaded,
+                   dim=known.path is None and download is None)  # fmt: skip
+
+
+def repository_details(known: Known, repository: Repository) -> list[tuple[str, str]]:
+    """Return labels and texts, the most important first: a small screen cuts off the end."""
+    model, predicted, download = known.model, known.prediction, known.download
+    parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
+    lines = [
+        ("problem", clean_line(str(known.problem)) if known.problem is not None else ""),
+        ("problem", problem(download) if download is not None else ""),
+        ("size", units.size(model.size) + parts),
+        ("memory", predicted.explained if predicted is not None else ""),
+        ("speed", speed_with_basis(predicted)),
+        ("context", context(predicted) if predicted is not None else ""),
+        ("draft", _draft(known)),
+        ("head", _head(known)),
+        ("next", _next(known)),
+        ("file", clean_line(known.key)),
+        ("base model", clean_line(repository.base_model)),
+        ("path", clean_line(paths.shown(known.path)) if known.path is not None else ""),
+    ]
+    return [(label, text) for label, text in lines if text]
+
+
+def _head(known: Known) -> str:
+    """Return what kind of draft head it is, and what can use it; "" for other files."""
+    kind = kind_named(known.key)
+    return "" if kind is None else f"{TITLES[kind]}, drafts for the models of this repository; {ONLY_ENGINE}"
+
+
+def _draft(known: Known) -> str:
+    """Return which draft model is counted, and whether it is downloaded."""
+    if known.draft is None or known.prediction is None or known.prediction.draft_need is None:
+        return ""
+    return known.draft.name + ("" if known.draft.here else " (from the catalog, not downloaded)")
+
+
+def _next(known: Known) -> str:
+    """Return what Enter does, in words."""
+    download = known.download
+    if known.loaded:
+        return "currently loaded"
+    if known.path is not None:
+        if known.model.kind == "head":
+            return "downloaded: load its model, then Ctrl+L"
+        return "Enter load" if known.model.kind == "model" else "downloaded"
+    if isinstance(known.problem, AccessDenied):
+        return "Ctrl+R retry once you have access"
+    if not known.model.complete:
+        return "parts are missing in the repository: choose another file"
+    if download is not None and download.state == "failed":
+        return "Enter retry"
+    if download is not None and download.state == "paused":
+        return "Enter resume the download"
+    if download is not None:
+        return "downloading · Space pause"
+    if part := _part(known):
+        missing = units.size(known.model.size - known.arrived)
+        return f"Enter resume the download ({part} done, {missing} left)"
+    return f"Enter download {units.size(known.model.size)}"
+
+
+def _part(known: Known) -> str:
+    """Return `61 %` for an earlier partial download; "" for less than one hundredth."""
+    share = int(100 * known.arrived / known.model.size) if known.model.size else 0
+    return f"{min(share, 99)} %" if share else ""
+
+
+@dataclass(frozen=True)
+class TypePrediction:
+    """The prediction for one type: its file, fit and speed; `speed_up` against the source, `arrangement` of its weights
+    once they are loaded on this machine.
+    """
+
+    forecast: Forecast
+    prediction: Prediction
+    speed_up: float
+    arrangement: str
+
+
+def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
+    """Predict what `forecast` gives on `machine`. Takes some milliseconds: call it in a thread."""
+    from cpuchat.hardware.topology import instructions
+    from cpuchat.models.fit import describe
+    from cpuchat.models.prediction import predict
+    from cpuchat.models.quantize.types import speed_up
+
+    return TypePrediction(
+        forecast=forecast,
+        prediction=predict(forecast.header, options, machine),
+        speed_up=speed_up(source, forecast.header),
+        arrangement=describe(forecast.header, instructions()),
+    )
+
+
+def quantize_title(model: LocalModel) -> str:
+    """`Quantize Qwen2.5-1.5B-Instruct F16`."""
+    known = model.quantization.lower() in model.name.lower()
+    return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
+
+
+def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
+    """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known. None
+    that quantizes a second time: the original is better.
+    """
+    for name in names:
+        if (one := found.get(name)) is None:
+            break
+        if isinstance(one, str) or one.forecast.lossy or one.forecast.file_size >= source_size:
+            continue
+        if one.prediction.verdict == "fits" and (one.prediction.tok_s or PACE) >= PACE:
+            return name
+    return ""
+
+
+def why_recommended(found: TypePrediction) -> str:
+    """Say what a recommended type has and better ones lack."""
+    if found.prediction.tok_s is None:
+        return "the best quality that saves space and fits"
+    return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
+
+
+def quantize_row(kind: QuantType, found: TypePrediction | str | None) -> ListRow:
+    """Format a line of the list. `found` is the problem of a type that cannot be made, None while it is computed."""
+    columns, dim = ("", "", "", ""), kind.needs_imatrix
+    if isinstance(found, str):
+        columns, dim = ("", "", "impossible", ""), True
+    elif found is not None:
+        speed = predicted_speed(found.prediction) or units.factor(found.speed_up)
+        columns = (f"{found.forecast.bits:.2f} bit", size(found.forecast.file_size), fit(found.prediction), speed)
+        dim = found.forecast.needs_imatrix
+    return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
+
+
+def quantize_details(kind: QuantType, found: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:
+    """Label and text of all about one type; `found` as for `row`."""
+    if found is None:
+        return [("quality", kind.about), ("file", "computing…")]
+    if isinstance(found, str):
+        return [("quality", kind.about), ("problem", clean_line(found))]
+    forecast = found.forecast
+    smaller = source_size / max(forecast.file_size, 1)
+    change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
+    again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
+    matrix = "an importance matrix: `cpuchat models quantize --imatrix FILE`" if forecast.needs_imatrix else ""
+    rows = [
+        ("quality", kind.about),
+        ("needs", matrix),
+        ("warning", again),
+        ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
+        ("memory", found.prediction.explained),
+        ("speed", f"{units.factor(found.speed_up)} vs the source, where decoding is memory-bound"),
+        ("at load", found.arrangement),
+        ("here", speed_with_basis(found.prediction)),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def requantizing(model: LocalModel) -> str:
+    """Return why `model` is no good source; "" when it is one."""
+    if not model.quantization or model.quantization.upper() in PRECISE:
+        return ""
+    return f"{model.quantization} is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0."
+
+
+def original_row(key: str, repo: str) -> ListRow:
+    """Format the line that leads to the repository of a model that is quantized already."""
+    return ListRow(key, "★", "Get the original", note=repo)
+
+
+def forecast_progress(done: int, total: int) -> str:
+    return f"Computing sizes and speeds · {done} of {total}"

@@ -1,0 +1,512 @@
+"""The messages between the UI process and a worker.
+
+Commands go from the UI to the worker, events back; `frames` has their bytes. Field names of the figures are
+llama-server's (`prompt_n`, `cache_n`, ...).
+
+Tools, calls of them and their results, as plain data.
+
+Frames of the protocol: a 4-byte little-endian length followed by msgpack of one message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.timings import DrafterName, Reuse, SpeculationFigures, Timings
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as it is offered to a model.
+
+    `parameters` is the JSON schema of its arguments, `source` names who has it: a server of mcp.json, "" for the
+    built-in set. `origin` stands for the command and variables that start the server. `read_only` is what the source
+    says of it.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    source: str = ""
+    origin: str = ""
+    read_only: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what an approval for good belongs to: a tool that changes is another one."""
+        told = [self.source, self.origin, self.name, self.description, self.parameters, self.read_only]
+        return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
+
+    def declaration(self) -> dict[str, Any]:
+        """Return it in the form that chat templates and servers take."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that a model has written. `problem` is why its arguments cannot be used; "" when they can."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    id: str = ""
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        """Leave out what can be neither sent nor stored: half a surrogate pair, an integer of over 64 bits."""
+        try:
+            msgspec.msgpack.encode([self.name, self.id, self.arguments])
+        except (ValueError, OverflowError, RecursionError):
+            for field in ("name", "id"):
+                text = getattr(self, field).encode(errors="replace").decode()
+                msgspec.structs.force_setattr(self, field, text)
+            msgspec.structs.force_setattr(self, "arguments", {})
+            msgspec.structs.force_setattr(self, "problem", "The arguments have a value that cannot be sent.")
+
+    def declaration(self, *, as_text: bool) -> dict[str, Any]:
+        """Return it in the form that chat templates and servers take; `as_text`: arguments are JSON in a string."""
+        arguments = json.dumps(self.arguments, ensure_ascii=False) if as_text else self.arguments
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call returned, as the model reads it. `failed`: the tool reported an error, or was not run. `ended` is how
+    the user kept it from returning anything.
+    """
+
+    text: str
+    failed: bool = False
+    ended: Literal["", "refused", "stopped"] = ""
+
+
+class ToolStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model wrote on the way to an answer: what it said, its calls, and a result for each that was made."""
+
+    said: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+
+
+Role = Literal["system", "user", "assistant"]
+Channel = Literal["answer", "reasoning"]
+StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
+FlashAttention = Literal["auto", "on", "off"]
+LoadMode = Literal["mmap", "read"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+ANSWER_SHARE: Final = 8
+"""Of the context, one part in so many is kept for the answer at most."""
+FRAME_SECONDS: Final = 0.08
+"""Shortest time between two events with text, unless a request says otherwise."""
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of plain values inside messages."""
+
+
+class Sampling(Data, frozen=True):
+    """Sampling options.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off;
+    `repeat_penalty` 1 and the other penalties 0 are neutral. `seed` None draws a new one each time.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+
+MIN_CTX: Final = 256
+"""Tokens of the smallest context: llama.cpp makes them in steps of this size."""
+
+
+class Speculation(Data, frozen=True):
+    """Speculation options of one answer. No drafters: plain decoding.
+
+    `depth` tokens per verify pass, 0 = adaptive. `min_probability`: a drafted token that its drafter gives less ends
+    the draft. `across_chats`: suffix decoding also looks into chats that this model answered before.
+    """
+
+    drafters: tuple[DrafterName, ...] = ()
+    depth: int = 0
+    min_probability: float = 0.0
+    across_chats: bool = False
+
+
+class LoadOptions(Data, frozen=True):
+    """Options of a load. 0 or None means "automatic".
+
+    `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `poll` is how hard idle threads spin,
+    0-100; `use_repack` allows llama.cpp to keep a repacked private copy of the weights that computes faster.
+    `from_disk` allows models larger than memory: their weights stay on disk and are read from there for every token.
+    `n_experts` is how many experts a token uses in a mixture of experts; fewer than the model was trained with change
+    its quality. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is
+    what the first answer asks for: some engines can change that only by a new start.
+    `rpc` are the RPC workers ("host:port") that hold the last `rpc_layers` layers (0: those that do not fit here).
+
+    `probe`: measure the read bandwidth of the CPUs in use, `calibrate`: measure what passes cost, for adaptive draft
+    depth; each unless that was done before.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 512
+    n_ubatch: int = 512
+    poll: int = 50
+    type_k: CacheType = "f16"
+    type_v: CacheType = "f16"
+    flash_attn: FlashAttention = "auto"
+    load_mode: LoadMode = "mmap"
+    mlock: bool = False
+    from_disk: bool = False
+    use_repack: bool = True
+    n_experts: int = 0
+    probe: bool = False
+    draft_path: str = ""
+    speculation: Speculation = Speculation()
+    rpc: tuple[str, ...] = ()
+    rpc_layers: int = 0
+    calibrate: bool = False
+
+
+class Message(Data, frozen=True):
+    """One turn. `reasoning` is the model's reasoning, separate from `content`.
+
+    `calls` are what an answer calls. Each is followed by a message of the role "tool" with what it returned, for
+    `call_id` of the tool `tool`.
+    """
+
+    role: Role | Literal["tool"]
+    content: str
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    tool: str = ""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of the UI's commands."""
+
+
+class LoadModel(Command, frozen=True):
+    """Load `path`, replacing the model in use.
+
+    `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
+    on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `state_dir`
+    is where saved states live, `calibration_file` where measured costs do ("" = keep none). `state_limit` bytes are for
+    states of conversations: on disk, and as many in memory, but at most half of what the model leaves free.
+    """
+
+    path: str
+    cpus: tuple[int, ...]
+    draft_cpus: tuple[int, ...] = ()
+    options: LoadOptions = LoadOptions()
+    request_id: int = 0
+    state_dir: str = ""
+    calibration_file: str = ""
+    state_limit: int = 2 << 30
+
+
+class Generate(Command, frozen=True):
+    """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
+
+    `unset` names options of `sampling` that nobody has chosen: a server keeps its own values.
+    `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
+    save). `trim` False: messages that do not fit are an error, none is left out; with `reserve` they must also leave
+    room for `max_tokens`, for an eighth of the context at most. `trim` with `reserve`: only what does not fit is left
+    out, not a quarter of the context at a time: for a request that none continues. `max_tokens` 0 = until the model
+    ends or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
+    chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `json_schema` is the
+    schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
+    reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
+    `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
+    markers are part of the answer's text. `tools` are what the model may call. `owner`: whose prompt it is; what was
+    evaluated for another owner is not reused. `keeps`: on disk too, although it has no `chat_id`. `continues`: the last
+    of `messages` is an answer, which the model goes on writing.
+    """
+
+    request_id: int = 0
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: Sampling = Sampling()
+    unset: tuple[str, ...] = ()
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    chat_id: str = ""
+    speculation: Speculation = Speculation()
+    trim: bool = True
+    reserve: bool = False
+    ignore_eos: bool = False
+    grammar: str = ""
+    json_schema: str = ""
+    reasoning: bool | None = None
+    reasoning_budget: int | None = None
+    frame_seconds: float = FRAME_SECONDS
+    unsplit: bool = False
+    tools: tuple[Tool, ...] = ()
+    owner: str = ""
+    keeps: bool = False
+    continues: bool = False
+
+
+class Measure(Command, frozen=True):
+    """Time random tokens, as llama-bench does: prefill of `n_prompt` tokens, then `n_gen` tokens decoded one by one.
+
+    `depth` tokens are in the KV cache before and are not timed. Replaces the chat in memory. Ends with `Measured` or
+    `Failed` (code "interrupted" when cancelled).
+    """
+
+    request_id: int = 0
+    n_prompt: int = 0
+    n_gen: int = 0
+    depth: int = 0
+
+
+class Cancel(Command, frozen=True):
+    """Stop a generation, a measurement or a load, running or queued; finished and other ones are not affected. The
+    partial answer is kept.
+    """
+
+    request_id: int
+
+
+class EndReasoning(Command, frozen=True):
+    """Let the model end its reasoning and answer now. Does nothing to an answer that is not running."""
+
+    request_id: int
+
+
+class ForgetChat(Command, frozen=True):
+    """Delete the states of a deleted chat; "": all in memory, so that nothing is reused. Has no event."""
+
+    chat_id: str
+
+
+class CountTokens(Command, frozen=True):
+    """Count the tokens of `text`, once everything sent before is done. Ends with `TokensCounted`."""
+
+    request_id: int
+    text: str
+
+
+class Shutdown(Command, frozen=True):
+    """Save what is worth saving and exit."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of a worker's events."""
+
+
+class WorkerReady(Event, frozen=True):
+    """First event of a worker."""
+
+    engine: EngineInfo
+
+
+class ShuttingDown(Event, frozen=True):
+    """`Shutdown` has arrived: the worker saves and exits. A worker that does not send this soon is hung."""
+
+
+class LoadProgress(Event, frozen=True):
+    """`done` of `total` of the current `phase`: bytes while "reading" and "preparing", measurements while
+    "calibrating"."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class ModelLoaded(Event, frozen=True):
+    """The model is ready to answer."""
+
+    model: ModelInfo
+
+
+class LoadCancelled(Event, frozen=True):
+    """A load was stopped; no model is loaded."""
+
+
+class ContextTrimmed(Event, frozen=True):
+    """The oldest messages did not fit and were left out of the prompt; they stay in the chat."""
+
+    request_id: int
+    dropped_messages: int
+    dropped_tokens: int
+    n_ctx: int
+
+
+class PrefillProgress(Event, frozen=True):
+    """`processed` of `total` prompt tokens, of which `cache_n` were reused; `reuse` is as in `Timings`."""
+
+    request_id: int
+    processed: int
+    total: int
+    cache_n: int
+    reuse: Reuse | None = None
+
+
+class TextDelta(Event, frozen=True):
+    """New text. `n_tokens` generated since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
+
+    `drafter` names who proposed this span ("" = the model itself). `lengths`: the characters of `text` that each of the
+    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted.
+    """
+
+    request_id: int
+    text: str
+    channel: Channel = "answer"
+    n_tokens: int = 1
+    lengths: tuple[int, ...] = ()
+    predicted_n: int = 0
+    at_ms: float = 0.0
+    drafter: str = ""
+
+
+class SpeculationUpdate(Event, frozen=True):
+    """The speculation figures, a few times a second while an answer with drafters is written."""
+
+    request_id: int
+    predicted_n: int
+    figures: SpeculationFigures
+
+
+class Reconnecting(Event, frozen=True):
+    """The server was not reached, or was busy: the request is sent again, for the `attempt`-th of `attempts` times.
+    `attempt` 0: it is loading its model, which may take long."""
+
+    request_id: int
+    attempt: int = 0
+    attempts: int = 0
+
+
+class Queued(Event, frozen=True):
+    """The request waits at the server of a model: `ahead` others are answered before it."""
+
+    request_id: int
+    ahead: int
+
+
+class ServerLoad(Event, frozen=True):
+    """The load of the server that answers, while it does: requests that it is at (this one too) and that wait, and the
+    share of the KV cache in use. None: not reported."""
+
+    request_id: int
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+
+
+class GenerationFinished(Event, frozen=True):
+    """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
+    `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so. `calls`
+    are the calls of tools in it, which are no part of its text.
+    """
+
+    request_id: int
+    stop_reason: StopReason
+    timings: Timings
+    note: str = ""
+    matches_grammar: bool | None = True
+    calls: tuple[ToolCall, ...] = ()
+
+
+class CallsMade(Event, frozen=True):
+    """The answer calls tools; it goes on after a `CallDone` for each. Of the backend's side: no worker sends it."""
+
+    request_id: int
+    said: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class CallDone(Event, frozen=True):
+    """A call was made, or refused; `result` is what the model reads."""
+
+    request_id: int
+    call: ToolCall
+    result: ToolResult
+
+
+class Measured(Event, frozen=True):
+    """A measurement took `seconds`; `cpu_wait` is as in `Timings`."""
+
+    request_id: int
+    seconds: float
+    cpu_wait: float | None = None
+
+
+class TokensCounted(Event, frozen=True):
+    """`n_tokens` of a text; None without a model."""
+
+    request_id: int
+    n_tokens: int | None = None
+
+
+class Failed(Event, frozen=True):
+    """A request failed; `code` is one of errors.py. `request_id` 0: no answer, load or measurement of the worker did.
+
+    `n_tokens` of a prompt that does not fit (0: not counted); `alone`: its last message does not fit even without those
+    before it. A dead worker is reported with code "worker_died" by the backend, never as an exception.
+    """
+
+    code: str
+    message: str
+    hint: str = ""
+    request_id: int = 0
+    n_tokens: int = 0
+    alone: bool = False
+
+
+AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
+AnyEvent = (
+    WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
+    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | CallsMade
+    | CallDone | Measured | TokensCounted
+    | Failed
+)  # fmt: skip
+
+
+MAX_FRAME = 64 << 20
+_HEADER = struct.Struct("<I")
+HEADER_SIZE = _HEADER.size
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(AnyCommand)
+_events = msgspec.msgpack.Decoder(AnyEvent)
+
+
+def encode(message: Command | Event) -> bytes:
+    """Return one frame."""
+    body = _encoder.encode(message)
+    return _HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes | bytearray) -> int:
+    """Return the number of bytes that follow a frame's header.
+
+    Raises:
+        ValueError: the length is above `MAX_FRAME` (the stream is not ours or out of step).
+    """
+    (length,) = _HEADER.unpack(header)
+    if length > MAX_FRAME:
+        raise ValueError(f"frame of {length} bytes")
+    return length
+
+
+def decode_command(body: bytes) -> AnyCommand:
+    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
+    return _commands.decode(body)
+
+
+def decode_event(body: bytes | memoryview) -> AnyEvent:
+    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
+    return _events.decode(body)

@@ -1,0 +1,50 @@
+"""One greedy answer that is measured or judged, not shown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+
+from cpuchat.base.errors import MeasureFailed
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, Sampling, TextDelta
+from cpuchat.protocol.timings import Timings
+
+Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
+"""`Conversation.generate_detached` or `Backend.generate` of a loaded model."""
+
+
+_STOPPED = "The measurement was cancelled.", "Measure again when nothing else is running."
+
+
+async def answer_greedily(
+    answer: Answering,
+    request: Generate,
+    tell: Callable[[TextDelta], None] = lambda _: None,
+    *,
+    if_stopped: tuple[str, str] = _STOPPED,
+) -> Timings:
+    """Let the model answer `request` greedily; returns the figures, and tells of every piece of text.
+
+    Args:
+        if_stopped: message and hint of the error then.
+
+    Raises:
+        MeasureFailed: the engine failed, or it was stopped.
+    """
+    request = msgspec.structs.replace(request, sampling=Sampling(temperature=0.0))
+    async with contextlib.aclosing(answer(request)) as events:
+        async for event in events:
+            match event:
+                case TextDelta():
+                    tell(event)
+                case Failed():
+                    raise MeasureFailed(event.message, event.hint)
+                case GenerationFinished(stop_reason="cancelled"):
+                    raise MeasureFailed(*if_stopped)
+                case GenerationFinished():
+                    return event.timings
+                case _:
+                    pass
+    raise MeasureFailed("The measurement returned no figures.", "Measure again.")

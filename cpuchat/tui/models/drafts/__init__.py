@@ -1,1 +1,0 @@
-"""Draft models for the loaded model."""

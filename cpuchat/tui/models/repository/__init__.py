@@ -1,1 +1,0 @@
-"""One repository of the Hugging Face hub."""

@@ -1,1 +1,0 @@
-"""Plans: the catalog on a machine that need not be here."""

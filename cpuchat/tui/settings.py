@@ -1,0 +1,708 @@
+"""All settings in tabs, each checked as it is typed. Ctrl+S saves, Esc leaves.
+
+Every action with its key. Enter waits for the new key, Del resets it.
+
+Settings as form fields, made from the `Settings` struct: its types and limits decide what a field accepts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal, get_type_hints
+
+import msgspec
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Checkbox, Input, Label, Select, Static, TabbedContent, TabPane, TextArea
+
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, SettingsError
+from cpuchat.base.text import clean_line
+from cpuchat.config import settings as settings_file
+from cpuchat.config.presets import load_presets
+from cpuchat.config.servers import ServerModel
+from cpuchat.config.settings import WANTED, Settings, with_changes
+from cpuchat.models.machine import TunedSettings, value_of
+from cpuchat.present.table import ListRow
+from cpuchat.tui import keys
+from cpuchat.tui.keys import load_keymap, problem_with, save_keys
+from cpuchat.tui.services import Services
+from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
+from cpuchat.tui.widgets.model_list import ListScreen, ModelList
+from cpuchat.tune.halving import percent
+
+
+class PressKeyScreen(Dismissable[str], ModalScreen[str]):
+    """Returns the next key that is pressed, "" for Esc."""
+
+    CSS_PATH = "keys.tcss"
+
+    def __init__(self, action: str) -> None:
+        super().__init__()
+        self._action = action
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Press the new key"
+            dialog.border_subtitle = "Esc cancels"
+            yield Label(self._action, markup=False)
+
+    def capture_key(self, key: str) -> None:
+        """Take a key before any binding does."""
+        self.dismiss("" if key == "escape" else key)
+
+
+class KeysScreen(ListScreen[None]):
+    """Changes `keymap.toml`."""
+
+    CSS_PATH = "keys.tcss"
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("keys")
+    KEYS: ClassVar = "keys"
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._services = services
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="list") as pane:
+            pane.border_title = "Keys"
+            pane.border_subtitle = paths.shown(paths.keymap_file())
+            yield ModelList(id="rows")
+        yield KeyFooter()
+
+    def on_mount(self) -> None:
+        self._show()
+        self._services.keys_changed.subscribe(self, lambda _: self._show())
+
+    def _show(self) -> None:
+        listed = self.query_one(ModelList)
+        listed.show(rows(self._services.keymap), listed.marked)
+
+    @property
+    def _selected(self) -> keys.Key:
+        key = keys.find(self.query_one(ModelList).marked)
+        assert key is not None  # every line that can be selected is one
+        return key
+
+    @on(ModelList.Chosen)
+    @work(exclusive=True, group="change")
+    async def action_change(self) -> None:
+        key = self._selected
+        if pressed := await self.app.push_screen_wait(PressKeyScreen(key.help)):
+            await self._save(key, pressed)
+
+    @work(exclusive=True, group="change")
+    async def action_reset(self) -> None:
+        await self._save(self._selected, None)
+
+    @work(exclusive=True, group="change")
+    async def action_none(self) -> None:
+        await self._save(self._selected, "")
+
+    async def _save(self, key: keys.Key, wanted: str | None) -> None:
+        others = {id: moved for id, moved in self._services.keymap.items() if id != key.id}
+        if problem := problem_with(key, key.keys if wanted is None else wanted, others):
+            self.notify(f"{problem}.", title="Not changed", severity="warning", timeout=10, markup=False)
+            return
+        try:
+            await asyncio.to_thread(save_keys, key, None if wanted == key.keys else wanted)
+            self._services.use_keymap((await asyncio.to_thread(load_keymap)).moved)
+        except (CpuchatError, OSError) as error:
+            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
+            return
+        self.refresh_bindings()
+
+
+def rows(keymap: dict[str, str]) -> list[ListRow]:
+    """Return all actions under the headings of the help screen; those that were moved are marked."""
+    table = keys.moved(keymap)
+    listed: list[ListRow] = []
+    for group in dict.fromkeys(map(keys.heading, table)):
+        listed.append(ListRow(name=group))
+        listed += [
+            ListRow(
+                key=key.id,
+                mark="●" if key.id in keymap else " ",
+                name=key.help,
+                note=keys.display_all(key.keys) or "none",
+                strong=key.id in keymap,
+            )
+            for key in table
+            if keys.heading(key) == group
+        ]
+    return listed
+
+
+Kind = Literal["switch", "choice", "theme", "preset", "whole", "number", "line", "text", "lines"]
+
+# Tabs in order, each with its settings: key, label, and one line of help that names the neutral value.
+TABS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Basics": (
+        ("chat.system_prompt", "System prompt", "for new chats"),
+        ("chat.preset", "Preset", "for new chats"),
+        ("chat.max_tokens", "Max tokens", "per answer; 0 = no limit"),
+        ("chat.reasoning", "Reasoning", "before the answer; auto = the model's default"),
+        ("chat.reasoning_budget", "Reasoning budget", "tokens, then it answers; 0 = no limit"),
+        ("sampling.temperature", "Temperature", "0 = greedy; higher = more random"),
+        ("engine.ctx", "Context", "tokens; 0 = auto · from the next load"),
+        ("speculation.drafters", "Drafters", "auto (all available), free (no draft model), off"),
+        ("ui.theme", "Theme", "auto follows the terminal's background"),
+        ("model.folders", "Model folders", "searched for GGUF files, one per line"),
+        ("servers.urls", "Servers", "addresses of inference servers, one per line"),
+    ),
+    "Sampling": (
+        ("sampling.top_k", "Top-k", "keep the k most likely tokens; 0 = off"),
+        ("sampling.top_p", "Top-p", "keep the likeliest tokens up to this total probability; 1 = off"),
+        ("sampling.min_p", "Min-p", "drop tokens below this share of the likeliest; 0 = off"),
+        ("sampling.repeat_penalty", "Repeat penalty", "above 1 discourages repetition; 1 = off"),
+        ("sampling.repeat_last_n", "Penalty window", "tokens that the penalties look back at"),
+        ("sampling.presence_penalty", "Presence penalty", "once for every token already used; 0 = off"),
+        ("sampling.frequency_penalty", "Frequency penalty", "for every use of a token; 0 = off"),
+        ("sampling.seed", "Seed", "same seed, same answer; -1 = random"),
+    ),
+    "Speculation": (
+        (
+            "speculation.draft_model",
+            "Draft model",
+            "for all models: file, repository or none; empty = by model",
+        ),
+        ("speculation.depth", "Draft depth", "tokens drafted per pass; 0 = adaptive"),
+        ("speculation.min_probability", "Min draft prob.", "a less likely token ends the draft; 0 = off"),
+        ("speculation.draft_cores", "Draft cores", "auto, shared, CPUs such as 6,7, or l3:0 · from the next load"),
+        ("speculation.across_chats", "Search other chats", "the suffix drafter searches earlier chats too"),
+    ),
+    "Engine": (
+        ("engine.threads", "Threads", "0 = one per core"),
+        ("engine.cores", "Cores", "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3"),
+        ("engine.memory", "Memory policy", "auto, local, interleave, weighted, bind:0, preferred:0"),
+        ("engine.batch", "Batch size", "prompt tokens per decode call"),
+        ("engine.flash_attn", "Flash attention", "less memory traffic at long context"),
+        ("engine.cache_type_k", "KV cache type, K", "q8_0 halves the KV cache"),
+        ("engine.cache_type_v", "KV cache type, V", "below f16 it needs flash attention"),
+        ("engine.load_mode", "Load mode", "mmap starts at once; read copies the file into memory"),
+        ("engine.mlock", "Lock memory", "keep the weights from being swapped out"),
+        ("engine.from_disk", "Weights on disk", "models larger than memory: read for every token, so slow"),
+        ("engine.repack", "Repack weights", "faster kernels, but a second copy in memory"),
+        ("engine.saved_kv_gb", "Saved KV caches", "GB of disk, and at most as much memory, to resume chats; 0 = off"),
+        ("engine.experts", "Experts per token", "MoE models only; fewer are faster, less accurate; 0 = as trained"),
+        ("engine.rpc", "RPC workers", "HOST:PORT,…: machines that hold layers that do not fit here"),
+        ("engine.rpc_layers", "RPC layers", "layers on the RPC workers; 0 = those that do not fit here"),
+        ("hardware.probe", "Probe", "measure read bandwidth and passes, once for each set of cores"),
+        ("hardware.counters", "Counters", "read memory traffic and power while answering"),
+        ("hardware.price_usd", "Price", "USD, of this machine, for plans; 0 = not known"),
+        ("hardware.watts", "Power", "W at the wall under load, for plans; 0 = not known"),
+    ),
+    "Speech": (
+        ("speech.answers", "Read answers aloud", "while they are written (Ctrl+S)"),
+        ("speech.engine", "Engine", "auto = hibari if it is installed, else piper"),
+        ("speech.voice", "Voice", "piper's voice, an .onnx file"),
+        ("speech.speed", "Speed", "1 = normal speed; 0.5 to 2"),
+        ("speech.cores", "Cores", "auto (cores that the model does not use), or CPUs such as 6,7"),
+    ),
+    "Appearance": (
+        ("ui.telemetry", "Figures", "panel or line with live figures (F3)"),
+        ("ui.sidebar", "Chat list", "at the left (F8)"),
+        ("ui.show_reasoning", "Show reasoning", "unfolded (F7)"),
+        ("ui.color_drafts", "Color drafted tokens", "by the drafter that proposed them (Ctrl+T)"),
+        ("ui.motion", "Motion", "smooth scrolling and blinking cursors · from the next start"),
+    ),
+}
+NOTES = {
+    "Sampling": "Empty: the model's recommendation.",
+    "Speech": "Without a sound device, answers are written to WAV files.",
+    "Speculation": "Takes effect with the next answer unless noted.",
+    "Engine": "Takes effect on the next load.",
+    "Appearance": "Keys: Ctrl+P, Change keys. Your own themes: .toml files in themes, beside config.toml.",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting. `low`/`high` are inclusive; `choices` only for kind "choice". A setting whose `default`
+    is None may be empty: then it is as the model has it."""
+
+    section: str
+    name: str
+    kind: Kind
+    label: str
+    about: str
+    default: Any
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    type: Any = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def rule(self) -> str:
+        """Return the pattern of its text if there is one; else what the setting does."""
+        return WANTED[self.key].removeprefix("must be ") if self.key in WANTED else self.about
+
+    def shown(self, value: Any) -> Any:
+        """Convert a value to the content of its widget."""
+        if value is None:
+            return ""
+        if self.kind == "lines":
+            return "\n".join(value)
+        if self.kind in ("switch", "choice", "theme", "preset", "line", "text"):
+            return value
+        return f"{value:g}" if self.kind == "number" else str(value)
+
+    def parse(self, shown: Any) -> Any:
+        """Convert a widget's content to a value.
+
+        Raises:
+            ValueError: not acceptable; the message says what is.
+        """
+        if self.default is None and not str(shown).strip():
+            return None
+        if self.kind == "lines":
+            value: Any = [line.strip() for line in str(shown).splitlines() if line.strip()]
+        elif self.kind in ("whole", "number"):
+            text = str(shown).strip().replace(",", ".") if self.kind == "number" else str(shown).strip()
+            try:
+                value = int(text) if self.kind == "whole" else float(text)
+            except ValueError:
+                raise ValueError(self.wants) from None
+        else:
+            value = shown
+        try:
+            return msgspec.convert(value, self.type)
+        except msgspec.ValidationError:
+            raise ValueError(self.wants) from None
+
+    @property
+    def wants(self) -> str:
+        """`needs a whole number from 0 to 100`."""
+        if self.key in WANTED:
+            return f"needs {self.rule}"
+        if self.kind not in ("whole", "number"):
+            return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
+        noun = "a whole number" if self.kind == "whole" else "a number"
+        low, high = self._bounds
+        if low and high:
+            return f"needs {noun} from {low} to {high}"
+        return f"needs {noun}{' of' if low else ''} {self.limits}".rstrip()
+
+    @property
+    def limits(self) -> str:
+        """`0 to 100` or `0 or more`; "" where there is no limit."""
+        low, high = self._bounds
+        if low and high:
+            return f"{low} to {high}"
+        return f"{low} or more" if low else ""
+
+    @property
+    def _bounds(self) -> tuple[str, str]:
+        """Return the least and the greatest number, "" for none and for what only keeps it inside 64 bits."""
+        low = "" if self.low is None else f"{self.low:g}"
+        if self.high is None or self.high >= 1 << 53:
+            return low, ""
+        return low, f"{self.high:,g}" if self.high < 1e6 else f"{int(self.high):,}"
+
+    @property
+    def default_shown(self) -> str:
+        """Return the default as the form shows it; "empty" where nothing is shown."""
+        if self.kind == "switch":
+            return "on" if self.default else "off"
+        return str(self.shown(self.default)) or "empty"
+
+
+def fields(tab: str) -> list[Field]:
+    """Settings of one of `TABS`, in the order of the form."""
+    return [_field(*row) for row in TABS[tab]]
+
+
+def field(key: str) -> Field:
+    """Return the setting `key`, such as "engine.cores"."""
+    return next(_field(*row) for rows in TABS.values() for row in rows if row[0] == key)
+
+
+def _field(key: str, label: str, about: str) -> Field:
+    section, _, name = key.partition(".")
+    struct = next(f.type for f in msgspec.structs.fields(Settings) if f.name == section)
+    info = next(f for f in msgspec.structs.fields(struct) if f.name == name)
+    default = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()  # type: ignore[operator]
+    annotation = _hints(struct)[name]
+    kind: Kind = "line"
+    choices: tuple[str, ...] = ()
+    low = high = None
+    info_of_type = msgspec.inspect.type_info(annotation)
+    if isinstance(info_of_type, msgspec.inspect.UnionType):  # may be unset
+        info_of_type = next(one for one in info_of_type.types if not isinstance(one, msgspec.inspect.NoneType))
+    match info_of_type:
+        case msgspec.inspect.BoolType():
+            kind = "switch"
+        case msgspec.inspect.LiteralType():
+            # As they were written: msgspec sorts them.
+            kind, choices = "choice", tuple(str(value) for value in annotation.__args__)
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType() as number:
+            kind = "whole" if isinstance(number, msgspec.inspect.IntType) else "number"
+            low, high = number.ge, number.le
+        case msgspec.inspect.ListType():
+            kind = "lines"
+        case _:
+            named: dict[str, Kind] = {"ui.theme": "theme", "chat.preset": "preset"}
+            kind = named.get(key, "text" if name.endswith("prompt") else "line")
+    return Field(section, name, kind, label, about, default, choices, low, high, annotation)
+
+
+@cache
+def _hints(struct: type) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
+
+
+def current(settings: Settings, field: Field) -> Any:
+    return getattr(getattr(settings, field.section), field.name)
+
+
+_RECOMMENDED = {"header": "by the model's header", "catalog": "by the catalog", "demo": "for the demo model"}
+
+
+class OnOff(Checkbox):
+    """Checkbox that shows its state as a word."""
+
+    def __init__(self, value: bool, *, classes: str) -> None:
+        super().__init__("on" if value else "off", value, compact=True, classes=classes)
+
+    def watch_value(self) -> None:
+        super().watch_value()
+        self.label = "on" if self.value else "off"
+
+    @property
+    def BUTTON_INNER(self) -> str:  # type: ignore[override]
+        return "●" if self.value else "○"
+
+
+class SettingRow(Horizontal):
+    """Label, editor, and help or the problem beside it."""
+
+    class Edited(Message):
+        """The content changed."""
+
+        def __init__(self, row: SettingRow) -> None:
+            super().__init__()
+            self.row = row
+
+    def __init__(self, field: Field, value: Any, themes: list[str], note: str = "", unset: str = "") -> None:
+        """`note` replaces the help; `unset` is shown while the field is empty."""
+        super().__init__(id=f"row-{field.section}-{field.name}", classes=f"-{field.kind}")
+        self.field = field
+        self._saved = value
+        self._themes = themes
+        self.note = note
+        self.unset = unset
+        self.text_beside = self._about
+
+    def compose(self) -> ComposeResult:
+        yield Static(self.field.label, classes="label", markup=False)
+        yield self._editor()
+        yield Static(self._about, classes="about", markup=False)
+
+    @property
+    def _about(self) -> str:
+        return self.note or self.field.about
+
+    def _editor(self) -> Widget:
+        field, shown = self.field, self.field.shown(self._saved)
+        match field.kind:
+            case "switch":
+                return OnOff(bool(shown), classes="editor")
+            case "choice" | "theme":
+                names = list(field.choices) or sorted({*self._themes, shown, field.default})
+                # Not as markup: config.toml may name a theme of any characters.
+                options = [(Content(clean_line(str(name))), name) for name in names]
+                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
+            case "preset":
+                options = [(Content(clean_line(words)), name) for name, words in _presets(shown).items()]
+                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
+            case "text" | "lines":
+                return TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
+            case _:
+                return Input(str(shown), placeholder=self.unset, compact=True, classes="editor", select_on_focus=True)
+
+    @property
+    def editor(self) -> Widget:
+        return self.query_one(".editor")
+
+    @property
+    def content(self) -> Any:
+        """Content of the editor, unparsed."""
+        editor = self.editor
+        return editor.text if isinstance(editor, TextArea) else editor.value  # type: ignore[attr-defined]
+
+    def put(self, value: Any) -> None:
+        editor, shown = self.editor, self.field.shown(value)
+        if isinstance(editor, TextArea):
+            editor.load_text(shown)
+        else:
+            editor.value = shown  # type: ignore[attr-defined]
+
+    @property
+    def changed(self) -> bool:
+        """Return whether it differs from the saved value (also when invalid)."""
+        try:
+            return self.field.parse(self.content) != self._saved
+        except ValueError:
+            return True
+
+    def check(self) -> str:
+        """Show and return the problem with the content, "" for none."""
+        problem = ""
+        try:
+            self.field.parse(self.content)
+        except ValueError as error:
+            problem = str(error)
+        self.text_beside = f"! {problem}" if problem else self._about
+        self.query_one(".about", Static).update(self.text_beside)
+        self.set_class(bool(problem), "-invalid")
+        self.set_class(self.changed, "-changed")
+        return problem
+
+    @on(Input.Changed)
+    @on(TextArea.Changed)
+    @on(Select.Changed)
+    @on(Checkbox.Changed)
+    def _edited(self, event: Message) -> None:
+        event.stop()
+        self.check()
+        self.post_message(self.Edited(self))
+
+
+def _presets(chosen: str) -> dict[str, str]:
+    """Return the names to choose from, "" for none, with the words for each; the chosen one may be gone."""
+    try:
+        known = {"": "none"} | {name: name for name in load_presets()}
+    except SettingsError:  # a damaged file; choosing a preset says so
+        known = {"": "none"}
+    return known if chosen in known else known | {chosen: f"{chosen} (missing)"}
+
+
+_OF_THE_WORKER = ("Speculation", "Engine")
+"""Tabs that have no effect on a model on a server."""
+_SERVED_TAB = "The loaded model is on a server: these settings are for models on this machine."
+
+
+class SettingsScreen(Dismissable[Settings | None]):
+    """Returns the settings after saving, or None when nothing was saved."""
+
+    CSS_PATH = "settings.tcss"
+    AUTO_FOCUS = "SettingRow .editor"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-tiny"), (72, "-narrow"), (114, "-wide"),
+    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("settings")
+    KEYS: ClassVar = "settings"
+
+    def __init__(self, services: Services, themes: Iterable[str]) -> None:
+        super().__init__()
+        self._services = services
+        self._settings = services.settings
+        self._themes = sorted(themes)
+        self._theme_before = ""
+        self._saving = False
+        self._sources: dict[str, str] = {}
+
+    def compose(self) -> ComposeResult:
+        self._sources = self._services.setting_sources.read()
+        with Vertical(id="form") as form:
+            form.border_title = "Settings"
+            with TabbedContent():
+                for tab in TABS:
+                    with TabPane(tab, id=tab.lower()), VerticalScroll(can_focus=False):
+                        for field in fields(tab):
+                            value = current(self._settings, field)
+                            note = self._served_note(tab, field) or self._note(field)
+                            yield SettingRow(field, value, self._themes, note, self._unset(field))
+                        if note := _SERVED_TAB if self._is_served and tab in _OF_THE_WORKER else NOTES.get(tab):
+                            yield Static(note, classes="note", markup=False)
+        yield Static(id="hint", markup=False)
+        yield KeyFooter()
+
+    def on_compose(self) -> None:
+        set_size_classes(self)
+
+    def on_mount(self) -> None:
+        self._theme_before = self.app.theme
+        self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
+
+    def on_unmount(self) -> None:
+        # Textual lets a text area go only when the theme changes after it was closed.
+        watchers = getattr(self.app, "__watchers", {}).get("theme", [])
+        watchers[:] = [one for one in watchers if not (isinstance(one[0], TextArea) and not one[0].is_attached)]
+
+    @property
+    def _rows(self) -> list[SettingRow]:
+        return list(self.query(SettingRow))
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        # A field at the lower edge brings its neighbors into view, so that the user sees where Tab leads.
+        for row in self._rows:
+            if row in event.widget.ancestors:
+                row.scroll_visible(animate=False)
+                self._show_hint(row)
+
+    def _show_hint(self, row: SettingRow) -> None:
+        """Show range, default and source at the bottom; the help too where it has no room beside the field."""
+        hint, invalid = self.query_one("#hint", Static), row.has_class("-invalid")
+        hint.update(row.text_beside if invalid else " · ".join(self._facts(row)))
+        hint.set_class(invalid, "-invalid")
+
+    def _facts(self, row: SettingRow) -> list[str]:
+        field, facts = row.field, [] if self.has_class("-wide") else [row.text_beside]
+        if field.limits:
+            facts.append(field.limits)
+        facts.append(row.unset if "default" in row.unset else f"default {row.unset or field.default_shown}")
+        if source := self._sources.get(field.key):
+            facts.append(source)
+        preset = self._services.conversation.preset
+        used = current(preset.applied_to(self._settings), field)
+        if used != current(self._settings, field):
+            own = {"chat.reasoning": preset.reasoning[0] or None, "chat.reasoning_budget": preset.reasoning[1]}
+            by = " by its preset" if own.get(field.key) is None else ""
+            facts.append(f"{clean_line(str(field.shown(used)))} in this chat{by}")
+        return facts
+
+    @on(SettingRow.Edited)
+    def _row_edited(self, event: SettingRow.Edited) -> None:
+        self._show_hint(event.row)
+        if event.row.field.kind == "theme":
+            self._services.show_theme(event.row.content if event.row.changed else self._theme_before)
+
+    def show_row(self, row: SettingRow) -> None:
+        """Open its tab and focus it."""
+        pane = next(node for node in row.ancestors if isinstance(node, TabPane))
+        self.query_one(TabbedContent).active = pane.id or ""
+        row.editor.focus()
+
+    def action_tab(self, step: int) -> None:
+        """Open the next or previous tab and focus its first field."""
+        tabs = self.query_one(TabbedContent)
+        names = [tab.lower() for tab in TABS]
+        tabs.active = names[(names.index(tabs.active) + step) % len(names)]
+        # Not before the old tab is hidden, which takes the focus from what it holds.
+        self.call_after_refresh(tabs.get_pane(tabs.active).query(".editor").first().focus)
+
+    def action_defaults(self) -> None:
+        focused = self.focused
+        for row in self._rows:
+            if focused is not None and row in focused.ancestors:
+                row.put(row.field.default)
+
+    @property
+    def _is_served(self) -> bool:
+        return isinstance(self._services.loaded, ServerModel)
+
+    def _served_note(self, tab: str, field: Field) -> str:
+        """Return why a setting has no effect on the loaded model if that is on a server, "" else."""
+        model = self._services.conversation.model
+        if not self._is_served or tab in _OF_THE_WORKER:  # the tab says so
+            return ""
+        if field.section in ("engine", "speculation"):
+            return "not for the loaded model, which is on a server"
+        ignored = model is not None and field.name in model.ignored and field.section in ("sampling", "chat")
+        return "not supported by the server" if ignored else ""
+
+    def _note(self, field: Field) -> str:
+        """Return what tuning made of a setting of the loaded model, or what is recommended for it; "" if nothing."""
+        recommended = self._services.conversation.recommended
+        if field.section == "sampling" and recommended is not None and field.name in recommended.sampling:
+            return f"empty = {recommended.sampling[field.name]:g}, recommended {_RECOMMENDED[recommended.source]}"
+        return self._tuned_note(field)
+
+    def _unset(self, field: Field) -> str:
+        """Return what is shown in place of a setting that is empty."""
+        if field.default is not None:
+            return ""
+        if self._is_served:
+            return "server default"
+        return f"{getattr(self._services.conversation.default_sampling, field.name):g}"
+
+    def _tuned_note(self, field: Field) -> str:
+        """Return what tuning made of a setting of the loaded model, "" if nothing."""
+        conversation = self._services.conversation
+        tuned = conversation.tuned
+        choice = tuned.choice_of(field.key) if tuned is not None else None
+        if choice is None or all(
+            value_of(conversation.in_effect, key) == value_of(conversation.settings, key) for key in choice.keys
+        ):
+            return ""
+        gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
+                 if gain]  # fmt: skip
+        how = "tuned with an earlier engine" if tuned is not None and tuned.is_outdated else "tuned"
+        words = ", ".join((f"{how}: {choice.words}", *gains))
+        return words + (" · undone from the next load" if conversation.tuning_undone else " · F8 undoes")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "undo_tuning":
+            return self._services.conversation.tuned is not None and not self._services.conversation.tuning_undone
+        return True
+
+    @work
+    async def action_undo_tuning(self) -> None:
+        conversation, model = self._services.conversation, self._services.loaded_path
+        if conversation.tuned is None or model is None:
+            return
+        try:
+            await asyncio.to_thread(TunedSettings().forget, model)
+        except CpuchatError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        conversation.tuning_undone = True
+        for row in self._rows:
+            row.note = self._note(row.field)
+            row.check()
+        self.refresh_bindings()
+        self.notify("Tuning undone from the next load.")
+
+    def action_save(self) -> None:
+        wrong = [row for row in self._rows if row.check()]
+        if wrong:
+            self.show_row(wrong[0])
+            self.notify(f"{wrong[0].field.label} {wrong[0].check()}.", severity="warning", markup=False)
+            return
+        changes: dict[str, dict[str, Any]] = {}
+        for row in self._rows:
+            if row.changed:
+                changes.setdefault(row.field.section, {})[row.field.name] = row.field.parse(row.content)
+        if not changes:
+            self.dismiss(None)
+        elif not self._saving:
+            self._saving = True
+            self._save(changes)
+
+    @work
+    async def _save(self, changes: dict[str, dict[str, Any]]) -> None:
+        try:
+            await asyncio.to_thread(settings_file.update, changes)
+            self._services.setting_sources.saved(changes)
+            self.notify("Settings saved.")
+            # Others may have changed while this form was open: only what was changed here is put into them.
+            self.dismiss(with_changes(self._services.settings, changes))
+        except (CpuchatError, OSError) as error:
+            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
+        finally:
+            self._saving = False
+
+    @work
+    async def action_close(self) -> None:
+        if any(row.changed for row in self._rows):
+            question = "There are unsaved changes."
+            if not await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Discard", "Keep editing")):
+                return
+        self.app.theme = self._theme_before
+        self.dismiss(None)

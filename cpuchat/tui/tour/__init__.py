@@ -1,1 +1,0 @@
-"""The tour of `cpuchat demo --tour`: the app shows itself to an audience."""
