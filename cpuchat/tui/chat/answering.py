@@ -28,7 +28,7 @@ from cpuchat.tui.chat.messages import last_turn, shown_steps
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.markdown.drafted import Spans
+from cpuchat.tui.markdown.message_view import Spans
 from cpuchat.tui.markdown.transcript import TranscriptMessage
 
 _TITLES = {

@@ -13,8 +13,7 @@ from cpuchat.present.answers import summary
 from cpuchat.present.tools import returned, title
 from cpuchat.protocol.messages import ToolStep
 from cpuchat.tui.chat.frame import fit
-from cpuchat.tui.markdown.drafted import Spans
-from cpuchat.tui.markdown.message_view import Step, TranscriptMessage
+from cpuchat.tui.markdown.message_view import Spans, Step, TranscriptMessage
 
 SUMMARY = "Summary of earlier messages"
 _GIST = 40  # characters of a folded system prompt

@@ -36,7 +36,7 @@ from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
 from cpuchat.tui.commands import Palette, listing
-from cpuchat.tui.markdown.parser import warm_up
+from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage

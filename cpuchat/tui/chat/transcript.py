@@ -17,10 +17,9 @@ from textual.strip import Strip
 
 from cpuchat.chats.store import Matcher
 from cpuchat.tui import keys
-from cpuchat.tui.markdown.entries import MessageSource
 from cpuchat.tui.markdown.message_view import Step
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
-from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
