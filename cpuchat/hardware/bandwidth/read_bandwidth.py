@@ -1,15 +1,9 @@
-"""Keeps the read bandwidth of the cores in use, the denominator of utilization; measured once per set of cores.
+"""Read bandwidth of sets of CPUs, measured in a process of its own (`read_probe`) and cached.
 
-Surveys the read bandwidth: one core, one L3 group, all cores, and every NUMA node to every other.
-
-This is what tells the fabric link of an L3 group from the memory behind it, and how many cores of each L3 group are
-enough to use the memory up.
-
-Measures the read bandwidth of a set of CPUs, in a separate process (`read_probe`).
-
-Caches the measured bandwidths of this machine, so that they are measured once.
-
-An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA nodes) and to the cores that were measured.
+That of the cores in use is the denominator of utilization. A survey measures one core, one L3 group, all cores, and
+every NUMA node to every other: it tells the fabric link of an L3 group from the memory behind it, and how many cores of
+each L3 group are enough to use the memory up. A cached entry belongs to a machine (its CPU, its microcode, its memory,
+its NUMA nodes) and to the cores that were measured.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.memory import available_bytes, meminfo
-from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, current, launch_command
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.sysfs import cpuinfo_values, format_cpu_list, parse_cpu_list, read_text
 from cpuchat.hardware.topology import Topology
@@ -53,7 +47,6 @@ _MODULE = "cpuchat.hardware.bandwidth.read_probe"
 _OPTIONS: list[str] = []  # further options of the probe, for tests
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
-_MEMORY_REFUSED: Final = "CPUCHAT_MEMORY_REFUSED"
 
 Cancelled = Callable[[], bool]
 
@@ -123,8 +116,6 @@ def measure(
     ]  # fmt: skip
     words = memory if node is None else f"bind:{node}"
     if words:
-        from cpuchat.hardware.numa.mempolicy import launch_command
-
         command = launch_command(words, command)
     found = _run(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
     refused = found.get("memory_refused")
@@ -182,7 +173,7 @@ def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, An
         Interrupted: `cancelled` said so.
     """
     environment = child_environment()
-    environment.pop(_MEMORY_REFUSED, None)
+    environment.pop(MEMORY_REFUSED, None)
     end = monotonic() + limit
     try:
         process = subprocess.Popen(
