@@ -185,7 +185,7 @@ class PlainChat:
 
     async def _attached(self, text: str) -> Attach:
         """Read what a message names, and say it."""
-        from cpuchat.attachments import attach, start_folder
+        from cpuchat.session.attachments import attach, start_folder
 
         sent = await asyncio.to_thread(attach, text, start_folder())
         if sent:
@@ -230,7 +230,7 @@ class PlainChat:
 
     async def _summarized(self) -> bool:
         """Summarize the chat; False when that was stopped."""
-        from cpuchat.compacting import compact
+        from cpuchat.session.summaries import compact
 
         trimmed: ContextTrimmed | None = None
 
@@ -265,7 +265,7 @@ class PlainChat:
                 await self._model(preset.model)
 
     async def _reasoning(self, choice: str) -> None:
-        from cpuchat.chat_preset import reasoning_of
+        from cpuchat.session.preset import reasoning_of
 
         if choice:
             await self._conversation.preset.set_reasoning(*reasoning_of(choice))

@@ -13,7 +13,7 @@ from cpuchat.present.tools import title
 if TYPE_CHECKING:
     from cpuchat.chats.records import Chat, StoredMessage
     from cpuchat.cli.output import Terminal
-    from cpuchat.conversation import Conversation
+    from cpuchat.session.conversation import Conversation
 
 Commands = dict[str, tuple[str, Callable[[str], Coroutine[Any, Any, None]]]]
 """By name: what `/help` says, and what runs it with the rest of the line."""

@@ -15,7 +15,6 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.cli.output import Terminal
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.present.answers import context_trimmed, queued, reconnecting
 from cpuchat.present.tools import title
 from cpuchat.protocol.messages import (
@@ -33,6 +32,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
 
 
 class Sink(Protocol):

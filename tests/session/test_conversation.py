@@ -20,7 +20,6 @@ from cpuchat.chats.records import title_of
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol.messages import (
@@ -33,6 +32,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import MAX_CPU_WAIT
+from cpuchat.session.conversation import Conversation
 from tests.models.drafts.files import write_catalog
 from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited

@@ -1,0 +1,182 @@
+"""What a chat session tells the one who shows it, beside the events of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cpuchat.chats.history import Attach
+from cpuchat.chats.records import Attachment
+from cpuchat.config.servers import Source
+from cpuchat.protocol.messages import AnyEvent, ContextTrimmed, Failed, GenerationFinished, Tool, ToolCall
+from cpuchat.tools.loop import Choice
+
+Severity = Literal["information", "warning", "error"]
+
+
+@dataclass(frozen=True, eq=False)  # two with the same text are two
+class Outgoing:
+    """A message that has left the prompt. `attach` reads what it names; `editing` is the id of the message that it
+    replaces, whose attachments are `resent`, by mark.
+    """
+
+    text: str
+    attach: Attach | None = None
+    editing: int | None = None
+    resent: Mapping[str, Attachment] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A notice for the user."""
+
+    text: str
+    severity: Severity = "information"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An action that is not possible now, and why."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class StateChanged:
+    """Something began to run, or ended."""
+
+
+@dataclass(frozen=True)
+class QueueChanged:
+    """Other messages are queued."""
+
+
+@dataclass(frozen=True)
+class ChatListChanged:
+    """A chat is new, or has another title or place in the list."""
+
+
+@dataclass(frozen=True)
+class SaveProblemChanged:
+    """The answer cannot be saved (`ChatHistory.save_problem`), or is saved now."""
+
+
+@dataclass(frozen=True)
+class MessagesChanged:
+    """Only the messages of the chat before the index `end` are to be shown; None: all of them."""
+
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class MessageSent:
+    """A message is next; it is not stored yet."""
+
+    message: Outgoing
+
+
+@dataclass(frozen=True)
+class MessageStored:
+    """An answer has its first event: the chat has its id, and the question its attachments."""
+
+
+@dataclass(frozen=True)
+class MessageReturned:
+    """A message that could not be stored."""
+
+    message: Outgoing
+
+
+@dataclass(frozen=True)
+class AnswerBegun:
+    """An answer is asked for. `message`: to a new message, else to one that has an answer. `continues`: it is the end
+    of the last answer. `summarizes`: it is a summary of the chat.
+    """
+
+    message: Outgoing | None = None
+    continues: bool = False
+    summarizes: bool = False
+
+
+@dataclass(frozen=True)
+class AnswerEnded:
+    """An answer is over, whole or not. `last`: its last event."""
+
+    last: AnyEvent | None
+
+
+@dataclass(frozen=True)
+class SummaryEnded:
+    """A summary is over. None of it is kept unless `is_kept`; `trimmed`: what was too long to be summarized."""
+
+    finished: GenerationFinished | None
+    trimmed: ContextTrimmed | None
+    problem: Failed | None
+    is_kept: bool
+
+
+@dataclass(frozen=True)
+class NotAnswered:
+    """A full chat has no room for its last question: the user chose so, or stopped the summary."""
+
+
+@dataclass(frozen=True)
+class WhenFullAsked:
+    """The user is to say what the chat does when its context is full; `ChatSession.choose_when_full` goes on."""
+
+    failed: Failed
+
+
+@dataclass(frozen=True)
+class QuestionTooLong:
+    """The last question is too long by itself."""
+
+
+@dataclass(frozen=True)
+class ApprovalAsked:
+    """The user is to approve a call of a tool; `ChatSession.approve` goes on."""
+
+    tool: Tool
+    call: ToolCall
+
+
+@dataclass(frozen=True)
+class ApprovalEnded:
+    """A call was approved or refused, or the answer with it was stopped (None)."""
+
+    choice: Choice | None
+
+
+@dataclass(frozen=True)
+class LoadBegun:
+    """A model is being loaded; `again`: the one before, as another could not be loaded."""
+
+    source: Source
+    again: bool
+
+
+@dataclass(frozen=True)
+class LoadEnded:
+    """A load is over. `last`: its last event, `ModelLoaded` if the model is ready."""
+
+    source: Source
+    last: AnyEvent | None
+
+
+@dataclass(frozen=True)
+class MeasurementEnded:
+    """A measurement is over; it may have loaded or unloaded the model."""
+
+
+@dataclass(frozen=True)
+class ToolsChanged:
+    """Other tools are offered to the model."""
+
+
+SessionEvent = (
+    AnyEvent | Told | Refused | StateChanged | QueueChanged | ChatListChanged | SaveProblemChanged | MessagesChanged
+    | MessageSent | MessageStored | MessageReturned | AnswerBegun | AnswerEnded | SummaryEnded | NotAnswered
+    | WhenFullAsked | QuestionTooLong | ApprovalAsked | ApprovalEnded | LoadBegun | LoadEnded | MeasurementEnded
+    | ToolsChanged
+)  # fmt: skip
