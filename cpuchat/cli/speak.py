@@ -1,13 +1,7 @@
-"""`cpuchat speak`: reads a text aloud, or writes it to a WAV file.
-
-Reads one text aloud for a command.
-
-Prints an answer phrase by phrase, for screen readers.
-"""
+"""`cpuchat speak`: reads a text aloud, or writes it to a WAV file; and what reads a text aloud for other commands."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +10,6 @@ import click
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.paths import shown
-from cpuchat.base.text import clean_line
 from cpuchat.cli.options import file_option, laid_over, setting, stacked
 from cpuchat.cli.output import Terminal, json_line
 from cpuchat.config.settings import SpeechSection
@@ -176,63 +169,3 @@ class Aloud:
 
     def _fail(self, error: CpuchatError) -> None:
         self._problem = error
-
-
-_LONGEST_PHRASE = 240
-_PHRASE = re.compile(r"\n|[.!?:;…][\"')\]”’*_]*\s|[。！？]")
-
-
-class Phrases:
-    """Prints an answer and its reasoning in sentences and lines: from single words, a screen reader makes
-    stammering.
-    """
-
-    def __init__(self, terminal: Terminal, name: str, show_reasoning: bool, hint: str = "") -> None:
-        """`hint` is printed when the model begins to reason."""
-        self._terminal, self._name, self._shows = terminal, clean_line(name) or "Answer", show_reasoning
-        self._hint = hint
-        self._waiting = self._thought = ""
-        self._begun = self._reasoned = False
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Return whether the model reasons now."""
-        return self._reasoned and not (self._begun or self._waiting)
-
-    def answer(self, text: str) -> None:
-        self._end_reasoning()
-        self._waiting += text
-        self._print(_end_of_phrase(self._waiting))
-
-    def reasoning(self, text: str) -> None:
-        if not self._reasoned:
-            self._terminal.note(f"The model is reasoning. {self._hint}".rstrip())
-        self._reasoned = True
-        if self._shows:
-            self._thought += text
-            end = _end_of_phrase(self._thought)
-            self._terminal.reasoning(self._thought[:end])
-            self._thought = self._thought[end:]
-
-    def finish(self) -> None:
-        """Print the rest."""
-        self._end_reasoning()
-        self._print(len(self._waiting))
-
-    def _end_reasoning(self) -> None:
-        self._terminal.reasoning(self._thought)
-        self._thought = ""
-
-    def _print(self, end: int) -> None:
-        phrase, self._waiting = self._waiting[:end], self._waiting[end:]
-        if phrase:
-            self._terminal.answer(phrase if self._begun else f"{self._name}: {phrase.lstrip()}")
-            self._begun = True
-
-
-def _end_of_phrase(text: str) -> int:
-    """Return where the last whole phrase ends, 0 without one; a very long one ends at a space."""
-    end = max((found.end() for found in _PHRASE.finditer(text)), default=0)
-    if not end and len(text) > _LONGEST_PHRASE:
-        end = text.rfind(" ") + 1 or len(text)
-    return end

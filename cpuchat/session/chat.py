@@ -105,7 +105,7 @@ class ChatSession:
         conversation.on_save_problem = self._tell_save_problem
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
-        self._loading = False
+        self._is_awaited = self._loading = False
         self._held = False  # the last answer failed: what is queued waits for the user
         self._behind = 0  # messages in the queue that come after one that is edited
         self._full: Failed | None = None  # the last message had no room
@@ -225,7 +225,7 @@ class ChatSession:
                 self._go_on()
 
         self._task = asyncio.create_task(run(), name="chat-session")
-        self._task.add_done_callback(_raise_error)
+        self._task.add_done_callback(self._raise_error)
 
     async def stop_background(self) -> None:
         """Stop the work for idle time; it starts again when the session is idle."""
@@ -250,9 +250,18 @@ class ChatSession:
             await asyncio.wait({task})
 
     async def settled(self) -> None:
-        """Wait until nothing runs and nothing is about to be sent."""
-        while (task := self._task) is not None or (self.queue and self.loaded and not self._held):
-            await (asyncio.wait({task}) if task is not None else asyncio.sleep(0))
+        """Wait until nothing runs and nothing is about to be sent. Raises what `listen` raised."""
+        self._is_awaited = True
+        try:
+            while (task := self._task) is not None or (self.queue and self.loaded and not self._held):
+                await (task if task is not None else asyncio.sleep(0))
+        finally:
+            self._is_awaited = False
+
+    def _raise_error(self, task: asyncio.Task[None]) -> None:
+        """Raise the error of a task that nobody awaits, where the event loop reports those of callbacks."""
+        if not self._is_awaited and not task.cancelled():
+            task.result()
 
     def measure(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
         """Run a measurement, which may load the model again, in the place of an answer; `leave` stops it."""
@@ -453,13 +462,18 @@ class ChatSession:
         elif failed.alone:
             self._emit(QuestionTooLong())
         elif (chat := self.conversation.chat) is not None and len(self.conversation.messages) > 1:
-            if not chat.when_full:
+            if self.makes_room(failed):
+                self._make_room(chat.when_full)
+            elif not chat.when_full:
                 self._full_chat = chat.id
                 self._emit(WhenFullAsked(failed))
-            elif chat.when_full != "stop":
-                self._make_room(chat.when_full)
 
     # A full context
+
+    def makes_room(self, failed: Failed) -> bool:
+        """Return whether the last question failed because the context is full, and the chat knows what to do then."""
+        chat, is_full = self.conversation.chat, failed.code == "context_full" and not failed.alone
+        return is_full and self.conversation.kept_all and chat is not None and chat.when_full in ("compact", "drop")
 
     async def choose_when_full(self, choice: WhenFull) -> None:
         """Do what the full chat is to do from now on, and answer its last question; "": not now. Raises ChatsError."""
@@ -663,9 +677,3 @@ class ChatSession:
         ChatsError.
         """
         await self.conversation.preset.set_reasoning(*reasoning_of(choice))
-
-
-def _raise_error(task: asyncio.Task[None]) -> None:
-    """Raise the error of a task where the event loop reports those of callbacks: nobody awaits it."""
-    if not task.cancelled():
-        task.result()
