@@ -13,7 +13,7 @@ from typing import Protocol, Self, TypeVar
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
 from cpuchat.chats.store import ChatStore
-from cpuchat.cli.output import Terminal
+from cpuchat.cli.terminal import Terminal
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
 from cpuchat.present.answers import context_trimmed, queued, reconnecting
