@@ -300,7 +300,7 @@ class Comparison:
         return specs[0], specs[1]
 
     def _peak_of(self, cpus: tuple[int, ...], memory: str) -> Peak | None:
-        from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of
+        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
 
         if self.runners[0].settings.hardware.probe:
             return peak_of(cpus, memory, cancelled=lambda: self.stopped)

@@ -234,7 +234,7 @@ class PassProbe(IdleProbe):
 
     async def _measure_cores(self, spec: PlacementSpec, placement: Placement) -> None:
         from cpuchat.bench.cost_probe import CostProbe, save_passes
-        from cpuchat.hardware.bandwidth.peaks import RETRY_SECONDS
+        from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
 
         peak, fitted = await run_in_daemon_thread(lambda: self._peak(placement)), None
         if self._stopped:
@@ -260,7 +260,7 @@ class PassProbe(IdleProbe):
 
     def _peak(self, placement: Placement) -> Peak | None:
         """Return the read bandwidth of these cores, measured if it is not known; None beside other programs."""
-        from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of
+        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
 
         cpus, memory = placement.cpus, placement.memory.words
         peak_of(cpus, memory, retry_after=0.0, cancelled=lambda: self._stopped)

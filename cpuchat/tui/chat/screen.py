@@ -49,7 +49,7 @@ from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import COMPARE, WelcomePane, questions, start_of
-from cpuchat.tui.markdown.parser import warm_up
+from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage, yield_to_inference

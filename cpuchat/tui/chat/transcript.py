@@ -42,11 +42,9 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
 from cpuchat.tui.chat.frame import fit
-from cpuchat.tui.markdown.drafted import Spans
-from cpuchat.tui.markdown.entries import MessageSource
-from cpuchat.tui.markdown.message_view import Step
+from cpuchat.tui.markdown.message_view import Spans, Step
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
-from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
