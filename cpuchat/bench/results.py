@@ -38,8 +38,8 @@ from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import split_parts
-from cpuchat.protocol.messages import FlashAttention
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.options import FlashAttention
 from cpuchat.telemetry import units
 
 

@@ -329,15 +329,10 @@ class Bench:
         setup = cells[0].setup
         self.progress.what = f"loading {Path(setup.model).name}"
         self._tell()
-        engine = self._chosen.engine
+        chosen = setup.settings(self._chosen)
         options = msgspec.structs.replace(
-            self._chosen.load_options(setup.draft),
-            n_ctx=max(engine.ctx, self._context(cells)),
-            n_batch=setup.batch or engine.batch,
-            n_ubatch=min(setup.ubatch or engine.ubatch, setup.batch or engine.batch),
-            type_k=setup.cache_type_k,
-            type_v=setup.cache_type_v,
-            flash_attn=setup.flash_attn,
+            chosen.load_options(setup.draft),
+            n_ctx=max(chosen.engine.n_ctx, self._context(cells)),
             calibrate=any(cell.drafters != OFF for cell in cells),
         )
 
@@ -347,7 +342,7 @@ class Bench:
             self._tell()
 
         model = await load_to_measure(
-            self._backend, Path(setup.model), options, setup.placement(self._chosen), lambda: self._stopped, tell
+            self._backend, Path(setup.model), options, PlacementSpec.of(chosen), lambda: self._stopped, tell
         )
         if self._speech is not None and any(cell.speech for cell in cells):
             await self._speech.prepare(model)

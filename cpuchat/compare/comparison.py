@@ -239,7 +239,7 @@ class Comparison:
             settings = [runner.settings for runner in self.runners]
             n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings, self._library)
             for runner in self.runners:
-                runner.settings.engine.ctx = runner.settings.engine.ctx or n_ctx
+                runner.settings.engine.n_ctx = runner.settings.engine.n_ctx or n_ctx
             self._checked = True
 
     def _own_specs(self) -> tuple[PlacementSpec, PlacementSpec]:

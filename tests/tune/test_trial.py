@@ -32,7 +32,7 @@ async def conversation(model: Path) -> AsyncIterator[Conversation]:
     settings.speculation.drafters = "off"
     settings.sampling.temperature = 0.0
     settings.chat.max_tokens = 40
-    settings.engine.ctx = 2048
+    settings.engine.n_ctx = 2048
     store = ChatStore(paths.chats_db())
     core = Conversation(settings=settings, backend=LocalBackend(state_dir=paths.kv_dir()), store=store)
     try:
