@@ -186,7 +186,7 @@ def test_what_the_app_remembers_by_itself_leaves_config_toml_alone() -> None:
 
 
 def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
-    dotfiles = tmp_path / "dotfiles" / "cpuchat.base.toml"
+    dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
     dotfiles.parent.mkdir()
     dotfiles.write_text("# mine\n")
     dotfiles.chmod(0o640)
@@ -204,7 +204,7 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
 
 def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     script = (
-        "import sys; from cpuchat import files; from cpuchat.config.settings import update\n"
+        "import sys; from cpuchat.base import files; from cpuchat.config.settings import update\n"
         "files.LOCK_SECONDS = 1000\n"
         "for n in range(20): update({'engine': {sys.argv[1]: n}})"
     )
