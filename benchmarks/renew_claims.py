@@ -19,13 +19,10 @@ from typing import Any
 
 from common import RESULTS, run_main, spread
 
-from cpuchat.costmodel.passes import pass_cost
-from cpuchat.costmodel.usual import SCENARIOS
+from cpuchat.costs.model import SCENARIOS, pass_cost
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.choices import usual_draft
-from cpuchat.planner.machine_specs import find_machine
-from cpuchat.planner.model_specs import find_model
-from cpuchat.planner.plan import Plan, Range, Workload, make_plan
+from cpuchat.planner.plan import Plan, Range, Workload, make_plan, usual_draft
+from cpuchat.planner.specs import find_machine, find_model
 from cpuchat.present.plan import rates
 
 PAGE = Path(__file__).parents[1] / "docs/claims.md"
