@@ -74,6 +74,9 @@ class Paced:
 
     async def cancel(self) -> None: ...
 
+    async def end_reasoning(self) -> bool:
+        return False
+
     async def unload(self) -> None: ...
 
     async def count_tokens(self, text: str) -> None: ...
