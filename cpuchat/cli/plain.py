@@ -200,7 +200,7 @@ class PlainChat:
         from cpuchat.session import events
 
         match event:
-            case events.Told() | events.Refused():
+            case events.Told():
                 self._terminal.note(event.text)
             case events.LoadBegun():
                 self._terminal.begin_waiting()
@@ -228,13 +228,6 @@ class PlainChat:
                 self._terminal.note(f"Not answered. {again}")
             case Failed():
                 self._fail(event)
-            case (
-                events.StateChanged() | events.QueueChanged() | events.ChatListChanged() | events.SaveProblemChanged()
-                | events.MessagesChanged() | events.MessageSent() | events.MessageStored() | events.MessageReturned()
-                | events.WhenFullAsked() | events.QuestionTooLong() | events.ApprovalAsked() | events.ApprovalEnded()
-                | events.LoadEnded() | events.MeasurementEnded() | events.ToolsChanged()
-            ):  # fmt: skip
-                pass
             case _:
                 self._session.show(event)
 

@@ -184,8 +184,8 @@ class Session:
         self.answer, self._sink = answer or Answer(), sink
         self.stopped = "Stopped before the first token."
 
-    def show(self, event: AnyEvent) -> None:
-        """Print an event of a load or of an answer. Raises CpuchatError if it failed."""
+    def show(self, event: object) -> None:
+        """Print an event of a load or of an answer; others are ignored. Raises CpuchatError if it failed."""
         self._pass_on_interrupt(event)
         match event:
             case PrefillProgress():
@@ -218,7 +218,7 @@ class Session:
             case _:
                 pass
 
-    def _pass_on_interrupt(self, event: AnyEvent) -> None:
+    def _pass_on_interrupt(self, event: object) -> None:
         """Repeat a Ctrl+C that arrived before the worker was ready for it."""
         if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
             self._cancel()

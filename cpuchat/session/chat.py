@@ -28,34 +28,9 @@ from cpuchat.protocol.messages import (
     Tool,
     ToolCall,
 )
+from cpuchat.session import events
 from cpuchat.session.conversation import Conversation
-from cpuchat.session.events import (
-    AnswerBegun,
-    AnswerEnded,
-    ApprovalAsked,
-    ApprovalEnded,
-    ChatListChanged,
-    LoadBegun,
-    LoadEnded,
-    MeasurementEnded,
-    MessageReturned,
-    MessagesChanged,
-    MessageSent,
-    MessageStored,
-    NotAnswered,
-    Outgoing,
-    QuestionTooLong,
-    QueueChanged,
-    Refused,
-    SaveProblemChanged,
-    SessionEvent,
-    Severity,
-    StateChanged,
-    SummaryEnded,
-    Told,
-    ToolsChanged,
-    WhenFullAsked,
-)
+from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
 from cpuchat.session.summaries import compact, title_chat, wants_title
 from cpuchat.session.tools import ChatTools
@@ -82,7 +57,7 @@ class Background(Protocol):
 class ChatSession:
     """Runs one load, answer, summary or measurement at a time, and queues messages meanwhile. Use from one event loop.
 
-    An action that is not possible now says why (`Refused`, `Told`) and does nothing. `listen` is called with each event
+    An action that is not possible now says why (`Told`) and does nothing. `listen` is called with each event
     as it happens; where it returns an awaitable, `AnswerBegun` waits for that.
     """
 
@@ -102,7 +77,7 @@ class ChatSession:
         self.leaving = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
         conversation.preset.of_new_chats = lambda: conversation.settings.chat.preset
-        conversation.on_save_problem = self._tell_save_problem
+        conversation.on_save_problem = self._tell_saving
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
         self._is_awaited = self._loading = False
@@ -179,11 +154,11 @@ class ChatSession:
         return self._clock.seconds_left(event) if self._clock is not None else self.conversation.meter.prefill_left_s
 
     def tell(self, text: str, severity: Severity = "information") -> None:
-        self._emit(Told(text, severity))
+        self._emit(events.Told(text, severity))
 
     def refuse(self, text: str) -> None:
         """Say why an action is not possible."""
-        self._emit(Refused(text))
+        self._emit(events.Told(text, "warning", refuses=True))
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""
@@ -205,8 +180,8 @@ class ChatSession:
     def _emit(self, event: SessionEvent) -> Awaitable[None] | None:
         return self.listen(event)
 
-    def _tell_save_problem(self) -> None:
-        self._emit(SaveProblemChanged())
+    def _tell_saving(self) -> None:
+        self._emit(events.Changed("saving"))
 
     # What runs
 
@@ -215,13 +190,13 @@ class ChatSession:
 
         async def run() -> None:
             self._held = False
-            self._emit(StateChanged())
+            self._emit(events.Changed("state"))
             try:
                 await self.stop_background()
                 await work
             finally:
                 self._task, self._loading = None, False
-                self._emit(StateChanged())
+                self._emit(events.Changed("state"))
                 self._go_on()
 
         self._task = asyncio.create_task(run(), name="chat-session")
@@ -276,21 +251,21 @@ class ChatSession:
             self._leave = None
             if self.source is not None:
                 self.loaded = self.conversation.model is not None
-            self._emit(MeasurementEnded())
+            self._emit(events.Changed("model"))
 
-    async def _stream(self, events: AsyncGenerator[AnyEvent, None], *, stores: bool = False) -> AnyEvent | None:
+    async def _stream(self, answer: AsyncGenerator[AnyEvent, None], *, stores: bool = False) -> AnyEvent | None:
         """Pass events on and return the last one; an error becomes `Failed`. `stores`: of an answer."""
         last: AnyEvent | None = None
         try:
-            async with contextlib.aclosing(events):
-                async for event in events:
+            async with contextlib.aclosing(answer):
+                async for event in answer:
                     if last is None and stores:
-                        self._emit(MessageStored())
+                        self._emit(events.Changed("question"))
                     last = event
                     self._emit(event)
         except CpuchatError as error:
             if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
-                self._emit(MessagesChanged())
+                self._emit(events.MessagesChanged())
             last = Failed(code=error.code, message=error.message, hint=error.hint)
             self._emit(last)
         return last
@@ -311,10 +286,10 @@ class ChatSession:
 
     async def _load_one(self, source: Source, again: bool = False) -> AnyEvent | None:
         self.source, self.loaded = source, False
-        self._emit(LoadBegun(source, again))
+        self._emit(events.LoadBegun(source, again))
         last = await self._stream(self.conversation.load_model(source))
         self.loaded = isinstance(last, ModelLoaded)
-        self._emit(LoadEnded(source, last))
+        self._emit(events.LoadEnded(source, last))
         return last
 
     async def show_ceiling(self) -> None:
@@ -342,7 +317,7 @@ class ChatSession:
         if not self.loaded and not self.busy and self.source is not None:
             self.load(self.source)
         self._send_next()
-        self._emit(QueueChanged())
+        self._emit(events.Changed("queue"))
 
     def take_back(self, message: Outgoing) -> bool:
         """Take a message out of the queue to be edited, and sent in its place; False if it was sent meanwhile."""
@@ -356,18 +331,18 @@ class ChatSession:
         """Empty the queue and return what was in it."""
         messages, self.queue, self._behind = self.queue, [], 0
         if messages:
-            self._emit(QueueChanged())
+            self._emit(events.Changed("queue"))
         return messages
 
     def delete_queued(self, message: Outgoing) -> None:
         if message in self.queue:
             self.queue.remove(message)
-            self._emit(QueueChanged())
+            self._emit(events.Changed("queue"))
 
     def requeue(self, message: Outgoing) -> None:
         """Put a message that was returned before all others."""
         self.queue.insert(0, message)
-        self._emit(QueueChanged())
+        self._emit(events.Changed("queue"))
 
     def hold(self) -> None:
         """Send nothing after what runs."""
@@ -378,17 +353,17 @@ class ChatSession:
         if not self.queue or not self.loaded or self.busy:
             return
         message = self.queue.pop(0)
-        self._emit(QueueChanged())
+        self._emit(events.Changed("queue"))
         self._send(message)
 
     def _send(self, message: Outgoing) -> None:
         if message.editing is not None:
-            self._emit(MessagesChanged(self.question_index(message.editing)))
-            events = self.conversation.edit(message.text, message.editing, message.attach)
+            self._emit(events.MessagesChanged(self.question_index(message.editing)))
+            answer = self.conversation.edit(message.text, message.editing, message.attach)
         else:
-            events = self.conversation.send(message.text, attach=message.attach)
-        self._emit(MessageSent(message))
-        self._run(self._answer(events, message))
+            answer = self.conversation.send(message.text, attach=message.attach)
+        self._emit(events.MessageSent(message))
+        self._run(self._answer(answer, message))
 
     def regenerate(self, message_id: int = 0) -> bool:
         """Answer a question again, the last one if `message_id` is 0; False if that is not possible."""
@@ -397,7 +372,7 @@ class ChatSession:
         if (question := self.question_index(message_id)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._refuse_without_model():
-            self._emit(MessagesChanged(question + 1))
+            self._emit(events.MessagesChanged(question + 1))
             self._run(self._answer(self.conversation.regenerate(message_id)))
             return True
         return False
@@ -428,30 +403,30 @@ class ChatSession:
             self.tell("The model is not reasoning yet, or its server cannot interrupt it. Esc stops the answer.")
 
     async def _answer(
-        self, events: AsyncGenerator[AnyEvent, None], message: Outgoing | None = None, continues: bool = False
+        self, answer: AsyncGenerator[AnyEvent, None], message: Outgoing | None = None, continues: bool = False
     ) -> None:
         """Pass an answer on. A message that was not stored is returned."""
         before, conversation = self.history.question, self.conversation
         if message is not None and conversation.chat is None:
             with contextlib.suppress(CpuchatError):  # the answer fails with it
                 await conversation.preset.find()
-        if inspect.isawaitable(begun := self._emit(AnswerBegun(message, continues))):
+        if inspect.isawaitable(begun := self._emit(events.AnswerBegun(message, continues))):
             await begun
-        last = await self._stream(events, stores=True)
-        self._emit(AnswerEnded(last))
+        last = await self._stream(answer, stores=True)
+        self._emit(events.AnswerEnded(last))
         self._held = isinstance(last, Failed)
         if message is not None:
             not_begun = message.editing is None and self.history.question is before
             if not_begun or [storable(message.text)] != self.questions[-1:]:
                 self._held = True
-                self._emit(MessageReturned(message))
+                self._emit(events.MessageReturned(message))
         if isinstance(last, Failed) and last.code == "context_full" and (last.alone or conversation.kept_all):
             self._full = last
         elif isinstance(last, Failed) and not last.code.startswith("worker_") and conversation.model is None:
             self.loaded = False
         if not self._held and conversation.chat is not None and wants_title(conversation):
             self.untitled = conversation.chat.id
-        self._emit(ChatListChanged())
+        self._emit(events.Changed("chats"))
 
     def _go_on(self) -> None:
         """Make room in a full context, or send the next message, unless the last answer failed."""
@@ -460,13 +435,13 @@ class ChatSession:
             if not self._held:
                 asyncio.get_running_loop().call_soon(self._send_next)
         elif failed.alone:
-            self._emit(QuestionTooLong())
+            self._emit(events.QuestionTooLong())
         elif (chat := self.conversation.chat) is not None and len(self.conversation.messages) > 1:
             if self.makes_room(failed):
                 self._make_room(chat.when_full)
             elif not chat.when_full:
                 self._full_chat = chat.id
-                self._emit(WhenFullAsked(failed))
+                self._emit(events.WhenFullAsked(failed))
 
     # A full context
 
@@ -482,11 +457,11 @@ class ChatSession:
             await self.history.set_options(when_full=choice)
             self._make_room(choice)
         else:
-            self._emit(NotAnswered())
+            self._emit(events.NotAnswered())
 
     def _make_room(self, choice: WhenFull) -> None:
         if self.busy or choice == "stop":
-            self._emit(NotAnswered())
+            self._emit(events.NotAnswered())
         elif choice == "compact":
             self._run(self._compact(again=True))
         else:
@@ -502,7 +477,7 @@ class ChatSession:
             self._run(self._compact())
 
     async def _answer_last(self) -> None:
-        self._emit(MessagesChanged())
+        self._emit(events.MessagesChanged())
         await self._answer(self.conversation.regenerate())
 
     async def _compact(self, again: bool = False) -> None:
@@ -511,10 +486,10 @@ class ChatSession:
         problem: Failed | None = None
         finished: GenerationFinished | None = None
         trimmed: ContextTrimmed | None = None
-        self._emit(AnswerBegun(summarizes=True))
+        self._emit(events.AnswerBegun(summarizes=True))
         try:
-            async with contextlib.aclosing(compact(self.conversation)) as events:
-                async for event in events:
+            async with contextlib.aclosing(compact(self.conversation)) as summary:
+                async for event in summary:
                     match event:
                         case ContextTrimmed():
                             trimmed = event
@@ -529,24 +504,24 @@ class ChatSession:
         finally:
             self._clock = None
         is_kept = problem is None and finished is not None and len(self.conversation.messages) > before
-        self._emit(SummaryEnded(finished, trimmed, problem, is_kept))
+        self._emit(events.SummaryEnded(finished, trimmed, problem, is_kept))
         if is_kept and again:
             await self._answer_last()
         elif again:
-            self._emit(NotAnswered())
+            self._emit(events.NotAnswered())
 
     # Tools
 
     async def _ask_approval(self, tool: Tool, call: ToolCall) -> Choice:
         self._approval = asyncio.get_running_loop().create_future()
         choice: Choice | None = None
-        self._emit(ApprovalAsked(tool, call))
+        self._emit(events.ApprovalAsked(tool, call))
         try:
             choice = await self._approval
             return choice
         finally:
             self._approval = None
-            self._emit(ApprovalEnded(choice))
+            self._emit(events.ApprovalEnded(choice))
 
     def approve(self, choice: Choice) -> None:
         """Answer to `ApprovalAsked`."""
@@ -556,7 +531,7 @@ class ChatSession:
     def offer_folder(self, path: Path | None) -> None:
         """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
         self.tools.offer_folder(path)
-        self._emit(ToolsChanged())
+        self._emit(events.Changed("tools"))
 
     async def start_server(self, name: str, config: Server) -> ToolServer:
         """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
@@ -564,13 +539,13 @@ class ChatSession:
         try:
             return await self.tools.start_server(name, config)
         finally:
-            self._emit(ToolsChanged())
+            self._emit(events.Changed("tools"))
 
     async def end_server(self, name: str) -> None:
         """End an MCP server; the model has its tools no longer."""
         if name in self.tools.servers and not self.refuse_while_writing("change the tools"):
             await self.tools.end_server(name)
-            self._emit(ToolsChanged())
+            self._emit(events.Changed("tools"))
             self.tell_offered(f"MCP server {name} ended.")
 
     def tell_offered(self, text: str) -> None:
@@ -595,19 +570,19 @@ class ChatSession:
     def _leave_chat(self) -> None:
         self._full_chat = ""
         if self.tools.leave_chat():
-            self._emit(ToolsChanged())
+            self._emit(events.Changed("tools"))
 
     async def rename_chat(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""
         await self.history.rename(chat_id, title)
-        self._emit(ChatListChanged())
+        self._emit(events.Changed("chats"))
 
     async def pin_chat(self, chat_id: str) -> None:
         """List a chat before all others, or no longer. Raises ChatsError."""
         pinned = not (await self.history.stored_chat(chat_id)).pinned
         await self.history.pin(chat_id, pinned)
         self.tell("Pinned: it is listed first." if pinned else "Unpinned.")
-        self._emit(ChatListChanged())
+        self._emit(events.Changed("chats"))
 
     @property
     def branching(self) -> list[StoredMessage]:
@@ -641,7 +616,7 @@ class ChatSession:
         if not is_stopped():
             self.untitled = ""
         if named:
-            self._emit(ChatListChanged())
+            self._emit(events.Changed("chats"))
 
     # Presets
 

@@ -29,37 +29,24 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Told:
-    """A notice for the user."""
+    """A notice for the user. `refuses`: it says why an action is not possible now."""
 
     text: str
     severity: Severity = "information"
+    refuses: bool = False
 
 
 @dataclass(frozen=True)
-class Refused:
-    """An action that is not possible now, and why."""
+class Changed:
+    """Something beside the messages is to be shown anew.
 
-    text: str
+    `state`: something began to run, or ended. `queue`: other messages are queued. `chats`: a chat is new, or has
+    another title or place in the list. `saving`: the answer cannot be saved (`ChatHistory.save_problem`), or is saved
+    now. `question`: it is stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it.
+    `tools`: others are offered.
+    """
 
-
-@dataclass(frozen=True)
-class StateChanged:
-    """Something began to run, or ended."""
-
-
-@dataclass(frozen=True)
-class QueueChanged:
-    """Other messages are queued."""
-
-
-@dataclass(frozen=True)
-class ChatListChanged:
-    """A chat is new, or has another title or place in the list."""
-
-
-@dataclass(frozen=True)
-class SaveProblemChanged:
-    """The answer cannot be saved (`ChatHistory.save_problem`), or is saved now."""
+    what: Literal["state", "queue", "chats", "saving", "question", "model", "tools"]
 
 
 @dataclass(frozen=True)
@@ -74,11 +61,6 @@ class MessageSent:
     """A message is next; it is not stored yet."""
 
     message: Outgoing
-
-
-@dataclass(frozen=True)
-class MessageStored:
-    """An answer has its first event: the chat has its id, and the question its attachments."""
 
 
 @dataclass(frozen=True)
@@ -164,19 +146,8 @@ class LoadEnded:
     last: AnyEvent | None
 
 
-@dataclass(frozen=True)
-class MeasurementEnded:
-    """A measurement is over; it may have loaded or unloaded the model."""
-
-
-@dataclass(frozen=True)
-class ToolsChanged:
-    """Other tools are offered to the model."""
-
-
 SessionEvent = (
-    AnyEvent | Told | Refused | StateChanged | QueueChanged | ChatListChanged | SaveProblemChanged | MessagesChanged
-    | MessageSent | MessageStored | MessageReturned | AnswerBegun | AnswerEnded | SummaryEnded | NotAnswered
-    | WhenFullAsked | QuestionTooLong | ApprovalAsked | ApprovalEnded | LoadBegun | LoadEnded | MeasurementEnded
-    | ToolsChanged
+    AnyEvent | Told | Changed | MessagesChanged | MessageSent | MessageReturned | AnswerBegun | AnswerEnded
+    | SummaryEnded | NotAnswered | WhenFullAsked | QuestionTooLong | ApprovalAsked | ApprovalEnded | LoadBegun
+    | LoadEnded
 )  # fmt: skip

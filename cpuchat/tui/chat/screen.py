@@ -35,7 +35,6 @@ from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent, Severity
 from cpuchat.telemetry.units import plural
 from cpuchat.tools.config import Server
-from cpuchat.tools.loop import Choice
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.call_screen import CallScreen
@@ -239,25 +238,16 @@ class ChatScreen(TypingScreen):
         reading = self._reader.follow(event)
         match event:
             case events.Told():
-                self.tell(event.text, event.severity)
-            case events.Refused():
-                self.refuse(event.text)
-            case events.StateChanged():
-                self._show_state()
-            case LoadProgress() | ModelLoaded() | events.LoadBegun() | events.LoadEnded() | events.MeasurementEnded():
+                (self.refuse if event.refuses else self.tell)(event.text, event.severity)
+            case events.Changed():
+                self._show_change(event.what)
+            case LoadProgress() | ModelLoaded() | events.LoadBegun() | events.LoadEnded():
                 self._follow_load(event)
-            case events.QueueChanged():
-                self._show_queue()
             case events.MessageSent():
                 self._show_welcome()
             case events.MessageReturned():
                 self._composer.put_back(event.message)
                 self._composer.show_titles()
-            case events.MessageStored():
-                self._composer.chat_id = self.session.chat_id
-                self._list_changed()
-            case events.ChatListChanged():
-                self._list_changed()
             case events.AnswerBegun():
                 self.refresh_bindings()
             case events.AnswerEnded():
@@ -272,18 +262,36 @@ class ChatScreen(TypingScreen):
                     self._edit_question(self.session.question_index())
             case events.ApprovalAsked():
                 self._call_dialog = CallScreen(event.tool, event.call)
-                self.app.push_screen(self._call_dialog, self._approve)
-            case events.ApprovalEnded():
-                if event.choice is None and self._call_dialog is not None:  # the answer was stopped
-                    self.run_worker(self._call_dialog.dismiss_when_on_top("refuse"), group="approval")
-                self._call_dialog = None
-            case events.ToolsChanged():
-                self._status.show_tools(len(self.session.tools.box.tools))
-            case events.SaveProblemChanged():
-                self._show_save_problem()
+                self.app.push_screen(self._call_dialog, lambda choice: self.session.approve(choice or "refuse"))
+            case events.ApprovalEnded(choice=None) if self._call_dialog is not None:  # the answer was stopped
+                self.run_worker(self._call_dialog.dismiss_when_on_top("refuse"), group="approval")
             case _:
                 pass
         return reading
+
+    def _show_change(self, what: str) -> None:
+        match what:
+            case "state":
+                self._show_state()
+            case "queue":
+                self._composer.show_titles()
+                if self._queued.is_attached:  # not when the app ends
+                    self._queued.show(self.session.queue)
+            case "question" | "chats":
+                if what == "question":
+                    self._composer.chat_id = self.session.chat_id
+                self._show_title()
+                self.list_chats()
+            case "saving":
+                self._show_save_problem()
+            case "model":
+                if (model := self.conversation.model) is not None:
+                    self._show_loaded(model)
+                self._show_model()
+                if self.session.loaded:
+                    self._show_ready()
+            case _:
+                self._status.show_tools(len(self.session.tools.box.tools))
 
     def _follow_load(self, event: SessionEvent) -> None:
         match event:
@@ -312,11 +320,7 @@ class ChatScreen(TypingScreen):
                     self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
                     self.services.save_settings({"model": {"last": str(event.source)}})
             case _:
-                if (model := self.conversation.model) is not None:
-                    self._show_loaded(model)
-                self._show_model()
-                if self.session.loaded:
-                    self._show_ready()
+                pass
 
     def _show_ready(self) -> None:
         """Share the cores with the model that was loaded."""
@@ -390,13 +394,6 @@ class ChatScreen(TypingScreen):
         with self._telling():
             await self.session.choose_when_full(choice)
 
-    def _approve(self, choice: Choice | None) -> None:
-        self.session.approve(choice or "refuse")
-
-    def _list_changed(self) -> None:
-        self._show_title()
-        self.list_chats()
-
     @on(Reader.Changed)
     def _reading_changed(self) -> None:
         """Keep the figures of what is read up to date, and Esc enabled."""
@@ -435,11 +432,6 @@ class ChatScreen(TypingScreen):
     def _show_title(self) -> None:
         chat = self.conversation.chat
         self._transcript.border_title = Content(clean_line(chat.title)) if chat else "New chat"
-
-    def _show_queue(self) -> None:
-        self._composer.show_titles()
-        if self._queued.is_attached:  # not when the app ends
-            self._queued.show(self.session.queue)
 
     def _show_options(self) -> None:
         """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""

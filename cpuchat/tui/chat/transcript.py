@@ -177,7 +177,7 @@ class ChatTranscript(Transcript):
             case session_events.MessageSent():
                 self.start_copying_over()
                 self.add_message(sent_message(event.message.text))
-            case session_events.MessageStored():
+            case session_events.Changed("question"):
                 if (question := self._session.history.question) is not None:
                     self._show_attachments(attached(question))
             case session_events.AnswerBegun(summarizes=True):
