@@ -1,7 +1,6 @@
 """Expands what is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types
-and flash attention, each with every test.
-
-The prompts that speed is measured on: code, summaries, maths and chat differ in how well they can be drafted.
+and flash attention, each with every test. Prompts are code, summaries, maths and chat: they differ in how well they can
+be drafted.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Every change is committed when the method returns, so a killed app loses nothing but what it had not told the store.
 Write-ahead logging lets a second instance of the app read and write the same file; methods may be called from any
-thread, one at a time. What is deleted or replaced is overwritten in the file, the search index and the log.
-
-Full-text search over chats.
+thread, one at a time. What is deleted or replaced is overwritten in the file, the search index and the log. Search is
+full-text, and letter by letter where that finds nothing.
 """
 
 from __future__ import annotations
