@@ -117,7 +117,7 @@ def test_an_import_is_all_or_nothing_and_takes_no_value_unchecked(store: ChatSto
 def test_chatgpt(store: ChatStore) -> None:
     export = read_exports(CHATGPT)
     assert export.source == "ChatGPT"
-    assert len(export.problems) == 1 and "chat 3 of formats.json" in export.problems[0]
+    assert len(export.problems) == 1 and "chat 3 of chatgpt.json" in export.problems[0]
     done = import_chats(store, export.chats)
     assert (len(done.added), done.empty) == (1, 1)
     chat = export_chat(store, store.chats()[0])
