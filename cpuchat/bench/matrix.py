@@ -1,7 +1,6 @@
 """Expands what is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types
-and flash attention, each with every test.
-
-The prompts that speed is measured on: code, summaries, maths and chat differ in how well they can be drafted.
+and flash attention, each with every test. Prompts are code, summaries, maths and chat: they differ in how well they can
+be drafted.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import tuned_settings
-from cpuchat.protocol.options import CacheType, FlashAttention
+from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 
 Kind = Literal["code", "summary", "maths", "chat"]
 
@@ -69,7 +68,6 @@ OFF: Final[Drafters] = "off"
 MIN_ROUNDS = 3
 _MAX_DEPTH = 31
 _WITH_DRAFT_MODEL = ("auto", "draft")
-_UNQUANTIZED = ("f32", "f16", "bf16")
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +275,7 @@ def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
         for quantization in (matrix.quantizations or [""])
     )  # fmt: skip
     found = [setup for file in files for setup in setups_of(file, matrix, chosen)]
-    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in _UNQUANTIZED]
+    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in UNQUANTIZED]
     if not possible:
         raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
     return list(dict.fromkeys(possible))

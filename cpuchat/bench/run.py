@@ -1,14 +1,9 @@
-"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal.
+"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal. Measures a draft
+model with its target before it is used, too.
 
-Loads a model to measure it.
-
-Orders measurements on a shared machine. Knows nothing of what is measured.
-
-A warm-up of each cell is dropped. Every other round goes through the cells backwards. An anchor (the first cell) is
-measured again every four measurements: when it drifted by more than 10 %, these four are repeated, at most twice; after
-that they are kept and marked noisy.
-
-Measures a draft model with its target before it is used: acceptance and speed-up by kind of prompt.
+The protocol is for a shared machine. A warm-up of each cell is dropped. Every other round goes through the cells
+backwards. An anchor (the first cell) is measured again every four measurements: when it drifted by more than 10 %,
+these four are repeated, at most twice; after that they are kept and marked noisy.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, is_url, last_here, last_on_server, normalized
 from cpuchat.config.settings import Settings
+from cpuchat.protocol.options import UNQUANTIZED
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from cpuchat.backend.switching import SwitchingBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_UNQUANTIZED = ("f32", "f16", "bf16")
 
 
 class Number(click.ParamType):
@@ -245,7 +244,7 @@ def _check(chosen: Settings) -> None:
             f"Cannot use {engine.threads} threads: this process may use {allowed} CPUs.",
             f"Use --threads {allowed} or less, or 0 for the default.",
         )
-    if engine.flash_attn == "off" and engine.type_v not in _UNQUANTIZED:
+    if engine.flash_attn == "off" and engine.type_v not in UNQUANTIZED:
         raise UsageError(
             f"A V cache of type {engine.type_v} needs flash attention, which is off.",
             "Drop --flash-attn off, or use --cache-type-v f16.",

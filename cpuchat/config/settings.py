@@ -140,9 +140,7 @@ class SamplingSection(Section):
     top_k: Annotated[
         Count | None,
         Setting(
-            "Top-k",
-            "keep the k most likely tokens; 0 = off",
-            help="Sample from the N most likely tokens; 0 = off.",
+            "Top-k", "keep the k most likely tokens; 0 = off", help="Sample from the N most likely tokens; 0 = off."
         ),
     ] = None
     top_p: Annotated[
@@ -324,13 +322,10 @@ class SpeechSection(Section):
         ),
     ] = "auto"
     voice: Annotated[
-        str,
-        Setting("Voice", "piper's voice, an .onnx file", help="A voice file of piper (.onnx).", metavar="FILE"),
+        str, Setting("Voice", "piper's voice, an .onnx file", help="A voice file of piper (.onnx).", metavar="FILE")
     ] = ""
     speed: Annotated[
-        float,
-        Meta(ge=0.5, le=2.0),
-        Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2)."),
+        float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2).")
     ] = 1.0
     cores: Annotated[
         SpeechCores,

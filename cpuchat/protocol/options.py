@@ -17,6 +17,8 @@ from cpuchat.base.setting import Setting
 FlashAttention = Literal["auto", "on", "off"]
 LoadMode = Literal["mmap", "read"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+UNQUANTIZED: Final[tuple[CacheType, ...]] = ("f32", "f16", "bf16")
+"""Types that a V cache may have without flash attention."""
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 _Tokens = Annotated[int, Meta(ge=1, le=65_536)]

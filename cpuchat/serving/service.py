@@ -1,6 +1,5 @@
-"""One loaded model that answers requests of programs, one at a time; the others wait in a queue.
-
-Counters of a server, and their text in Prometheus' exposition format (version 0.0.4).
+"""One loaded model that answers requests of programs, one at a time while the others wait in a queue, and its counters
+in Prometheus' exposition format (version 0.0.4).
 """
 
 from __future__ import annotations
