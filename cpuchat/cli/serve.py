@@ -111,7 +111,7 @@ _FOR_RPC_WORKERS = frozenset(
         help="Maximum number of browser sessions; 0.1 GB each.",
         metavar="N",
     ),
-    setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
+    setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
     click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
 )

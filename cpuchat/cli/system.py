@@ -26,15 +26,12 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import (
-    cores_option,
     laid_over,
-    memory_option,
     model_option,
     model_path,
     overridden,
     setting,
     stacked,
-    threads_option,
 )
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
@@ -195,9 +192,9 @@ def _echo(text: str) -> None:
 
 @system.command(short_help="Measure decode speed before and after.")
 @model_option()
-@threads_option()
-@cores_option()
-@memory_option()
+@setting("engine.threads")
+@setting("engine.cores")
+@setting("engine.memory")
 @click.option("--plan", "name", default="", metavar="NAME", help="The plan; default: the newest.")
 @click.option(
     "--label", type=click.Choice(["before", "after"]), help="Label of the result; default: before, then after."
@@ -344,11 +341,8 @@ _STEADY = 0.9
 
 @click.command(epilog=_PROBE_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
 @stacked(
-    setting(
-        "--cores", "engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.",
-        metavar="LIST",
-    ),
-    memory_option(),
+    setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3."),
+    setting("engine.memory"),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
 )  # fmt: skip
 def probe(as_json: bool, **values: Any) -> int:

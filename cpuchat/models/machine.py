@@ -21,7 +21,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, ModelUnsupported, UsageError
 from cpuchat.base.files import JsonCache
-from cpuchat.config.settings import Changes, Settings, with_changes
+from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
     ALIKE,
     CostProfile,
@@ -327,12 +327,6 @@ def set_keys(chosen: Settings, group: Iterable[str]) -> list[str]:
     if {*keys} & {*_PLACEMENT}:
         keys = [*dict.fromkeys((*keys, *_PLACEMENT))]
     return [key for key in keys if value_of(chosen, key) != value_of(_DEFAULTS, key)]
-
-
-def value_of(chosen: Settings, key: str) -> Any:
-    """Return the value of a setting such as "engine.threads"."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(chosen, section), name)
 
 
 def differences(before: Settings, after: Settings) -> Changes:

@@ -16,9 +16,8 @@ import msgspec
 
 from cpuchat.base.errors import TemplateError, UsageError
 from cpuchat.base.text import common_prefix
-from cpuchat.grammar.characters import any_but
 from cpuchat.grammar.gbnf import ROOT, check_grammar
-from cpuchat.grammar.rules import SPACE, Rules, literal
+from cpuchat.grammar.rules import SPACE, Rules, any_but, literal
 from cpuchat.grammar.schema import add_schema
 from cpuchat.protocol.messages import Data, Tool
 

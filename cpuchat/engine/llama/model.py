@@ -45,8 +45,9 @@ from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, check_header, read_model, split_parts
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import slowness, traffic_of, where_needed
-from cpuchat.protocol.messages import MIN_CTX, LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.options import MIN_CTX
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1

@@ -35,7 +35,7 @@ from cpuchat.present import machine as typical
 from cpuchat.present.machine import Now, costs_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
-from cpuchat.tui.settings import field
+from cpuchat.tui.settings import Field
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
@@ -219,10 +219,10 @@ async def measure_machine(
 _OWN = "Custom"
 # Attribute of `PlacementSpec`, label, and the setting that it is.
 _FIELDS = (
-    ("cores", "cores", field("engine.cores")),
-    ("draft_cores", "draft", field("speculation.draft_cores")),
-    ("memory", "memory", field("engine.memory")),
-    ("threads", "threads", field("engine.threads")),
+    ("cores", "cores", Field.of("engine.cores")),
+    ("draft_cores", "draft", Field.of("speculation.draft_cores")),
+    ("memory", "memory", Field.of("engine.memory")),
+    ("threads", "threads", Field.of("engine.threads")),
 )
 _LABELS = {name: label for name, label, _ in _FIELDS}
 

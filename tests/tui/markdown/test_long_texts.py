@@ -64,7 +64,7 @@ class Work:
             self.wrapped += len(row.text)
             return wrap(row, width)
 
-        for module in ("rows", "render", "tables", "message_view"):
+        for module in ("rows", "render", "message_view"):
             monkeypatch.setattr(f"cpuchat.tui.markdown.{module}.wrap", counting)
 
     def _counting(self, parse):

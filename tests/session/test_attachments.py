@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.attachments import (
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.history import sent_text
+from cpuchat.chats.records import Attachment
+from cpuchat.session.attachments import (
     MOST_BYTES,
     attach,
     completions,
@@ -18,9 +21,6 @@ from cpuchat.attachments import (
     read_file,
     unfinished,
 )
-from cpuchat.base.errors import UsageError
-from cpuchat.chats.history import sent_text
-from cpuchat.chats.records import Attachment
 
 
 @pytest.fixture

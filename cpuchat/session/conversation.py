@@ -11,28 +11,26 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from cpuchat.answer_events import advised, put_event
 from cpuchat.backend.base import Backend
-from cpuchat.base.errors import UsageError
-from cpuchat.chat_preset import ChatPreset
+from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.chats.history import Attach, ChatHistory, request_messages
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
+from cpuchat.chats.saving import UNSAVED
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
-from cpuchat.drafting_mode import DraftingMode, in_mode
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.loading import find_draft, loaded, recommended_for, tuned_for
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import Tuned
+from cpuchat.models.machine import Tuned, TunedSettings
 from cpuchat.protocol.messages import (
     FRAME_SECONDS,
     AnyEvent,
     CallDone,
+    CallsMade,
     Failed,
     Generate,
     GenerationFinished,
@@ -41,14 +39,23 @@ from cpuchat.protocol.messages import (
     Sampling,
     Speculation,
     StopReason,
+    TextDelta,
+    ToolStep,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.preset import ChatPreset
 from cpuchat.telemetry.meter import Figures, Meter, with_reasoning_time
 
 if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.chats.store import ChatStore
     from cpuchat.models.catalog import Recommended
+    from cpuchat.models.drafts.choice import DraftChoice
     from cpuchat.tools.loop import ToolLoop
+
+DraftingMode = Literal["auto", "always", "off"]
+"""Drafting of one run: as the settings say, always, or off."""
+ALWAYS_DEPTH: Final = 4
+"""Tokens drafted per pass where drafting is not left to the depth controller."""
 
 
 class Conversation:
@@ -124,7 +131,7 @@ class Conversation:
     @property
     def speculation(self) -> Speculation:
         """Return how the next answer is drafted."""
-        return in_mode(self.drafting, self.in_effect.speculation.speculation())
+        return _in_mode(self.drafting, self.in_effect.speculation.speculation())
 
     @property
     def chosen(self) -> Settings:
@@ -219,11 +226,14 @@ class Conversation:
         with self._occupied():
             self._path = path
             self.tuned = self.recommended = None
-            self.tuned = await tuned_for(path)
+            on_server = isinstance(path, ServerModel)
+            self.tuned = None if on_server else await asyncio.to_thread(TunedSettings().find, path)
             self.tuning_undone = False
             self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
-            recommended = asyncio.create_task(recommended_for(path))  # needed at the first answer
+            recommending = None  # needed at the first answer
+            if not on_server:
+                recommending = asyncio.create_task(asyncio.to_thread(_recommended, path))
             while not self._stopping:
                 failed: Failed | None = None
                 chosen = self.in_effect
@@ -234,9 +244,9 @@ class Conversation:
                         if isinstance(event, Failed) and draft is not None and not strict:
                             failed = event  # it does not tell which of the two was at fault
                         else:
-                            if isinstance(event, ModelLoaded) and not isinstance(path, ServerModel):
-                                event = await loaded(event, note, path, draft, self._any_library)
-                                self.recommended = await recommended
+                            if isinstance(event, ModelLoaded) and not on_server:
+                                event = await _remember_load(event, note, path, draft, self._any_library)
+                                self.recommended = await recommending if recommending is not None else None
                             self.meter.observe(event, self._clock())
                             if isinstance(event, ModelLoaded):  # a chat may have been opened before
                                 self.meter.in_context(self.history.n_past)
@@ -334,12 +344,12 @@ class Conversation:
                         await self.backend.cancel()
                     async for event in events:
                         self.meter.observe(event, self._clock())
-                        if not await put_event(self.history, event, self.model_name):
+                        if not await _put_event(self.history, event, self.model_name):
                             break
                         if isinstance(event, GenerationFinished):
                             await self._log_speed(event)
                             event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
-                        yield advised(event, history)
+                        yield _advised(event, history)
                         if isinstance(event, CallDone) and not self._stopping:
                             self._start_meter()
             finally:
@@ -380,7 +390,14 @@ class Conversation:
         self.draft_problem = ""
         if isinstance(target, ServerModel):
             return None, ""
-        found = await find_draft(target, self.in_effect, self._any_library, strict=strict, calibrate=calibrate)
+        wanted, library = self.in_effect.speculation, self._any_library
+
+        def find() -> DraftChoice:
+            from cpuchat.models.drafts.choice import draft_of_settings
+
+            return draft_of_settings(target, wanted, library, strict=strict, calibrate=calibrate)
+
+        found = await asyncio.to_thread(find)
         self.draft_problem = found.problem
         return found.path, found.note
 
@@ -407,3 +424,96 @@ class Conversation:
             yield
         finally:
             self._running = self._answering = False
+
+
+def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
+    """Return how to draft: `chosen`, nothing, or always the same number of tokens, so that every pass shows what the
+    drafters do, also where that is slower.
+    """
+    if mode == "auto":
+        return chosen
+    if mode == "off":
+        return Speculation()
+    drafters, depth = chosen.drafters or ("suffix", "draft"), chosen.depth or ALWAYS_DEPTH
+    return msgspec.structs.replace(chosen, drafters=drafters, depth=depth, min_probability=0.0)
+
+
+async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:
+    """Extend the answer by `event`; returns False when the chat no longer has it.
+
+    The figures of an answer with calls of tools, or of one that was continued, are those of all its parts.
+    """
+    answer = history.answer
+    match event:
+        case TextDelta(channel="reasoning"):
+            return await history.put_answer(reasoning=answer.reasoning + event.text)
+        case TextDelta():
+            return await history.put_answer(content=answer.content + event.text)
+        case GenerationFinished():
+            timings = answer.timings.followed_by(event.timings) if answer.timings is not None else event.timings
+            goes_on = event.calls and event.stop_reason != "cancelled"  # after the calls
+            stop_reason = None if goes_on else event.stop_reason
+            return await history.put_answer(stop_reason=stop_reason, timings=timings, model=model_name)
+        case CallsMade():
+            step = ToolStep(said=event.said, reasoning=event.reasoning, calls=event.calls)
+            return await history.put_answer(steps=(*answer.steps, step), content="", reasoning="")
+        case CallDone() if answer.steps:
+            *before, step = answer.steps
+            step = msgspec.structs.replace(step, results=(*step.results, event.result))
+            return await history.put_answer(steps=(*before, step))
+        case Failed():
+            if event.alone and not answer.steps:
+                await _mark_refused(history, event.code)
+            return await history.put_answer(stop_reason=event.code)
+    return await history.put_answer()
+
+
+def _advised(event: AnyEvent, history: ChatHistory) -> AnyEvent:
+    """Return `event`; how to send less of a file is added to the hint if a message with one is too long."""
+    if not isinstance(event, Failed) or not event.alone or (asked := history.question) is None:
+        return event
+    if not any(attachment.mark.startswith("@") for attachment in asked.attachments):
+        return event
+    hint = f"{event.hint} Of a file, attach only the lines you need: @file:10-80."
+    return msgspec.structs.replace(event, hint=hint.strip())
+
+
+async def _mark_refused(history: ChatHistory, code: str) -> None:
+    """Keep with the question that it is too long, so that `request_messages` does not send it with the next one."""
+    asked, chat = history.question, history.chat
+    if asked is None or asked.id == UNSAVED or chat is None:
+        return
+    with contextlib.suppress(CpuchatError):  # no store, or a full disk: it is known until the chat is closed
+        version = await asyncio.to_thread(history.store.update_message, asked.id, stop_reason=code)
+        if version == chat.version + 1:  # else another instance changed the chat too, which the next change finds
+            history.chat = msgspec.structs.replace(chat, version=version)
+    history.messages = [
+        msgspec.structs.replace(one, stop_reason=code) if one.id == asked.id else one for one in history.messages
+    ]
+
+
+def _recommended(model: Path) -> Recommended:
+    from cpuchat.models.catalog import recommended
+
+    return recommended(model)
+
+
+async def _remember_load(
+    event: ModelLoaded, note: str, path: Path, draft: Path | None, library: Library
+) -> ModelLoaded:
+    """Remember that the model was loaded; returns the event with one more note.
+
+    A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
+    """
+    left_out = draft is not None and not event.model.draft
+    models = [path] if draft is None or left_out else [path, draft]
+
+    def remember() -> None:
+        UsageLog().loaded(models)
+        for model in models:
+            library.opened(model)
+
+    await asyncio.to_thread(remember)
+    if not note or left_out:
+        return event
+    return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))

@@ -20,7 +20,6 @@ from cpuchat.chats.records import title_of
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.protocol.messages import (
@@ -33,6 +32,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import MAX_CPU_WAIT
+from cpuchat.session.conversation import Conversation
 from tests.models.drafts.files import write_catalog
 from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
@@ -52,7 +52,7 @@ async def conversation(model: Source, max_tokens: int = 24) -> AsyncIterator[Con
     settings = Settings()
     settings.chat.max_tokens = max_tokens
     settings.sampling.temperature = 0.0
-    settings.engine.ctx = 2048
+    settings.engine.n_ctx = 2048
     settings.engine.cores = ON_ONE_CPU.cores
     core = Conversation(settings=settings, backend=SwitchingBackend(), store=ChatStore(paths.chats_db()))
     try:
@@ -277,7 +277,7 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(anywhere: S
 
 async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
-        core.settings.engine.ctx = 1024
+        core.settings.engine.n_ctx = 1024
         loaded = (await everything(core.reload()))[-1]
         assert isinstance(loaded, ModelLoaded)
         assert loaded.model.n_ctx == 1024
