@@ -491,9 +491,7 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def _links(facts: DiagnosticFacts) -> float | None:
-    """Return the bandwidth of the fabric links of all L3 groups together, in bytes per second; None if it was not
-    measured, and on CPUs without such links.
-    """
+    """Return the bytes per second of all fabric links together; None if not measured, or without such links."""
     found = facts.survey
     if found is None or facts.topology.vendor != "AuthenticAMD":
         return None
@@ -513,9 +511,7 @@ def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report how the firmware divides the memory of AMD servers: by measurement NPS1 is best for one model, NPS0
-    worst.
-    """
+    """Report how firmware divides the memory of AMD servers: as measured, NPS1 is best for one model, NPS0 worst."""
     machine = facts.topology
     if machine.virtual or "EPYC" not in machine.model:
         return

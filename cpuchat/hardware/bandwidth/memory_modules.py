@@ -53,9 +53,7 @@ def read_modules(file: Path) -> list[Module]:
 
 
 def parse_modules(data: bytes) -> list[Module]:
-    """Return the populated memory devices of an SMBIOS structure table, in its order; a truncated structure ends the
-    list.
-    """
+    """Return the populated memory devices of an SMBIOS structure table, up to a truncated structure."""
     found = (_module(fields, strings) for kind, fields, strings in _structures(data) if kind == _MEMORY_DEVICE)
     return [module for module in found if module is not None]
 

@@ -528,9 +528,7 @@ class _Schedule:
 
 
 def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return the CPUs that read for every (node of the cores, node of the memory); of many nodes only the first one
-    reads.
-    """
+    """Return the CPUs that read, by (node of the cores, node of the memory); of many nodes only the first one reads."""
     far = [node.number for node in topology.nodes if node.memory and node.number in topology.allowed_nodes]
     near: dict[int, list[int]] = {}
     for cpu in cpus:

@@ -171,9 +171,7 @@ def column_widths(table: Table, width: int) -> list[int] | None:
 
 
 def layout(table: Table, width: int, palette: Palette, widths: list[int] | None = None) -> list[Row]:
-    """Return rows of the table. `widths` keeps the columns of an earlier part of the same table and leaves out the
-    header.
-    """
+    """Return rows of the table; with `widths`, the columns of an earlier part of it, without the header."""
     continued = widths is not None
     widths = widths or column_widths(table, width)
     if widths is None:
