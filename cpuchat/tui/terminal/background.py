@@ -63,7 +63,7 @@ def _terminal() -> str:
 
 
 class BackgroundParser(XTermParser):
-    """As Textual's, which takes the reply for keys, and looks at each character of a paste: at megabytes for seconds."""
+    """As Textual's, which takes the reply for keys, and looks at each character of a paste: seconds for megabytes."""
 
     def __init__(self, debug: bool = False, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(debug)
