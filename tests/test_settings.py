@@ -186,7 +186,7 @@ def test_what_the_app_remembers_by_itself_leaves_config_toml_alone() -> None:
 
 
 def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
-    dotfiles = tmp_path / "dotfiles" / "cpuchat.base.toml"
+    dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
     dotfiles.parent.mkdir()
     dotfiles.write_text("# mine\n")
     dotfiles.chmod(0o640)

@@ -487,7 +487,7 @@ def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> 
     from cpuchat.backend.base import place_here
     from cpuchat.base.processes import child_environment
     from cpuchat.config.servers import find_worker_program, is_loopback
-    from cpuchat.hardware.numa.launch import launch_command
+    from cpuchat.hardware.numa.mempolicy import launch_command
     from cpuchat.hardware.placement.placement import PlacementSpec
 
     program, placement = find_worker_program(), place_here(PlacementSpec.of(chosen), with_draft=False)

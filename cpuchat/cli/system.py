@@ -35,7 +35,7 @@ from cpuchat.cli.options import (
 )
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
-from cpuchat.hardware.counters.ladder import Ladder, counter_openers, power_openers, theoretical_bandwidth, worth_trying
+from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.hardware.tuning import store
@@ -48,12 +48,10 @@ from cpuchat.tune import trial
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
-    from cpuchat.hardware.counters.base import CounterRefusal, CounterSource
-    from cpuchat.hardware.counters.ladder import Opener
-    from cpuchat.hardware.diagnostics.facts import WantedSetup
+    from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
+    from cpuchat.hardware.diagnostics import WantedSetup
+    from cpuchat.hardware.monitor import Opener
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
@@ -357,7 +355,7 @@ def probe(as_json: bool, **values: Any) -> int:
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
-    from cpuchat.hardware.bandwidth.peaks import survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
 
@@ -504,11 +502,10 @@ def counters(ctx: click.Context, as_json: bool) -> int:
     return 0
 
 
-def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
-    ladder = Ladder([opener])
-    source = ladder.next()
+def _tried(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
+    source, refusals = open_best([opener])
     if source is None:
-        refusal: CounterRefusal = ladder.refusals[0]
+        [refusal] = refusals
         how = refusal.how if worth_trying(refusal, topology) else ""
         return {"name": refusal.name, "opens": False, "why": refusal.why, "how": how}
     source.close()
@@ -618,8 +615,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     import asyncio
 
     from cpuchat.cli.version import engine_info
-    from cpuchat.hardware.diagnostics.checks import examine
-    from cpuchat.hardware.diagnostics.facts import gather_facts
+    from cpuchat.hardware.diagnostics import examine, gather_facts
     from cpuchat.hardware.topology import read_topology
     from cpuchat.present.machine import page, page_json
 
@@ -648,7 +644,7 @@ def doctor(probe: bool, as_json: bool) -> int:
 
 def _wanted(chosen: Settings) -> WantedSetup:
     """Return what the settings say about the machine, and the model used last."""
-    from cpuchat.hardware.diagnostics.facts import WantedSetup
+    from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import split_parts
 
     name, size = "", 0
@@ -664,7 +660,7 @@ def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
     here, which is then a finding. (Returned in case they cannot be cached.)
     """
-    from cpuchat.hardware.bandwidth.peaks import remember, survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     try:

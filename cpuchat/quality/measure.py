@@ -25,7 +25,7 @@ import numpy as np
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.processes import LineProcess, python_command
-from cpuchat.hardware.numa.launch import launch_command
+from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary

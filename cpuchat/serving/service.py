@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, ModelLoaded, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.replies import Progress
 from cpuchat.serving.requests import ParsedRequest, Refusal, RequestReader
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import Figures
 
 _PREFIX = "cpuchat_"

@@ -27,9 +27,18 @@ from cpuchat.costs.model import (
     tokens_per_pass,
     verify_costs,
 )
-from cpuchat.hardware.placement import candidates as placements
-from cpuchat.hardware.placement.candidates import Ceiling, PlacementCandidate, candidates, ceiling, read_rate
-from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
+from cpuchat.hardware.placement import placement as placements
+from cpuchat.hardware.placement.placement import (
+    Ceiling,
+    Placement,
+    PlacementCandidate,
+    PlacementError,
+    PlacementSpec,
+    candidates,
+    ceiling,
+    place,
+    read_rate,
+)
 from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
@@ -46,7 +55,7 @@ from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
 
 
 UBATCHES: Final = (128, 256, 512, 1024)
@@ -326,7 +335,7 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
         memory: the worker's memory policy, in the words of `mempolicy`.
         root: replaces `/` in tests.
     """
-    from cpuchat.hardware.bandwidth.peaks import known_peak
+    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
 
     cpus = model.compute_cpus
     peak = known_peak(cpus, memory, root=root, disturbed=False) if cpus else None

@@ -12,11 +12,11 @@ from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer.formats import portable_chat
-from cpuchat.compacting import compact
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.present.chats import markdown
 from cpuchat.protocol.messages import AnyEvent, Failed, TextDelta
+from cpuchat.session.conversation import Conversation
+from cpuchat.session.summaries import compact
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")

@@ -15,9 +15,9 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import AnyEvent, Generate, ModelLoaded, TextDelta
+from cpuchat.session.conversation import Conversation
 from cpuchat.tune import tuner
 from cpuchat.tune.trial import Step, Trial
 from tests.support.chatting import collect

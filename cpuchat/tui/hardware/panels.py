@@ -27,7 +27,7 @@ from textual.widgets.option_list import Option
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
-from cpuchat.hardware.monitor import MachineFacts
+from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
@@ -40,8 +40,8 @@ from cpuchat.tui.settings import Field
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
-    from cpuchat.hardware.monitor import MachineReader
+    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.hardware.machine import MachineReader
     from cpuchat.hardware.placement.placement import Placement
     from cpuchat.models.prediction import Prediction
     from cpuchat.present.machine import TypicalModel
