@@ -25,7 +25,7 @@ from cpuchat.chats.transfer.importing import Imported
 from cpuchat.config.presets import effective_system_prompt
 from cpuchat.config.servers import running_servers
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.sysfs import format_cpu_list
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import ToolStep
 from cpuchat.protocol.model_info import ModelInfo

@@ -27,10 +27,10 @@ from cpuchat.costs.model import (
     tokens_per_pass,
     verify_costs,
 )
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import candidates as placements
 from cpuchat.hardware.placement.candidates import Ceiling, PlacementCandidate, candidates, ceiling, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import LONGEST, TYPICAL, gain, measured_acceptance, target_costs

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from cpuchat.hardware.bandwidth.memory_modules import channel_of, usual_memory
 from cpuchat.hardware.counters.ladder import worth_trying
 from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
-from cpuchat.hardware.sysfs import format_cpu_list
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.topology import FEATURES
 from cpuchat.hardware.tuning.knobs import KNOBS, limited
 from cpuchat.telemetry import units

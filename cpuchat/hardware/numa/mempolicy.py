@@ -16,7 +16,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from cpuchat.base.errors import CpuchatError, UsageError
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology

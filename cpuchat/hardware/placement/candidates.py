@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cpuchat.base.errors import UsageError
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology
 
 SHARED: Final = "all cores, shared"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.candidates import (
     ONE_NODE,
     OWN_L3,
@@ -18,7 +19,6 @@ from cpuchat.hardware.placement.candidates import (
     candidates,
 )
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES
 
