@@ -212,7 +212,7 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
     assert [program.wait(120) for program in programs] == [0, 0, 0]
     engine = settings.load().engine
-    assert (engine.threads, engine.poll, engine.experts) == (19, 19, 19)
+    assert (engine.threads, engine.poll, engine.n_experts) == (19, 19, 19)
 
 
 @pytest.mark.timeout(180)
@@ -262,7 +262,7 @@ def test_environment_variables_stand_over_the_file_and_are_never_written(monkeyp
     monkeypatch.setenv("CPUCHAT_MODEL_FOLDERS", "/models, /more")
     monkeypatch.setenv("CPUCHAT_MODEL_LAST", "")
     chosen = settings.update({"chat": {"max_tokens": 7}})
-    assert (chosen.engine.threads, chosen.engine.batch, chosen.engine.mlock) == (3, 64, True)
+    assert (chosen.engine.threads, chosen.engine.n_batch, chosen.engine.mlock) == (3, 64, True)
     assert (chosen.sampling.temperature, chosen.model.folders) == (0.5, ["/models", "/more"])
     assert (chosen.model.last, chosen.chat.max_tokens) == ("/seen.gguf", 7)
     text = paths.settings_file().read_text()
