@@ -17,8 +17,9 @@ from typing import BinaryIO
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
-from cpuchat.base.processes import Refused
-from cpuchat.hardware.sysfs import own_cpus, parse_cpu_list
+from cpuchat.base.line_process import Refused
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.speech.messages import Answer, Sound, Synthesize, VoiceReady
 from cpuchat.speech.player import trimmed
 from cpuchat.speech.speaker import Voice

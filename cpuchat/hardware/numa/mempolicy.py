@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.processes import python_command
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
