@@ -356,8 +356,6 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import survey
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-    from cpuchat.hardware.topology import read_topology
 
     chosen = laid_over(values)
     engine = chosen.engine
@@ -616,7 +614,6 @@ def doctor(probe: bool, as_json: bool) -> int:
 
     from cpuchat.cli.version import engine_info
     from cpuchat.hardware.diagnostics import examine, gather_facts
-    from cpuchat.hardware.topology import read_topology
     from cpuchat.present.machine import page, page_json
 
     chosen = laid_over({})
@@ -661,7 +658,6 @@ def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     here, which is then a finding. (Returned in case they cannot be cached.)
     """
     from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     try:
         placement = place(topology, PlacementSpec(wanted.cores, memory=wanted.memory, threads=wanted.threads))

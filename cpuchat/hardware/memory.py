@@ -1,9 +1,7 @@
-"""The memory available for a model.
+"""The memory available for a model, and how fast a file can be read from its disk.
 
 Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
 `root` replaces `/` in tests.
-
-Measures how fast a file can be read from its disk.
 """
 
 from __future__ import annotations

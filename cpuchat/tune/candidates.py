@@ -1,6 +1,5 @@
-"""Lists the candidates of each choice of tuning: settings that may be faster than those in use.
-
-Predicts the speed of a loaded model in each placement that this machine allows: by the cost model, and at most.
+"""The candidates of each choice of tuning, settings that may be faster than those in use; and the predicted speed of a
+loaded model in each placement that this machine allows, by the cost model, with its ceiling.
 """
 
 from __future__ import annotations

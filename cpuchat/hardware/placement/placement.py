@@ -1,20 +1,15 @@
 """Decides where a model computes: CPUs of the target and of the draft model, and the memory policy.
 
-It is made in the process that the user runs, before a worker starts; workers are sent the numbers.
-
-Placements worth trying on a machine: ways to divide it between a target model and its draft model.
-
-Decoding reads all weights for each pass, so a placement is as fast as the paths that its cores read through: a core,
+`place` is called in the process that the user runs, before a worker starts; workers are sent the numbers. `candidates`
+are ways to divide a machine between a target model and its draft model, `ceiling` is how fast each can be at best:
+decoding reads all weights for each pass, so a placement is as fast as the paths that its cores read through: a core,
 the fabric link of its L3 groups, the memory. One link carries a small part of what the memory gives (50 of 367 GB/s on
 an EPYC 9354P). That is why a draft model on an L3 group of its own pays only while drafting and verifying overlap, and
 why it is not made faster by the L3 cache: it is many times larger, and is read from memory for every token.
-
-Computes the highest speed that a placement can reach, from the read bandwidth of its cores.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
@@ -183,7 +178,7 @@ def _usable(topology: Topology) -> Topology:
             f"below {MAX_CPUS}.",
             "Start it on others, for example with `taskset -c 0-31 cpuchat`.",
         )
-    return topology if cpus == topology.allowed else dataclasses.replace(topology, allowed=cpus)
+    return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
 
 
 def _names_cores(topology: Topology, cores: str) -> bool:
