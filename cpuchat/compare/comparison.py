@@ -30,9 +30,9 @@ from cpuchat.compare.runner import (
     worker_memory,
 )
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import AnyEvent

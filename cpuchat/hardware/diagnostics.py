@@ -28,11 +28,12 @@ from cpuchat.hardware.bandwidth.memory_modules import (
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
 from cpuchat.hardware.counters.base import CounterRefusal
 from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
 from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
-from cpuchat.hardware.sysfs import format_cpu_list, read_number, read_text
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.changes import value_of
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited

@@ -14,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from cpuchat.hardware.sysfs import Cgroups, parse_cpu_list, read_number, read_text
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import Cgroups, read_number, read_text
 
 ROOT = Path("/")
 _ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)

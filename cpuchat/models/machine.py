@@ -32,9 +32,9 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology, instructions, read_topology
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint

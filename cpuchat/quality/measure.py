@@ -19,7 +19,8 @@ import numpy as np
 
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.base.files import append_line, delete_oldest, read_small
-from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.base.line_process import LineProcess
+from cpuchat.base.processes import python_command
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint

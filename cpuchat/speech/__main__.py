@@ -23,8 +23,10 @@ import msgspec
 import numpy as np
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
-from cpuchat.base.processes import Refused, child_environment
-from cpuchat.hardware.sysfs import own_cpus, parse_cpu_list
+from cpuchat.base.line_process import Refused
+from cpuchat.base.processes import child_environment
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.speech.messages import Answer, Sound, Synthesize, VoiceReady
 from cpuchat.speech.player import trimmed
 

@@ -19,11 +19,12 @@ from functools import partial
 from pathlib import Path
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
+from cpuchat.base.line_process import LineProcess
 from cpuchat.base.paths import expanded, shown
-from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.base.processes import python_command
 from cpuchat.config.servers import computes_here
 from cpuchat.config.settings import SpeechSection
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.speech.messages import Answer, EngineName, Sound, Synthesize, VoiceReady

@@ -26,6 +26,7 @@ from cpuchat.costs.model import (
     tokens_per_pass,
     verify_costs,
 )
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import placement as placements
 from cpuchat.hardware.placement.placement import (
     Ceiling,
@@ -38,7 +39,6 @@ from cpuchat.hardware.placement.placement import (
     ceiling,
     place,
 )
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import LONGEST, TYPICAL, gain, measured_acceptance, target_costs

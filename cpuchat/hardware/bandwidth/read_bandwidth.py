@@ -25,10 +25,11 @@ from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware import sysfs
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, current, launch_command
 from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.sysfs import cpuinfo_values, format_cpu_list, parse_cpu_list, read_text
+from cpuchat.hardware.sysfs import cpuinfo_values, read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.units import plural

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Seque
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from cpuchat.base.errors import CpuchatError, UsageError
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.base.processes import python_command
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -308,7 +309,6 @@ def launch_command(words: str, argv: Sequence[str]) -> list[str]:
     policy = parse_policy(words)
     if not policy.places:
         return list(argv)
-    from cpuchat.base.processes import python_command
 
     return python_command("-m", "cpuchat.hardware.numa.mempolicy", "--memory", policy.words, "--", *argv)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list, read_text
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Core, Topology
 from cpuchat.telemetry.units import plural
 

@@ -18,9 +18,9 @@ import msgspec
 
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, explained, with_changes
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology
 
 MAX_CPUS: Final = 512
