@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,7 +111,6 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from cpuchat.hardware import collector, monitor
-from cpuchat.hardware.counters import ladder
 
 class Meter:  # what opens on this machine is not known, so a power meter that always does takes its place
     name, least_seconds = "test", 0.1
@@ -131,7 +131,7 @@ def test_a_signal_ends_the_program_cleanly(tmp_path: Path, number: signal.Signal
     program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(output)], stderr=subprocess.PIPE)
     try:
         while not output.exists() and program.poll() is None:
-            pass
+            time.sleep(0.01)
         assert json.loads(output.read_text())["watts"] == 100.0
         program.send_signal(number)
         _, said = program.communicate(timeout=HANG_GUARD)
