@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,7 +132,7 @@ def test_a_signal_ends_the_program_cleanly(tmp_path: Path, number: signal.Signal
     program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(output)], stderr=subprocess.PIPE)
     try:
         while not output.exists() and program.poll() is None:
-            pass
+            time.sleep(0.01)
         assert json.loads(output.read_text())["watts"] == 100.0
         program.send_signal(number)
         _, said = program.communicate(timeout=HANG_GUARD)
