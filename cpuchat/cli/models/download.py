@@ -180,16 +180,20 @@ def _share(download: Download) -> str:
 
 def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
     if as_json:
-        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.model.files]
-        facts = {"repo": done.repo, "revision": done.revision, "quantization": done.model.quantization}
+        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.order.model.files]
+        facts = {
+            "repo": done.order.repo,
+            "revision": done.order.revision,
+            "quantization": done.order.model.quantization,
+        }
         click.echo(json_line({**facts, "path": done.path, "size": done.total, "files": files}))
         return
     terminal.line(clean_line(done.path))
-    if done.model.kind == "head":
+    if done.order.model.kind == "head":
         head = clean_line(done.path)
         terminal.note(f"Downloaded and verified. Use it: `cpuchat --model MODEL --draft-model {head}`.")
         return
-    spec = f"{repository.id}:{done.model.quantization}" if done.model.quantization else done.path
+    spec = f"{repository.id}:{done.order.model.quantization}" if done.order.model.quantization else done.path
     terminal.note(f"Downloaded and verified. Start it: `cpuchat --model {clean_line(spec)}`.")
 
 

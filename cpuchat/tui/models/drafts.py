@@ -76,7 +76,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
     done = await services.downloading.arrival(download.id)
     if done is None:
         return  # the user has taken it off the list
-    name, chat = clean_line(done.model.name), services.chat
+    name, chat = clean_line(done.order.model.name), services.chat
     try:
         await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library, heads=True))
     except (CpuchatError, OSError) as error:

@@ -160,7 +160,7 @@ class ModelListState:
 
     def _local(self, words: list[str]) -> Iterator[Entry]:
         # The cache names the part of a download after the content that it will have.
-        arriving = {file.etag for download in self.downloads for file in download.model.files}
+        arriving = {file.etag for download in self.downloads for file in download.order.model.files}
         for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used)):
             if model.unfinished is not None and model.path.name.partition(".")[0] in arriving:
                 continue  # listed as a download
@@ -169,7 +169,7 @@ class ModelListState:
 
     def _downloads(self, words: list[str]) -> Iterator[Entry]:
         for download in self.downloads:
-            if download.state != "done" and _has(words, download.model.name, download.repo):
+            if download.state != "done" and _has(words, download.order.model.name, download.order.repo):
                 yield Entry(f"download {download.id}", download)
 
     def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[Entry]:
@@ -274,8 +274,13 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
             return _local(key, model, prediction, loaded)
         case Download() as download:
             state = "paused" if download.state == "paused" else models.percent(download).strip()
-            columns = (download.model.quantization, units.size(download.total), state, predicted_speed(prediction))
-            mark, name = models.download_mark(download), models.name(download.model)
+            columns = (
+                download.order.model.quantization,
+                units.size(download.total),
+                state,
+                predicted_speed(prediction),
+            )
+            mark, name = models.download_mark(download), models.name(download.order.model)
             return ListRow(key, mark, name, columns)
         case CatalogModel() as model:
             size = units.size(model.size) if model.size else ""

@@ -161,7 +161,7 @@ def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Predic
         case LocalModel(damaged=None) as model if model.size:
             return estimate_local(model, tuned.of(model.path))
         case Download() as download if download.total:
-            return estimate(download.total, machine, quantization=download.model.quantization)
+            return estimate(download.total, machine, quantization=download.order.model.quantization)
         case CatalogModel() as model if model.size:
             return estimate_entry(model, machine)
         case _:

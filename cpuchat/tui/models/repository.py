@@ -67,8 +67,8 @@ class RepositoryState:
 
     def known(self, downloads: Iterable[Download], loaded: Path | None) -> list[Known]:
         """Return all models, in the order of the repository."""
-        on_way = {d.model.files: d for d in downloads if d.repo == self.repository.id}
-        done = {key_of(d.model): Path(d.path) for d in on_way.values() if d.state == "done"}
+        on_way = {d.order.model.files: d for d in downloads if d.order.repo == self.repository.id}
+        done = {key_of(d.order.model): Path(d.path) for d in on_way.values() if d.state == "done"}
         here = {**self.here, **done}
         found: list[Known] = []
         closed = self._closed
