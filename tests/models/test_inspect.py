@@ -56,7 +56,7 @@ def test_windows(tmp_path: Path) -> None:
     found = of(tmp_path, "gemma3")
     header = read_header(tmp_path / "gemma3.gguf")
     assert found.window == header.number("attention.sliding_window") > 0
-    assert 0 < found.windowed_layers <= found.n_layer
+    assert 0 < found.windowed_layers <= header.n_layer
 
 
 def test_tensors_by_type(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_experts_and_active_parameters(tmp_path: Path) -> None:
     routed = sum(tensor.n_elements for tensor in header.tensors if "_exps." in tensor.name)
     shared = any("_shexp." in tensor.name for tensor in header.tensors)
     assert found.experts == Experts(count=8, used=2, shared=int(shared))
-    assert routed and found.n_params_active == found.n_params - routed * 6 // 8
+    assert routed and found.header.n_params_active == found.header.n_params - routed * 6 // 8
 
 
 def test_special_tokens(tiny_model: Path, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     found = inspect(read_header(path))
-    assert (found.n_params, found.bits_per_weight, found.tensors, found.problems) == (0, 0.0, (), ())
+    assert (found.header.n_params, found.bits_per_weight, found.tensors, found.problems) == (0, 0.0, (), ())
     assert found.tokenizer is not None and found.tokenizer.n_tokens == len(TOKENS)
     assert msgspec.json.encode(found)
     shown = dict(sections(found))

@@ -106,8 +106,17 @@ def _print_template(found: Inspection) -> int:
     return 0
 
 
+_HEADER_FIGURES = (
+    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
+    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
+)  # fmt: skip
+
+
 def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
-    plain = msgspec.to_builtins(found) | {"settings": dict(found.settings), "path": str(header.path)}
+    described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
+    plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
+    plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count, "heads": header.n_head}
+    plain["settings"] = dict(found.settings)
     if tensors:
         plain["tensor_list"] = msgspec.to_builtins(header.tensors)
     click.echo(json_line(plain))

@@ -25,7 +25,7 @@ from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
 from cpuchat.hardware.topology import instructions
 from cpuchat.models.catalog import load_catalog
-from cpuchat.models.drafts.pairing import PairCache, check_files, require_pair, suggestion
+from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
 from cpuchat.models.fit import advice, format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.hub.client import Hub
@@ -369,15 +369,14 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
     from cpuchat.models.drafts.candidates import check
 
-    cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
+    hub, terminal = Hub() if ask_hub else None, Terminal()
     checked: list[Candidate] = []
     try:
         for one in found:
             terminal.status(f"comparing {clean_line(one.name)}")
-            checked.append(check(one, target, hub=hub, cache=cache))
+            checked.append(check(one, target, hub))
     finally:
         terminal.clear_progress()
-        cache.save()
     return checked
 
 

@@ -31,7 +31,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import Changes, with_changes
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, measured_acceptance, model_of, recommended
-from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads, repository_of
+from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
 from cpuchat.protocol.model_info import ModelInfo
@@ -229,7 +229,8 @@ class DraftReader:
 
     def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
-        repo = repository_of(target, self.models.local_models())
+        here = self.models.local_models()
+        repo = next((model.repo for model in here if model.path == target.path), "")
         if not repo:
             return []
         with contextlib.suppress(HubError):

@@ -12,7 +12,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -21,7 +21,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, Source, host, is_url
-from cpuchat.models.catalog import NO_RANKING, Catalog, CatalogModel, Ranked, match_local
+from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
@@ -108,7 +108,7 @@ class ModelListState:
 
     local: tuple[LocalModel, ...] | None = None
     downloads: tuple[Download, ...] = ()
-    catalog: Ranked = NO_RANKING
+    catalog: Ranked = field(default_factory=Ranked)
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""

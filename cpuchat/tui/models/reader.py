@@ -384,7 +384,7 @@ class InspectionScreen(Dismissable[None]):
         pane = self.query_one("#inspection")
         self.query_one("#waiting").remove()
         pane.mount_all(parts)
-        pane.border_subtitle = Content(clean_line(inspection.file))
+        pane.border_subtitle = Content(clean_line(inspection.header.path.name))
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:
