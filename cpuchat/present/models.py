@@ -1,6 +1,4 @@
-"""Formats the header of a model in sections of labelled lines.
-
-Formats models of a repository as list rows and details.
+"""Formats models as sections, list rows and details: headers, repositories, draft candidates, quantization types.
 
 Formats downloads as words and figures in columns of constant width. Names come from Hugging Face and are cleaned.
 

@@ -222,19 +222,14 @@ def choose_repo_model(repository: Repository, wanted: str = "", *, heads: bool =
             name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
             raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
     if not models:
-        others = _others(repository)
+        kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
+        others = ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
         raise NotOnHub(
             f"{repository.id} has no GGUF model{f', only {others}' if others else ''}.",
-            f"See `cpuchat models search {_name(repository)}`.",
+            f"See `cpuchat models search {repository.id.rpartition('/')[2]}`.",
         )
     there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
     raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"Available: {there}.")
-
-
-def _others(repository: Repository) -> str:
-    """Return what it has instead of models: `draft heads, multimodal projectors`."""
-    kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
-    return ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
 
 
 def loadable(models: Iterable[RepoModel]) -> list[RepoModel]:
@@ -250,7 +245,3 @@ def usual_first(models: Iterable[RepoModel]) -> list[RepoModel]:
 def _names(model: RepoModel) -> set[str]:
     """Return the names of a model and of its files, in lower case."""
     return {name.lower() for name in (model.name, f"{model.name}.gguf", *(file.path for file in model.files)) if name}
-
-
-def _name(repository: Repository) -> str:
-    return repository.id.rpartition("/")[2]

@@ -241,10 +241,6 @@ class DraftReader:
         """Return whether it is the loaded draft model."""
         return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
 
-    def chosen(self) -> str:
-        """Return what was chosen for the loaded model: a file, "none", or "" for the one that belongs to it."""
-        return ChosenDrafts().of(Path(self.loaded.path))
-
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
         """Return the candidate with its verdict, or why there is none; for a remote one, its header is requested."""
         return check(candidate, target, hub=self.services.hub)
@@ -314,7 +310,11 @@ class DraftModelsScreen(ListScreen[Path | None]):
             return
         found = self._found
         loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
-        wanted = self._services.settings.speculation.wanted_draft or self._reader.chosen() or models.AUTO
+        wanted = (
+            self._services.settings.speculation.wanted_draft
+            or ChosenDrafts().of(Path(self._reader.loaded.path))
+            or models.AUTO
+        )
         mark = listed.marked if listed.moved else loaded or next(iter(found), "")
         listed.show(models.draft_rows(found, loaded, wanted), mark)
         if not found and not self._problem:
