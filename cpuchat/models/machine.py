@@ -18,7 +18,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, ModelUnsupported, UsageError
 from cpuchat.base.files import JsonCache
-from cpuchat.config.settings import Changes, Settings, with_changes
+from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
     ALIKE,
     CostProfile,
@@ -29,7 +29,7 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
-from cpuchat.hardware.bandwidth import peaks
+from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.sysfs import format_cpu_list
@@ -97,8 +97,8 @@ def this_machine(
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
     if peak is None and policy is not None:
-        peak = peaks.known_peak(cpus, policy.words, root=root)
-        if peak is not None and peaks.known_peak(cpus, policy.words, root=root, disturbed=False) is None:
+        peak = read_bandwidth.known_peak(cpus, policy.words, root=root)
+        if peak is not None and read_bandwidth.known_peak(cpus, policy.words, root=root, disturbed=False) is None:
             # A busy machine can deliver a tenth of its bandwidth: a prediction from that would stay wrong.
             peak, problem = None, DISTURBED
     available, total = _memory(policy, settings, loaded, root)
@@ -160,7 +160,7 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
         costs = log.costs(before.profile)
         source = " and ".join(filter(None, (f"{before.source}, of an earlier engine", costs.source)))
         return Costs(costs.profile, source, before.factors | costs.factors), False
-    peak = peaks.known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
+    peak = read_bandwidth.known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
     if near is None or peak is None:
         return log.costs(start), False
     topology = read_topology(root)
@@ -192,7 +192,7 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
-    peak = peaks.known_peak(model.cpus, memory, disturbed=False)
+    peak = read_bandwidth.known_peak(model.cpus, memory, disturbed=False)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
     if costs is None or not probed:
         return Reach()
@@ -309,12 +309,6 @@ def set_keys(chosen: Settings, group: Iterable[str]) -> list[str]:
     if {*keys} & {*_PLACEMENT}:
         keys = [*dict.fromkeys((*keys, *_PLACEMENT))]
     return [key for key in keys if value_of(chosen, key) != value_of(_DEFAULTS, key)]
-
-
-def value_of(chosen: Settings, key: str) -> Any:
-    """Return the value of a setting such as "engine.threads"."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(chosen, section), name)
 
 
 def differences(before: Settings, after: Settings) -> Changes:

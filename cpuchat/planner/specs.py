@@ -482,8 +482,7 @@ def measure_here(settings: Settings) -> None:
     Raises:
         ProbeFailed, Interrupted: as their names say.
     """
-    from cpuchat.hardware.bandwidth.measuring import measure
-    from cpuchat.hardware.bandwidth.peaks import remember
+    from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
 
     placement = place(read_topology(), PlacementSpec.of(settings))
     words = placement.memory.words
