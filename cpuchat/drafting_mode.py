@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from cpuchat.protocol.drafters import CHOICES
 from cpuchat.protocol.messages import Speculation
 
 DraftingMode = Literal["auto", "always", "off"]
@@ -21,5 +22,5 @@ def in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
         return chosen
     if mode == "off":
         return Speculation()
-    drafters, depth = chosen.drafters or ("suffix", "draft"), chosen.depth or ALWAYS_DEPTH
+    drafters, depth = chosen.drafters or CHOICES["auto"], chosen.depth or ALWAYS_DEPTH
     return msgspec.structs.replace(chosen, drafters=drafters, depth=depth, min_probability=0.0)

@@ -24,8 +24,8 @@ from cpuchat.base import paths, toml
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.base.files import file_lock, read_json, write_atomically
 from cpuchat.config.servers import normalized, parse_workers
+from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.messages import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
-from cpuchat.protocol.timings import DrafterName
 
 # Numbers of four digits at most: a range is spelled out when it is used.
 _LIST = r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*"
@@ -86,19 +86,9 @@ def update_state(values: dict[str, Any]) -> None:
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-Drafters = Literal["auto", "off", "draft", "lookup", "suffix", "free"]
 SpeechEngine = Literal["auto", "hibari", "piper"]
 
 Changes = dict[str, dict[str, Any]]  # values to set, by section and key
-
-_DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
-    "auto": ("suffix", "draft"),
-    "off": (),
-    "draft": ("draft",),
-    "lookup": ("lookup",),
-    "suffix": ("suffix",),
-    "free": ("suffix",),
-}
 
 
 class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -189,12 +179,12 @@ class EngineSection(Section):
 class SpeculationSection(Section):
     """Drafters and draft depth (protocol.Speculation).
 
-    `drafters` "auto" is suffix decoding and the draft model if one is loaded; "free" is what needs no
-    model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what --model takes.
-    `depth` 0 is adaptive. `draft_cores` see hardware.placement.PlacementSpec.
+    `drafters` "auto" is the default ones of `protocol.drafters`, the draft model if one is loaded; "free" those
+    that need no model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what
+    --model takes. `depth` 0 is adaptive. `draft_cores` see hardware.placement.PlacementSpec.
     """
 
-    drafters: Drafters = "auto"
+    drafters: DrafterChoice = "auto"
     draft_model: str = ""
     depth: Annotated[int, msgspec.Meta(ge=0, le=31)] = 0
     min_probability: Share = 0.0
@@ -209,12 +199,12 @@ class SpeculationSection(Section):
     @property
     def wanted_draft(self) -> str:
         """Return the argument for `models.drafts.choice.choose_draft`: "none" when no draft model is to be used."""
-        return self.draft_model if "draft" in _DRAFTERS[self.drafters] else "none"
+        return self.draft_model if "draft" in CHOICES[self.drafters] else "none"
 
     def speculation(self) -> Speculation:
         """Return how to draft one answer; the engine leaves out drafters that are not available."""
         return Speculation(
-            drafters=_DRAFTERS[self.drafters],
+            drafters=CHOICES[self.drafters],
             depth=self.depth,
             min_probability=self.min_probability,
             across_chats=self.across_chats,

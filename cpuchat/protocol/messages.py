@@ -17,8 +17,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol.timings import DrafterName, Reuse, SpeculationFigures, Timings
+from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cpuchat.protocol.timings import DrafterCount, DrafterName, SpeculationFigures
+from cpuchat.protocol.drafters import DrafterName
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 

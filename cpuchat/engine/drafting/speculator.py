@@ -29,10 +29,9 @@ from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import overlap_pays
 from cpuchat.speculation.depth.controller import UNCALIBRATED, DepthController, too_fast
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.drafters.cascade import Cascade
+from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
 LOOKUP_SHARE: Final = 0.01
@@ -78,8 +77,7 @@ class Speculator:
         self._learned = known
         self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
         self._index = NgramIndex()
-        self._suffix = SuffixDecoding(self._index)
-        self._lookup = PromptLookup(self._index)
+        self._free = free_drafters(self._index)
         self._begin(Speculation())
 
     def _begin(self, options: Speculation) -> None:
@@ -94,12 +92,14 @@ class Speculator:
         self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
 
     def remember(self, text: Tokens[int]) -> None:
-        """Keep another chat's text, for suffix decoding across chats."""
-        self._suffix.remember(text)
+        """Keep another chat's text, for drafting across chats."""
+        for drafter in self._free:
+            drafter.remember(text)
 
     def forget(self, *, current: bool) -> None:
         """Forget the texts of other chats; with `current` also the text of the last answer."""
-        self._suffix.forget()
+        for drafter in self._free:
+            drafter.forget()
         if current:
             self._index.set_text(())
             if self._draft is not None:
@@ -111,14 +111,13 @@ class Speculator:
         Any thread may take them, while the prompt is evaluated and after it: free drafters propose nothing until all
         are taken. The next call ends them.
         """
-        is_wanted = self._free(options) and not self._why_off(options)
+        is_wanted = self._chosen_free(options) and not self._why_off(options)
         steps = self._index.set_in_steps(text) if is_wanted else iter(())
         deque(islice(steps, _AT_ONCE))
         return steps
 
-    def _free(self, options: Speculation) -> list[Drafter]:
-        known: tuple[Drafter, ...] = (self._suffix, self._lookup)
-        return [drafter for drafter in known if drafter.name in options.drafters]
+    def _chosen_free(self, options: Speculation) -> list[Drafter]:
+        return [drafter for drafter in self._free if drafter.name in options.drafters]
 
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
         """Begin an answer to `text`, for which `index_prompt` was called.
@@ -126,8 +125,9 @@ class Speculator:
         Returns False when drafting is off, with `disabled_reason` if it was requested.
         """
         self._begin(options)
-        self._suffix.use_remembered = options.across_chats
-        free = self._free(options)
+        free = self._chosen_free(options)
+        for drafter in free:
+            drafter.use_remembered = options.across_chats
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
         if free:
             self._cascade = Cascade(self._index, free, self._controller.free_depth)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cpuchat.protocol.timings import DrafterName
+from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.speculation.depth.acceptance import (
     DRAFT_PRIORS,
     FREE_PRIORS,
@@ -147,9 +147,7 @@ class DepthController:
         self._untimed = _TIMED if costs is not None and costs.disturbed else 0  # plain steps to come
         self._draft_acceptance = Acceptance(DRAFT_PRIORS, *_DRAFT, known)
         self._acceptance: dict[DrafterName, Acceptance] = {
-            "draft": self._draft_acceptance,
-            "lookup": Acceptance(FREE_PRIORS, *_FREE),
-            "suffix": Acceptance(FREE_PRIORS, *_FREE),
+            row.name: Acceptance(FREE_PRIORS, *_FREE) if row.factory else self._draft_acceptance for row in DRAFTERS
         }
         self._budget = 0.0 if self._is_known else _START * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
@@ -418,7 +416,8 @@ class DepthController:
         """Return the recent acceptance rate of the draft model, or without one of the free drafters."""
         if self._is_asked or (self._has_draft and not self._n_proposed):
             return self._draft_acceptance.mean
-        return max(self._acceptance["lookup"], self._acceptance["suffix"], key=lambda one: one.n_observed).mean
+        free = (self._acceptance[row.name] for row in DRAFTERS if row.factory)
+        return max(free, key=lambda acceptance: acceptance.n_observed).mean
 
     @property
     def reason(self) -> str:

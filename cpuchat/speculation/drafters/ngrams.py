@@ -14,8 +14,7 @@ from itertools import chain
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.protocol.timings import DrafterName
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 
 SIZES: Final = (8, 4, 2)
 """Lengths of the indexed n-grams, longest first."""
@@ -215,7 +214,7 @@ def estimate(match: int) -> float:
     return match / (match + 4)
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies what followed the latest occurrence of the longest indexed n-gram at the end of the text.
 
     After Saxena, "Prompt Lookup Decoding", which searches the whole text each time and finds the oldest occurrence.
@@ -224,7 +223,7 @@ class PromptLookup:
     accepted.
     """
 
-    name: DrafterName = "lookup"
+    name = "lookup"
 
     def __init__(self, index: NgramIndex) -> None:
         self._index = index

@@ -9,8 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.protocol.timings import DrafterName
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal, confidence_bucket
 from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, SIZES, NgramIndex, following
 
 ENOUGH: Final = 6
@@ -75,7 +74,7 @@ def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[in
     return score, list(map(confidence_bucket, estimates)), estimates[0] if estimates else 0.0
 
 
-class SuffixDecoding:
+class SuffixDecoding(Drafter):
     """Drafts along the source of a copy, or along the most frequent continuation of a suffix.
 
     After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The paper's suffix trees are implicit here: the index says
@@ -87,15 +86,11 @@ class SuffixDecoding:
     Args:
         index: of this chat.
         other_chats: tokens of earlier chats kept at most, an end mark each included.
-
-    Attributes:
-        use_remembered: proposals may come from other chats.
     """
 
-    name: DrafterName = "suffix"
+    name = "suffix"
 
     def __init__(self, index: NgramIndex, *, other_chats: int = 1 << 16) -> None:
-        self.use_remembered = True
         self._chat = index
         # Two generations: when the newer is full, the older one is dropped as a whole.
         self._half = other_chats // 2
