@@ -26,8 +26,9 @@ from product import PLAIN, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
-from cpuchat.costs.fit import Fitted, Observation, fit
+from cpuchat.costs.fit import fit
 from cpuchat.costs.model import CostProfile, ModelWork, decode_rate, pair_costs, prefill_cost, tokens_per_pass
+from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.bandwidth.measuring import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology

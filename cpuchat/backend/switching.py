@@ -19,7 +19,7 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 if TYPE_CHECKING:
     from cpuchat.backend.heads.backend import HeadBackend
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
 
 
 class SwitchingBackend:

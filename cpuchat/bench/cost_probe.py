@@ -31,8 +31,8 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
 from cpuchat.bench.run import load_to_measure
-from cpuchat.costs.fit import Fitted, Observation
 from cpuchat.costs.model import ModelWork
+from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.costs import CostLog, with_points
 from cpuchat.models.file_names import engine_replaced

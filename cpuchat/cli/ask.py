@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from cpuchat.chats.records import Attachment
-    from cpuchat.cli.output import Terminal
+    from cpuchat.cli.aloud import Aloud
     from cpuchat.cli.session import Answer, Session, Sink
-    from cpuchat.cli.speak import Aloud
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.config.settings import Settings
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.speech.speaker import Speaker
@@ -156,8 +156,8 @@ def ask(
     try:
         import asyncio
 
-        from cpuchat.cli.output import Terminal
         from cpuchat.cli.session import Session
+        from cpuchat.cli.terminal import Terminal
 
         terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
         tools = tools_of(values, terminal, raw=raw, has_form=form is not None)
@@ -263,7 +263,7 @@ async def _aloud(
     stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None, terminal: Terminal
 ) -> Aloud:
     """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
-    from cpuchat.cli.speak import Aloud
+    from cpuchat.cli.aloud import Aloud
 
     aloud = await stack.enter_async_context(Aloud(chosen.speech, output, terminal))
     session.on_interrupt = aloud.speaker.stop

@@ -32,7 +32,8 @@ from cpuchat.chats.records import Chat, Excerpt
 from cpuchat.chats.store import ChatStore
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import cleaned, echo_table, is_terminal, json_line
+from cpuchat.cli.output import cleaned, json_line
+from cpuchat.cli.terminal import echo_table, is_terminal
 from cpuchat.present import chats as words
 from cpuchat.present.chats import SHORT_ID, document, markdown
 from cpuchat.telemetry.units import plural

@@ -20,7 +20,8 @@ from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageE
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import read_text, shown
 from cpuchat.cli.options import cores_option, file_option, memory_option, overridden, setting, stacked, threads_option
-from cpuchat.cli.output import Terminal, json_line, paragraph
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library

@@ -85,8 +85,8 @@ def _tour(values: Mapping[str, Any]) -> int:
 
 async def _plain(chosen: Settings) -> int:
     """Answer each question in a chat of its own, sampled as in the app."""
-    from cpuchat.cli.output import Terminal
     from cpuchat.cli.session import Answer, Session
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.present.answers import full_summary
 
     terminal = Terminal(plain=True)

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from cpuchat.cli.output import Terminal, cleaned
+from cpuchat.cli.output import cleaned
+from cpuchat.cli.terminal import Terminal
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
 

@@ -176,7 +176,7 @@ def _run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):  # click makes an exit of the former
         return _reader_gone()
     except Exception as error:
-        from cpuchat.cli.output import OutputClosed
+        from cpuchat.cli.terminal import OutputClosed
 
         if isinstance(error, OutputClosed):
             return _reader_gone()

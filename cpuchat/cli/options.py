@@ -18,7 +18,7 @@ from cpuchat.config.settings import Settings
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -174,7 +174,7 @@ def worker_option(values: Mapping[str, Any]) -> str | None:
 def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     """Return the API keys. `CPUCHAT_API_KEY` is for the server that was `named`, or for the only one of the settings;
     never for the one used last, which may have been tried once."""
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
 
     if named is not None:
         return KeyRing(named.server)

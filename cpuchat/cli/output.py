@@ -1,8 +1,6 @@
 """Cleans everything that the command line prints of control sequences.
 
 Into pipes and files too: their content reaches a terminal sooner or later (`| tee`, `cat`).
-
-Prints answers to stdout and everything about them to stderr.
 """
 
 from __future__ import annotations
@@ -10,21 +8,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import shutil
 import sys
-import textwrap
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TextIO
-
-import click
 
 from cpuchat.base.errors import CpuchatError, OutputFailed
 from cpuchat.base.text import Cleaner, clean, replace_unsafe
-from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progress
-from cpuchat.present.table import table
-from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 
 class CleanStream(io.TextIOBase):
@@ -112,178 +101,3 @@ def error_json(error: CpuchatError) -> dict[str, Any]:
 def json_line(value: Any) -> str:
     """Return one line of JSON with everything escaped that `clean` would replace: safe to print, and lossless."""
     return replace_unsafe(json.dumps(value, ensure_ascii=False), lambda character: json.dumps(character)[1:-1])
-
-
-_SAY_SECONDS = 5.0
-
-
-class OutputClosed(Exception):
-    """Raised when the reader of stdout is gone (`| head`): exit quietly."""
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
-
-
-class Terminal:
-    """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
-
-    All of it is cleaned of what a terminal would act on, into pipes and files too; `raw` leaves the answer as it is.
-    `quiet` leaves only answers and errors. `moves`: whether `status` can show a line. `plain`: nothing is styled or
-    replaced; what takes long is said every few seconds.
-    """
-
-    def __init__(
-        self, *, quiet: bool = False, show_reasoning: bool = False, raw: bool = False, plain: bool = False
-    ) -> None:
-        self._out = cleaned(sys.stdout)
-        self._err = cleaned(sys.stderr)
-        self._raw = raw
-        self._out_tty = is_terminal(sys.stdout)
-        self._err_tty = is_terminal(sys.stderr)
-        self._quiet = quiet
-        self._reasoning = show_reasoning or (self._err_tty and not quiet)
-        dumb = os.environ.get("TERM", "dumb") == "dumb"
-        self._plain = plain
-        self._said_at = 0.0
-        self.moves = self._err_tty and not dumb and not plain
-        self._styled = self.moves and not os.environ.get("NO_COLOR")
-        self._progress_shown = False
-        self._out_open_line = False
-        self._err_open_line = False
-        self._reasoning_last = False
-
-    def answer(self, text: str) -> None:
-        """Print a piece of the answer now.
-
-        Raises:
-            OutputClosed: the reader of stdout is gone.
-            OutputFailed: stdout cannot be written (disk full).
-        """
-        if not text:
-            return
-        self.clear_progress()
-        if self._reasoning_last:
-            self._end_reasoning()
-        self._write_out(text, raw=self._raw)
-        self._out_open_line = not text.endswith("\n")
-
-    def reasoning(self, text: str) -> None:
-        """Print a piece of the reasoning, dimmed, if requested."""
-        if not text or not self._reasoning:
-            return
-        self.clear_progress()
-        self.end_answer()
-        if self._styled:
-            self._write_err("\x1b[2m", raw=True)
-        self._write_err(text)
-        if self._styled:
-            self._write_err("\x1b[22m", raw=True)
-        self._err_open_line = not text.endswith("\n")
-        self._reasoning_last = True
-
-    def end_answer(self) -> None:
-        """Finish the last line of the answer."""
-        if self._out_open_line:
-            self._write_out("\n")
-            self._out_open_line = False
-
-    def line(self, text: str = "") -> None:
-        """Print one line of our own on stdout."""
-        self.clear_progress()
-        self._write_out(text + "\n")
-
-    def note(self, text: str) -> None:
-        """Print one line on stderr, unless quiet."""
-        if not self._quiet:
-            self._err_line(text)
-
-    def warn(self, text: str) -> None:
-        """Print one line on stderr, quiet or not."""
-        self._err_line(text)
-
-    def progress(self, event: LoadProgress | PrefillProgress, left_s: float | None = None) -> None:
-        """Show how far a load or a prompt is, which takes `left_s` longer, on one line that the next output replaces;
-        terminals only.
-        """
-        match event:
-            case LoadProgress(phase=phase):
-                text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skips=False)
-            case PrefillProgress():
-                text = prefill_progress(event, left_s)
-        self.status(text)
-
-    def status(self, text: str) -> None:
-        """Show one line on stderr that the next output replaces; terminals only."""
-        if self._plain and time.monotonic() - self._said_at >= _SAY_SECONDS:
-            self.begin_waiting()
-            self._err_line(text)
-        if self._quiet or not self.moves:
-            return
-        width = shutil.get_terminal_size().columns - 1
-        self._write_err("\r\x1b[2K", raw=True)
-        self._write_err(clean(text)[:width])
-        self._progress_shown = True
-
-    def begin_waiting(self) -> None:
-        """Count from now until a plain terminal says how far something is."""
-        self._said_at = time.monotonic()
-
-    def clear_progress(self) -> None:
-        if self._progress_shown:
-            self._write_err("\r\x1b[2K", raw=True)
-            self._progress_shown = False
-
-    def _end_reasoning(self) -> None:
-        self._write_err("\n\n" if self._err_open_line else "\n")
-        self._err_open_line = self._reasoning_last = False
-
-    def _err_line(self, text: str) -> None:
-        self.clear_progress()
-        if self._out_tty:
-            self.end_answer()
-        if self._err_open_line:
-            self._write_err("\n")
-            self._err_open_line = False
-        self._reasoning_last = False
-        self._write_err(text + "\n")
-
-    def _write_out(self, text: str, *, raw: bool = False) -> None:
-        if self._out is None:
-            raise OutputClosed
-        try:
-            (self._out.write_raw if raw else self._out.write)(text)
-            self._out.flush()
-        except BrokenPipeError:
-            raise OutputClosed from None
-
-    def _write_err(self, text: str, *, raw: bool = False) -> None:
-        if self._err is None:
-            return
-        try:
-            (self._err.write_raw if raw else self._err.write)(text)
-            self._err.flush()
-        except OSError:
-            self._err = None  # stderr is closed; the answer still counts
-
-
-def paragraph(text: str, first: str = "", rest: str = "") -> list[str]:
-    """Wrap `text` to the terminal, at most 100 characters; `first` and `rest` are prefixes."""
-    return textwrap.wrap(text, columns(), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-
-
-def echo_paragraph(text: str, first: str = "", rest: str = "") -> None:
-    """Print `text` as `paragraph` wraps it."""
-    for line in paragraph(text, first, rest):
-        click.echo(line)
-
-
-def echo_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Print `rows` as `present.table` aligns them."""
-    for line in table(rows, right):
-        click.echo(line)
-
-
-def columns() -> int:
-    """Return the width for text: that of the terminal, from 40 to 100 characters; 100 without one."""
-    return max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))

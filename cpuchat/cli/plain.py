@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.base import paths
 from cpuchat.base.errors import ContextFull, CpuchatError, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.output import Terminal, error_text, is_terminal
+from cpuchat.cli.output import error_text
 from cpuchat.cli.plain_chats import Commands, PlainChats
-from cpuchat.cli.speak import Phrases
+from cpuchat.cli.terminal import Phrases, Terminal, is_terminal
 from cpuchat.cli.typed_ahead import TypedAhead
 from cpuchat.present import answers as reuse
 from cpuchat.present.answers import WHEN_FULL, full_summary, reasoning, summarized, summary

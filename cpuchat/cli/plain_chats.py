@@ -12,7 +12,7 @@ from cpuchat.present.tools import title
 
 if TYPE_CHECKING:
     from cpuchat.chats.records import Chat, StoredMessage
-    from cpuchat.cli.output import Terminal
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.conversation import Conversation
 
 Commands = dict[str, tuple[str, Callable[[str], Coroutine[Any, Any, None]]]]

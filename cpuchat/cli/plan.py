@@ -13,7 +13,8 @@ import msgspec
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.output import echo_paragraph, echo_table, json_line
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.present import plan as words
@@ -188,7 +189,7 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     Raises:
         NotMeasured: it was not measured.
     """
-    from cpuchat.cli.output import is_terminal
+    from cpuchat.cli.terminal import is_terminal
     from cpuchat.planner.specs import NotMeasured, ThisMachine, measure_here
 
     here = ThisMachine(chosen)

@@ -36,7 +36,8 @@ from cpuchat.cli.options import (
     setting,
     stacked,
 )
-from cpuchat.cli.output import Terminal, error_json, json_line
+from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.terminal import Terminal
 from cpuchat.config import settings
 from cpuchat.config.servers import PORT, ServerModel, is_local, is_loopback, normalized
 from cpuchat.telemetry import units
@@ -455,7 +456,7 @@ def key(url: str, delete: bool) -> int:
     """Store the API key of the server URL: in the system's keyring with the extra cpuchat[keyring], else in a file that
     only you may read.
     """
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
 
     server = ServerModel.of(url).server
     entered = ""

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
 from cpuchat.chats.store import ChatStore
-from cpuchat.cli.output import Terminal
+from cpuchat.cli.terminal import Terminal
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
 from cpuchat.conversation import Conversation

@@ -36,7 +36,8 @@ from cpuchat.cli.options import (
     stacked,
     threads_option,
 )
-from cpuchat.cli.output import Terminal, columns, echo_paragraph, echo_table, json_line
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 from cpuchat.hardware.counters.ladder import Ladder, counter_openers, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology

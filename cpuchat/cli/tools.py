@@ -17,12 +17,13 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import Decorator, stacked
-from cpuchat.cli.output import columns, error_json, is_terminal, json_line
+from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.terminal import columns, is_terminal
 from cpuchat.present.table import table
 
 if TYPE_CHECKING:
-    from cpuchat.cli.output import Terminal
     from cpuchat.cli.session import Session
+    from cpuchat.cli.terminal import Terminal
     from cpuchat.protocol.messages import Tool, ToolCall
     from cpuchat.tools.config import Server
     from cpuchat.tools.loop import Choice, Source, ToolLoop

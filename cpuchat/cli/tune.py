@@ -10,7 +10,8 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import model_path, overridden
-from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, json_line
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from cpuchat.cli.output import is_terminal
+from cpuchat.cli.terminal import is_terminal
 
 
 class TypedAhead:

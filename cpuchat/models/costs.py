@@ -15,7 +15,6 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import JsonCache
-from cpuchat.costs.fit import KNOTS, Fitted, Observation
 from cpuchat.costs.model import (
     ACTIVATIONS,
     COST_MODEL,
@@ -27,6 +26,7 @@ from cpuchat.costs.model import (
     bytes_read,
     pass_cost,
 )
+from cpuchat.costs.observations import KNOTS, Fitted, Observation
 from cpuchat.hardware.bandwidth.measuring import ROOT, key
 from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import split_parts

@@ -23,7 +23,7 @@ from cpuchat.telemetry.units import ago, gigabytes, plural
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.costs.fit import Fitted
+    from cpuchat.costs.observations import Fitted
     from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.peaks import Survey

@@ -30,9 +30,10 @@ from cpuchat.models.heads import ENGINE, ONLY_ENGINE, TITLES, kind_named, title
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
 from cpuchat.models.quantize.types import PRECISE
+from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
-from cpuchat.telemetry.units import about, plural, size, time_left, tokens
+from cpuchat.telemetry.units import about, plural, size, tokens
 
 if TYPE_CHECKING:
     from cpuchat.models.catalog import CatalogModel
@@ -175,111 +176,6 @@ def _origin(model: Inspection) -> Rows:
         ("languages", ", ".join(origin.languages)),
         ("tags", ", ".join(origin.tags)),
     ]
-
-
-MARKS = {"paused": "‖", "done": "✓", "failed": "!"}
-SPEED, LEFT = 9, 11
-STATE = SPEED + 2 + LEFT
-"""Column widths in cells."""
-_STATES = {
-    "queued": "Queued",
-    "checking": "Verifying",
-    "paused": "Paused",
-    "done": "Downloaded (verified)",
-    "failed": "Failed",
-}
-
-
-def download_mark(download: Download) -> str:
-    """Return one character for the state, so that color is not its only sign."""
-    return MARKS.get(download.state, "↓")
-
-
-def name(model: RepoModel) -> str:
-    """`Qwen2.5-7B-Instruct`: the name without its quantization."""
-    return clean_line(model.base)
-
-
-def download_title(model: RepoModel) -> str:
-    """`Qwen2.5-7B-Instruct Q4_K_M`."""
-    return f"{name(model)} {clean_line(model.quantization)}".rstrip()
-
-
-def share(download: Download) -> float:
-    """Return what the bar shows, 0 to 1: the downloaded part, or the verified part."""
-    if download.state == "checking" and download.total:
-        return min(download.checked / download.total, 1.0)
-    return download.share
-
-
-def percent(download: Download) -> str:
-    """Return ` 61 %`; rounded down, so that 100 % is all of it."""
-    return f"{int(100 * share(download)):>3d} %"
-
-
-def amount(download: Download) -> str:
-    """`2.9/4.7 GB`: downloaded of total in one unit, of constant width."""
-    number, unit = size(download.total).split(" ")
-    step = download.total / float(number) if float(number) else 1.0
-    decimals = len(number.partition(".")[2])
-    done = f"{download.done / step:.{decimals}f}"
-    return f"{done:>{len(number)}}/{number} {unit}"
-
-
-def download_speed(bytes_per_second: float) -> str:
-    """`38.1 MB/s`, right-aligned; blank while unknown."""
-    return (f"{size(int(bytes_per_second))}/s" if bytes_per_second > 0 else "").rjust(SPEED)
-
-
-def left(seconds: float | None) -> str:
-    """`47 s left`, `12 min left`, `3.2 h left`, right-aligned; blank while unknown."""
-    return ("" if seconds is None else time_left(seconds)).rjust(LEFT)
-
-
-def state(download: Download) -> str:
-    """Format the state in `STATE` cells: speed and time left while bytes arrive, else words."""
-    if download.state == "running":
-        return f"{download_speed(download.speed)}  {left(download.seconds_left)}"
-    return f"{_state(download):>{STATE}}"
-
-
-def _state(download: Download) -> str:
-    if download.state == "waiting":
-        return f"Retry {download.attempt} in {max(download.retry_in, 0):.0f} s"
-    return _STATES.get(download.state, "")
-
-
-def problem(download: Download) -> str:
-    """Return what went wrong and what to do; "" without a problem."""
-    return clean_line(f"{download.message} {download.hint}")
-
-
-def download_details(download: Download) -> list[tuple[str, str]]:
-    """Label and text of everything that is known about one download."""
-    files = download.model.files
-    more = len(files) - 1
-    rows = [
-        ("repository", clean_line(download.repo)),
-        ("file", clean_line(files[0].path) + (f" and {plural(more, 'more part')}" if more else "")),
-        ("size", size(download.total)),
-        ("state", _state_details(download)),
-        ("problem", problem(download)),
-        ("path", clean_line(download.path)),
-    ]
-    return [(label, text) for label, text in rows if text]
-
-
-def _state_details(download: Download) -> str:
-    arrived = f"{size(download.done)} of {size(download.total)} downloaded"
-    return {
-        "queued": f"queued behind another download; {arrived}",
-        "running": f"downloading; {arrived}",
-        "waiting": f"waiting for retry {download.attempt}; {arrived}, resumes from there",
-        "checking": "complete; verifying its SHA-256 against the hash that Hugging Face published",
-        "paused": f"paused; {arrived}, resumes from there",
-        "done": "downloaded; its SHA-256 matches the hash that Hugging Face published",
-        "failed": f"failed; {arrived}",
-    }[download.state]
 
 
 AUTO, NONE = "auto", "none"
@@ -484,15 +380,15 @@ def repository_row(known: Known) -> ListRow:
     if known.path is not None:
         mark, state = ("●", "loaded") if known.loaded else ("○", "downloaded")
     elif download is not None:
-        mark = download_mark(download)
+        mark = downloads.download_mark(download)
         state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "verifying"}.get(
-            download.state, percent(download).strip()
+            download.state, downloads.percent(download).strip()
         )
     elif part := _part(known):
         state = f"paused {part}"
     speed = "" if known.loaded else predicted_speed(predicted)
     columns = (model.quantization or "–", units.size(model.size), state, speed)
-    return ListRow(known.key, mark, name(model), columns, strong=known.loaded,
+    return ListRow(known.key, mark, downloads.name(model), columns, strong=known.loaded,
                    dim=known.path is None and download is None)  # fmt: skip
 
 
@@ -502,7 +398,7 @@ def repository_details(known: Known, repository: Repository) -> list[tuple[str, 
     parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
     lines = [
         ("problem", clean_line(str(known.problem)) if known.problem is not None else ""),
-        ("problem", problem(download) if download is not None else ""),
+        ("problem", downloads.problem(download) if download is not None else ""),
         ("size", units.size(model.size) + parts),
         ("memory", predicted.explained if predicted is not None else ""),
         ("speed", speed_with_basis(predicted)),

@@ -16,7 +16,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools.config import Server
 from cpuchat.tools.loop import START_SECONDS
-from cpuchat.tools.mcp_client import ServerEnded, ServerInvalid, ServerProcess
+from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
 
 if TYPE_CHECKING:
     from cpuchat.tools.mcp_client import Connection

@@ -36,7 +36,7 @@ from cpuchat.tui.themes import OwnFiles
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.base.errors import SettingsError
     from cpuchat.compare.comparison import Sides
     from cpuchat.config.settings import SettingSources

@@ -22,7 +22,7 @@ from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
-from cpuchat.present import models
+from cpuchat.present import downloads
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.manager import Downloads
@@ -157,7 +157,7 @@ class Downloading:
     def _notify(self, download: Download, before: State | None) -> None:
         if before is None:  # restored: it ended in another run
             return
-        title = models.download_title(download.model)
+        title = downloads.download_title(download.model)
         if download.state == "done":
             self._tell("Downloaded", f"{title}. Ctrl+G, Enter loads it.")
         elif download.state == "failed":

@@ -20,7 +20,7 @@ from textual.signal import Signal
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread

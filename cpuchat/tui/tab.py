@@ -14,7 +14,7 @@ def main(server: str, folder: str) -> int:
 
     `folder` has everything that the app writes. The server removes it; the app does where the server was killed.
     """
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore

@@ -19,7 +19,7 @@ from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.base.files import JsonCache
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
-from cpuchat.costs.fit import Observation
+from cpuchat.costs.observations import Observation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog

@@ -58,7 +58,7 @@ def test_the_price_and_the_power_of_a_machine_make_its_cost(tmp_path: Path) -> N
 
 
 def test_on_a_terminal_a_machine_that_was_not_measured_is_measured_if_wished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setattr("cpuchat.cli.terminal.is_terminal", lambda stream: True)
     calls: list[tuple[int, ...]] = []
 
     def measure(cpus: tuple[int, ...], memory: str = "") -> ReadBandwidth:

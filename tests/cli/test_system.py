@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.cli import main as program
 from cpuchat.cli import system
-from cpuchat.cli.output import Terminal
+from cpuchat.cli.terminal import Terminal
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.tuning import store
 from cpuchat.protocol.model_info import ModelInfo

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.base.errors import UsageError
-from cpuchat.cli.output import Terminal, json_line
+from cpuchat.cli.output import json_line
 from cpuchat.cli.question import compose
+from cpuchat.cli.terminal import Terminal
 from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError
-from cpuchat.cli.output import Terminal as OwnTerminal
 from cpuchat.cli.session import Session
+from cpuchat.cli.terminal import Terminal as OwnTerminal
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config.settings import Settings
 from tests.cli.program import run, run_process

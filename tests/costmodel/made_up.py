@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.bench.cost_probe import cases
-from cpuchat.costs.fit import KNOTS, Observation
 from cpuchat.costs.model import ACTIVATIONS, KV, ROUTED, CostProfile, ModelWork, Rate, pass_cost
+from cpuchat.costs.observations import KNOTS, Observation
 from cpuchat.models.synthetic.model import header_of
 from cpuchat.models.traffic import model_work
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.costs.fit import Observation, fit
+from cpuchat.costs.fit import fit
 from cpuchat.costs.model import (
     CostProfile,
     ModelWork,
@@ -17,6 +17,7 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
+from cpuchat.costs.observations import Observation
 from cpuchat.models.costs import with_points
 from tests.costmodel.made_up import (
     QUANTIZATIONS,

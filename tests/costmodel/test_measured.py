@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.costs.fit import Fitted, Observation, fit
+from cpuchat.costs.fit import fit
 from cpuchat.costs.model import KV, CostProfile, Rate, pass_cost, prefill_cost
+from cpuchat.costs.observations import Fitted, Observation
 from tests.costmodel.made_up import decode_rate, knots, work
 
 TOKENS = (2, 3, 4, 5, 6, 8, 12, 16)

@@ -9,8 +9,8 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.config.settings import parse
-from cpuchat.costs.fit import KNOTS, Observation
 from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
+from cpuchat.costs.observations import KNOTS, Observation
 from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.peaks import remember
 from cpuchat.hardware.placement.cores import choose_cores

@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.models.downloads.state import Download
-from cpuchat.present import models as words
+from cpuchat.present import downloads
 from tests.support.downloads import download, model
 
 QWEN = model("Q4_K_M", 4_683_073_504)
 
 
 def test_the_quantization_is_told_once() -> None:
-    assert words.name(QWEN) == "Qwen2.5-7B-Instruct"
-    assert words.download_title(QWEN) == "Qwen2.5-7B-Instruct Q4_K_M"
-    assert words.download_title(model("Q4_K_M", 1, name="\x1b[31mred")) == "␛[31mred Q4_K_M"
+    assert downloads.name(QWEN) == "Qwen2.5-7B-Instruct"
+    assert downloads.download_title(QWEN) == "Qwen2.5-7B-Instruct Q4_K_M"
+    assert downloads.download_title(model("Q4_K_M", 1, name="\x1b[31mred")) == "␛[31mred Q4_K_M"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_quantization_is_told_once() -> None:
     ],
 )
 def test_what_is_here_of_how_much(size: int, share: float, amount: str) -> None:
-    assert words.amount(download(model("Q4_K_M", size), share)) == amount
+    assert downloads.amount(download(model("Q4_K_M", size), share)) == amount
 
 
 @pytest.mark.parametrize(
@@ -38,37 +38,37 @@ def test_what_is_here_of_how_much(size: int, share: float, amount: str) -> None:
      (6000, "1.7 h left"), (356_399, "99.0 h left"), (356_400, "days left")],
 )  # fmt: skip
 def test_time_left(seconds: float | None, left: str) -> None:
-    assert words.left(seconds).strip() == left
+    assert downloads.left(seconds).strip() == left
 
 
 def test_columns_keep_their_width() -> None:
     for state in ("queued", "running", "waiting", "checking", "paused", "done", "failed"):
         for seconds in (None, 3.0, 4000.0, 99_999.0):
             shown = download(QWEN, 0.3, state=state, speed=3.1e6, seconds_left=seconds, retry_in=120, attempt=12)
-            assert len(words.state(shown)) == words.STATE
-    assert {len(words.percent(download(QWEN, share))) for share in (0, 0.099, 0.1, 0.999, 1)} == {5}
-    assert {len(words.download_speed(value)) for value in (0, 1, 999, 38.1e6, 1.2e9)} == {words.SPEED}
+            assert len(downloads.state(shown)) == downloads.STATE
+    assert {len(downloads.percent(download(QWEN, share))) for share in (0, 0.099, 0.1, 0.999, 1)} == {5}
+    assert {len(downloads.download_speed(value)) for value in (0, 1, 999, 38.1e6, 1.2e9)} == {downloads.SPEED}
 
 
 def test_a_hundred_percent_is_all_of_it() -> None:
-    assert words.percent(download(QWEN, 0.9999)) == " 99 %"
-    assert words.percent(download(QWEN, 1.0)) == "100 %"
+    assert downloads.percent(download(QWEN, 0.9999)) == " 99 %"
+    assert downloads.percent(download(QWEN, 1.0)) == "100 %"
 
 
 def test_while_the_hash_is_computed_the_bar_shows_how_far_that_is() -> None:
     checking = download(QWEN, 1.0, state="checking", checked=QWEN.size // 4)
-    assert words.share(checking) == pytest.approx(0.25)
-    assert "Verifying" in words.state(checking)
+    assert downloads.share(checking) == pytest.approx(0.25)
+    assert "Verifying" in downloads.state(checking)
 
 
 def test_the_hint_stands_with_the_problem_and_nothing_steers_the_terminal() -> None:
     failed: Download = download(QWEN, 0.2, state="failed", message="The hub said\x1b[2J no.", hint="Ask again.")
-    told = dict(words.download_details(failed))
+    told = dict(downloads.download_details(failed))
     assert told["problem"] == "The hub said␛[2J no. Ask again."
     assert told["state"].startswith("failed; 937 MB of 4.7 GB")
     assert "path" not in told
 
 
 def test_parts_of_a_split_one_are_counted() -> None:
-    told = dict(words.download_details(download(model("F16", 15_000_000_000, parts=4))))
+    told = dict(downloads.download_details(download(model("F16", 15_000_000_000, parts=4))))
     assert told["file"] == "Qwen2.5-7B-Instruct-F16-00001-of-00004.gguf and 3 more parts"

@@ -21,7 +21,7 @@ import msgspec
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.heads.server import Drafting, ServerPlan, ServerProcess
 from cpuchat.backend.process import Spawner
-from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
 from cpuchat.config.servers import ServerModel, Source

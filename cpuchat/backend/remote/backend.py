@@ -21,7 +21,8 @@ import msgspec
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.adapter import Adapter, ListedModel
-from cpuchat.backend.remote.connection import Connection, KeyRing, Status, back_off, is_loading, may_retry, next_look
+from cpuchat.backend.remote.connection import Connection, Status, back_off, is_loading, may_retry, next_look
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.servers import identify
 from cpuchat.backend.remote.stream import Attempt, Chunk, Tally, decoded, objects
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, ServerError, ServerUnreachable, UsageError

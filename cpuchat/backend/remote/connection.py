@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
-import stat
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -24,14 +21,12 @@ import msgspec
 
 from cpuchat import __version__
 from cpuchat.backend.remote.stream import Attempt, decoded
-from cpuchat.base import paths, toml
 from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
-from cpuchat.base.files import file_lock, write_atomically
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
 
 if TYPE_CHECKING:
-    from keyring.backend import KeyringBackend
+    pass
 
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -297,144 +292,3 @@ def _is_certificate(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-VARIABLE = "CPUCHAT_API_KEY"
-_KNOWN = {"https://api.openai.com": "OPENAI_API_KEY"}
-"""Variables of services that everyone names alike; sent to these alone."""
-_SERVICE = "cpuchat"  # under which the system's keyring has the keys, by server
-_ELSEWHERE = {"keyring": _SERVICE}
-"""Stands in the file for a key that the keyring has: one that is locked asks its owner, so only these are looked up."""
-
-
-class KeyRing:
-    """Finds the key of a server: where it was stored, else in the environment.
-
-    Args:
-        chosen: the server that `CPUCHAT_API_KEY` is for: the one of `--server`, or the only one of the settings.
-        file: replaces the one in the data folder.
-    """
-
-    def __init__(self, chosen: str = "", file: Path | None = None) -> None:
-        self._chosen = chosen
-        self._file = file or paths.keys_file()
-        self._former = None if file else paths.config_dir() / self._file.name  # where it was in earlier versions
-
-    def key(self, server: str) -> str:
-        """Return the key, "" when there is none. May wait for the owner to unlock a keyring.
-
-        Raises:
-            ServerError: the file cannot be read or others may read it, the keyring does not give the key, or the key
-                has characters that no key has.
-        """
-        stored = self._known().get(server, "")
-        if not isinstance(stored, str):
-            keyring = _keyring_with(server)
-            with _refusals(server):
-                stored = keyring.get_password(_SERVICE, server) or ""
-        key = stored
-        if not key and server == self._chosen:
-            key = os.environ.get(VARIABLE, "").strip()
-        if not key and server in _KNOWN:
-            key = os.environ.get(_KNOWN[server], "").strip()
-        if not (key.isascii() and key.isprintable()) or " " in key:
-            raise ServerError("The API key contains invalid characters.", f"Check {VARIABLE}, or set the key again.")
-        return key
-
-    def store(self, server: str, key: str) -> str:
-        """Keep the key of a server, in the system's keyring where there is one, else in the file; "" removes it.
-
-        Returns:
-            The place, as shown to the user.
-
-        Raises:
-            ServerError: as `key`.
-            OSError: the file cannot be written.
-        """
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file_lock(self._file.parent):
-            known = self._known()
-            place = paths.shown(self._file)
-            if not key:
-                if known.pop(server, "") == _ELSEWHERE:
-                    keyring = _keyring_with(server)
-                    with _refusals(server):
-                        keyring.delete_password(_SERVICE, server)
-            elif (keyring := _system_keyring()) is not None:
-                with _refusals(server):
-                    keyring.set_password(_SERVICE, server, key)
-                known[server] = _ELSEWHERE
-                place = f"the keyring ({keyring.name})"
-            else:
-                known[server] = key
-            self._write(known)
-        return place
-
-    def _known(self) -> dict[str, object]:
-        """Return the keys by server; moves the file of an earlier version. Raises ServerError."""
-        if self._former is None or self._file.exists() or not self._former.exists():
-            return _read(self._file)
-        known = _read(self._former)
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(known)
-            self._former.unlink()
-        return known
-
-    def _write(self, known: dict[str, object]) -> None:
-        import tomlkit
-
-        write_atomically(self._file, tomlkit.dumps(known), mode=0o600)
-
-
-def _system_keyring() -> KeyringBackend | None:
-    """Return the keyring of the desktop or system; None without one, or without the extra `keyring`."""
-    try:
-        import keyring
-    except ImportError:
-        return None
-    found = keyring.get_keyring()
-    return found if found.priority > 0 else None
-
-
-def _keyring_with(server: str) -> KeyringBackend:
-    """Return the keyring that has the key of `server`. Raises ServerError if there is none now."""
-    keyring = _system_keyring()
-    if keyring is None:
-        raise ServerError(
-            f"The API key of {server} is in a keyring, and none is found here.",
-            f"Start cpuchat where it was stored, or store the key again: cpuchat servers key {server}.",
-        )
-    return keyring
-
-
-@contextlib.contextmanager
-def _refusals(server: str) -> Iterator[None]:
-    """Turn what the keyring says against it into ServerError."""
-    from keyring.errors import KeyringError
-
-    try:
-        yield
-    except KeyringError as error:
-        raise ServerError(
-            f"The keyring refused the API key of {server}: {type(error).__name__}.",
-            f"Unlock it, or store the key again: cpuchat servers key {server}.",
-        ) from None
-
-
-def _read(file: Path) -> dict[str, object]:
-    try:
-        mode = file.stat().st_mode
-        if stat.S_IMODE(mode) & 0o077:
-            raise ServerError(
-                f"Other users may read {paths.shown(file)}, which holds API keys.",
-                f"Run chmod 600 {paths.shown(file)}.",
-            )
-        tables = toml.loads(paths.read_text(file))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ServerError(f"Cannot read {paths.shown(file)}: {error.strerror}.", "Fix or remove it.") from None
-    except ValueError:  # without the text that is wrong: it may be a key
-        raise ServerError(f"{paths.shown(file)} is not valid TOML.", 'Its lines are "https://HOST" = "KEY".') from None
-    return {name: value for name, value in tables.items() if isinstance(value, str) or value == _ELSEWHERE}

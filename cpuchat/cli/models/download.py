@@ -19,7 +19,8 @@ from cpuchat.base.errors import Interrupted, UsageError, from_code
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import ctx_option, laid_over
-from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, json_line
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.heads import ONLY_ENGINE, kind_named, title

@@ -28,7 +28,8 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import ctx_option, laid_over
-from cpuchat.cli.output import Terminal, echo_table, json_line
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.gguf.header import read_model

@@ -21,7 +21,8 @@ from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import Terminal, echo_paragraph, echo_table, is_terminal, json_line
+from cpuchat.cli.output import json_line
+from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
 from cpuchat.hardware.topology import instructions
 from cpuchat.models.catalog import load_catalog

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base.files import file_lock, is_locked
 from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command
 from cpuchat.base.text import clean_line

@@ -18,8 +18,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.present import models
-from cpuchat.present import models as downloads
+from cpuchat.present import downloads
 from cpuchat.telemetry import units
 from cpuchat.tui import keys
 from cpuchat.tui.models.screen import choose
@@ -134,7 +133,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
     @on(OptionList.OptionHighlighted)
     def _show_details(self) -> None:
         download = self._marked
-        self.query_one(Labelled).show(models.download_details(download) if download is not None else [])
+        self.query_one(Labelled).show(downloads.download_details(download) if download is not None else [])
         enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
         if enabled != self._enabled:  # this lays the footer out again
             self._enabled = enabled
@@ -182,7 +181,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
             self._downloading.cancel(download.id, discard=download.state != "done")
             return
         question = (
-            f"{models.download_title(download.model)}: {units.size(download.done)} of {units.size(download.total)} "
+            f"{downloads.download_title(download.model)}: {units.size(download.done)} of {units.size(download.total)} "
             "downloaded. Keep the partial files to resume later?"
         )
         answer = await self.app.push_screen_wait(

@@ -1,4 +1,4 @@
-"""Entries of the models list and their order. Plain data and functions, no widgets.
+"""Entries of the downloads list and their order. Plain data and functions, no widgets.
 
 Formats entries as lines of the list. Plain functions, no widgets.
 
@@ -27,7 +27,7 @@ from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.places import LocalModel
-from cpuchat.present import models
+from cpuchat.present import downloads
 from cpuchat.present import models as prediction
 from cpuchat.present.models import kv_growth, predicted_speed, verdict
 from cpuchat.present.table import ListRow
@@ -273,9 +273,9 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
         case LocalModel() as model:
             return _local(key, model, prediction, loaded)
         case Download() as download:
-            state = "paused" if download.state == "paused" else models.percent(download).strip()
+            state = "paused" if download.state == "paused" else downloads.percent(download).strip()
             columns = (download.model.quantization, units.size(download.total), state, predicted_speed(prediction))
-            mark, name = models.download_mark(download), models.name(download.model)
+            mark, name = downloads.download_mark(download), downloads.name(download.model)
             return ListRow(key, mark, name, columns)
         case CatalogModel() as model:
             size = units.size(model.size) if model.size else ""
@@ -362,7 +362,7 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             entry = match_local(catalog, model) if catalog is not None and not model.damaged else None
             found = _local_rows(model, known, loaded, entry)
         case Download() as download:
-            found = models.download_details(download)
+            found = downloads.download_details(download)
         case CatalogModel() as model:
             found = _catalog(model, known, catalog)
         case FoundRepository() as repository:

@@ -46,7 +46,7 @@ from cpuchat.tui.widgets.model_list import ListScreen
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.backend.remote.connection import KeyRing
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.models.machine import Machine, TunedMachine
     from cpuchat.models.prediction import Prediction
     from cpuchat.protocol.model_info import ModelInfo

@@ -1,4 +1,4 @@
-"""One repository: its models with size, fit and predicted speed, to download or load.
+"""One repository: its downloads with size, fit and predicted speed, to download or load.
 
 Reads Hugging Face, the disk and the machine for the repository screen. Blocks: call it in threads.
 
@@ -25,7 +25,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model, loadable, usual_first
 from cpuchat.models.library.places import hub_cache
-from cpuchat.present import models
+from cpuchat.present import downloads
 from cpuchat.present import models as repository
 from cpuchat.present.models import Known, key_of
 from cpuchat.present.table import ListRow
@@ -373,7 +373,7 @@ class RepositoryScreen(ListScreen[Path | None]):
         """Ask before downloading what cannot be loaded here."""
         if known.prediction is None or known.prediction.verdict != "too large":
             return True
-        question = f"{models.download_title(known.model)}: {known.prediction.explained}. Download anyway?"
+        question = f"{downloads.download_title(known.model)}: {known.prediction.explained}. Download anyway?"
         return bool(
             await self.app.push_screen_wait(ConfirmScreen("Too large", question, "Download", "Cancel", danger=False))
         )
@@ -392,7 +392,7 @@ class RepositoryScreen(ListScreen[Path | None]):
     def action_inspect(self) -> None:
         known, state = self._marked, self._state
         if known is not None and state is not None and known.model.kind == "model":
-            title = f"{self._repo} · {models.download_title(known.model)}"
+            title = f"{self._repo} · {downloads.download_title(known.model)}"
             read = lambda: self._reader.header(state.repository, known.model)  # noqa: E731
             self._services.navigation.inspection(title, read)
 

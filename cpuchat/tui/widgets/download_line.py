@@ -13,7 +13,7 @@ from textual.app import RenderResult
 
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download
-from cpuchat.present import models as downloads
+from cpuchat.present import downloads
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 from cpuchat.tui.downloading import Downloading, Quantizing

@@ -7,7 +7,7 @@ from keyring.backend import KeyringBackend
 from keyring.backends import fail
 from keyring.errors import KeyringLocked
 
-from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import ServerError, UsageError
 from cpuchat.config.servers import ServerModel, is_local, normalized, source

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.connection import KeyRing
+from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.config.servers import ServerModel

@@ -13,7 +13,7 @@ from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.config import settings
 from cpuchat.config.servers import RunningServer
 from cpuchat.config.settings import with_changes
-from cpuchat.costs.fit import Fitted, Observation
+from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
