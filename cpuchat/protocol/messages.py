@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpuchat.base.errors import ContextFull, CpuchatError
 from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
@@ -465,6 +466,12 @@ class Failed(Event, frozen=True):
     request_id: int = 0
     n_tokens: int = 0
     alone: bool = False
+
+    @classmethod
+    def of(cls, error: CpuchatError, request_id: int = 0) -> Failed:
+        """Return the event that reports `error`."""
+        n_tokens, alone = (error.n_tokens, error.alone) if isinstance(error, ContextFull) else (0, False)
+        return cls(error.code, error.message, error.hint, request_id, n_tokens, alone)
 
 
 AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown

@@ -144,7 +144,7 @@ class HeadBackend:
             memory = plan.placement.memory.words
             self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
-            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            yield Failed.of(error)
             return
         except OSError as error:
             yield Failed(code=WorkerDied.code, message=f"Cannot start llama-server: {error}.")

@@ -1,7 +1,4 @@
-"""Combines the drafters of one loaded model under a depth controller.
-
-Sets up speculation for a loaded model: its draft model, and the costs of passes.
-"""
+"""The drafters of one loaded model under a depth controller, and setting them up: draft model and costs of passes."""
 
 from __future__ import annotations
 
@@ -334,22 +331,17 @@ def set_up_speculation(
         costs = costs and replace(costs, overlap=None)
     note = target.sequence.rollback.note
     why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
-    info = target.info
     target.info = msgspec.structs.replace(
-        info,
-        notes=(*info.notes, *notes),
-        draft=draft.info.name if draft is not None else "",
-        draft_path=draft.info.path if draft is not None else "",
-        draft_quantization=draft.info.quantization if draft is not None else "",
-        draft_traffic=traffic(draft) if draft is not None else None,
-        draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),
+        target.info,
+        notes=(*target.info.notes, *notes),
         pass_ms=costs.verify_ms if costs is not None and not costs.disturbed else (),
         no_speculation=why,
     )
-    file = (
-        Path(command.calibration_file) if command.calibration_file and costs is not None and draft is not None else None
-    )
-    pair = (info.fingerprint, draft.info.fingerprint if draft is not None else "")
+    file, pair = None, ("", "")
+    if draft is not None:
+        _describe_draft(target, draft, thread.cpus if thread is not None else draft.pool.cpus)
+        if command.calibration_file and costs is not None:
+            file, pair = Path(command.calibration_file), (target.info.fingerprint, draft.info.fingerprint)
     speculator = Speculator(
         costs,
         drafter,
@@ -360,6 +352,18 @@ def set_up_speculation(
         known=load_acceptance(file, *pair),
     )
     return SpeculationSetup(speculator, draft, thread, file, pair)
+
+
+def _describe_draft(target: Model, draft: Model, cpus: tuple[int, ...]) -> None:
+    info = draft.info
+    target.info = msgspec.structs.replace(
+        target.info,
+        draft=info.name,
+        draft_path=info.path,
+        draft_quantization=info.quantization,
+        draft_traffic=traffic(draft),
+        draft_cpus=cpus,
+    )
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:

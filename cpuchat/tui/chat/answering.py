@@ -162,7 +162,7 @@ class Answering:
                 self._show(event)
         except CpuchatError as error:
             self._outdated = self._open and (last is None or isinstance(error, ChatsError))  # not sent, or loaded again
-            last = Failed(code=error.code, message=error.message, hint=error.hint)
+            last = Failed.of(error)
             self._show(last)
         return last
 

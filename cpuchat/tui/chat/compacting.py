@@ -108,7 +108,7 @@ class CompactingScreen(ComparingScreen):
                         case _:
                             pass
         except CpuchatError as error:
-            problem = Failed(code=error.code, message=error.message, hint=error.hint)
+            problem = Failed.of(error)
         self._transcript.finish_answer()
         self.show_branch(0)
         if problem is not None:
