@@ -1,7 +1,4 @@
-"""Counts what speculation did in one answer.
-
-The record of one pass of the target model: all that the decode loop hands down after it.
-"""
+"""The record of one pass of the target, which the decode loop hands down after it, and the counts of one answer."""
 
 from __future__ import annotations
 

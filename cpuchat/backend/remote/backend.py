@@ -1,8 +1,7 @@
 """A model on a server as a backend: the events of a worker, from what the server streams.
 
-One request to a server: sent again while nothing has come, read to its end, with the server's load beside it.
-
-Leaves out the oldest messages when a server rejects a prompt as too long.
+An `Exchange` is one request: sent again while nothing has come, with the oldest messages left out when the server
+rejects the prompt as too long, and read to its end, with the server's load beside it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Drafts with a small model that has the target's vocabulary.
+"""Drafts with a small model that has the target's vocabulary: when, how far and on which cores.
 
 Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
 drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
 
-Decides when the draft model drafts, how far, and on which cores.
-
-Drafts while the target verifies, on separate cores (draft-ahead, as in PEARL, arXiv 2408.11850).
-
-While the target verifies one block the draft model drafts the next one, assuming that all of the block is accepted:
-first its guess of the token that the target will add, then a new draft. If the assumption holds, the next pass starts
-at once; if not, what was drafted ahead is dropped.
+On separate cores it drafts ahead (as in PEARL, arXiv 2408.11850): while the target verifies one block the draft model
+drafts the next one, assuming that all of the block is accepted: first its guess of the token that the target will add,
+then a new draft. If the assumption holds, the next pass starts at once; if not, what was drafted ahead is dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The index of a growing text, in which suffix decoding and prompt lookup find what was written before.
-
-Prompt lookup: drafts what followed an earlier occurrence of the last n tokens.
-"""
+"""Prompt lookup, and the index of a growing text in which it and suffix decoding find what was written before."""
 
 from __future__ import annotations
 

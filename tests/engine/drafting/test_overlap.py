@@ -248,7 +248,7 @@ def test_waiting_for_what_is_drafted_ahead_is_booked_once(
         return take(is_right)
 
     monkeypatch.setattr(talker.thread, "take", wait)
-    for module in ("decoding.speculative", "drafting.speculator", "drafting.model_drafting"):
+    for module in ("decoding.decode", "drafting.speculator", "drafting.draft_model"):
         monkeypatch.setattr(f"cpuchat.engine.{module}.perf_counter", lambda: clock[0])
     booked: list[tuple[float, float]] = []
     controller = Always(4, overlap=True)
