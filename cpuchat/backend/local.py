@@ -118,7 +118,7 @@ class LocalBackend:
             names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
-            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            yield Failed.of(error)
             return
         failure = await self._ensure_started(placement.memory.words)
         if self._cancelled:  # before there was a worker to tell
