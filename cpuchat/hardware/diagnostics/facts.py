@@ -22,8 +22,7 @@ from cpuchat.hardware.numa.mempolicy import choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
-from cpuchat.hardware.tuning.changes import value_of
-from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container
+from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, THP, container, value_of
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry.machine import Peak
 
