@@ -30,7 +30,7 @@ from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costs.fit import fit
 from cpuchat.costs.model import CostProfile, ModelWork, pair_costs, prefill_cost, tokens_per_pass
 from cpuchat.costs.observations import Fitted, Observation
-from cpuchat.hardware.bandwidth.measuring import measure
+from cpuchat.hardware.bandwidth.read_bandwidth import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import with_points

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.hardware.sysfs import Node, format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
 from tests.hardware.tuning.machine import TOPOLOGY

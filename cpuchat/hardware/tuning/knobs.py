@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.hardware.sysfs import format_cpu_list, read_text
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Topology
 
 CPUS = "/sys/devices/system/cpu"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuchat.hardware.sysfs import format_cpu_list, read_number, read_text
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning.knobs import KnobRefusal, refusal_of
 
