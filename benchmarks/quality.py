@@ -26,8 +26,9 @@ from base_model import SMALLER, base_model, smaller
 from build_llama import tool
 from common import WORK, MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
+from cpuchat.base.processes import LineOutput
 from cpuchat.engine import lockstep
-from cpuchat.engine.lockstep import Lockstep, Output
+from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.quality.measure import scores_of
@@ -94,10 +95,10 @@ def ours(
     )
     times: list[float] = []
 
-    class Timed(Output):
-        def send(self, answer: object) -> None:
+    class Timed(LineOutput):
+        def send(self, answer: msgspec.Struct) -> None:
             times.append(time.perf_counter())
-            super().send(answer)  # type: ignore[arg-type]
+            super().send(answer)
 
     stream = io.BytesIO()
     with closing(Lockstep(start, Timed(stream))) as run:

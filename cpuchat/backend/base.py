@@ -1,7 +1,4 @@
-"""The interface of a backend: what a chat needs to get answers.
-
-Decides where the engines of this machine compute.
-"""
+"""The interface of a backend: what a chat needs to get answers; and where the engines of this machine compute."""
 
 from __future__ import annotations
 

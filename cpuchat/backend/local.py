@@ -24,7 +24,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, WorkerDied
 from cpuchat.config.servers import Source, running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.gguf.header import split_parts
+from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -118,7 +118,7 @@ class LocalBackend:
             names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
         except CpuchatError as error:
-            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            yield Failed.of(error)
             return
         failure = await self._ensure_started(placement.memory.words)
         if self._cancelled:  # before there was a worker to tell
@@ -378,7 +378,7 @@ class _Exchange:
 
 def _file_sizes(*models: Path) -> dict[Path, int]:
     """Return the bytes of each file of these models; 0 of one that is not there."""
-    sizes = {part: 0 for model in models for part in split_parts(model) or [model]}
+    sizes = {part: 0 for model in models for part in model_files(model)}
     for part in sizes:
         with contextlib.suppress(OSError, ValueError):
             sizes[part] = part.stat().st_size

@@ -1,9 +1,8 @@
 """One worker process: starts it, exchanges frames with it, and reports how it ended.
 
-Ends a worker that llama.cpp keeps from stopping, or that takes far more memory than its model needs.
-
-A prefill obeys a cancel within a second, so only cancels that are not obeyed count, and only the CPU time that one
-thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone.
+A worker that llama.cpp keeps from stopping, or that takes far more memory than its model needs, is ended by
+`watch_over`. A prefill obeys a cancel within a second, so only cancels that are not obeyed count, and only the CPU time
+that one thread spends on them: a worker that is slow, swapped out or stopped by a debugger is left alone.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class SwitchingBackend:
             head = await asyncio.to_thread(head_for, path, draft) if options.draft_path else None
             spread = head is None and await self._needs_workers(path, options)
         except DraftMismatch as error:
-            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            yield Failed.of(error)
             return
         except CpuchatError:
             head, spread = None, False  # the worker reports it

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Any, Generic, Self, TypeVar
+from typing import IO, Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
@@ -27,6 +28,31 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     code: str
     message: str
     hint: str = ""
+
+
+class LineOutput:
+    """Writes the answers of a `LineProcess`, one per line."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    @classmethod
+    def claim(cls) -> LineOutput:
+        """Take standard output for answers alone: what libraries print goes to stderr from here on. Ignores Ctrl+C,
+        which goes to the whole process group: the parent decides what it means.
+        """
+        output = cls(os.fdopen(os.dup(1), "wb"))
+        os.dup2(2, 1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return output
+
+    def send(self, answer: msgspec.Struct) -> None:
+        self._stream.write(msgspec.json.encode(answer) + b"\n")
+        self._stream.flush()
+
+    def refuse(self, error: CpuchatError) -> None:
+        """Answer that the request failed."""
+        self.send(Refused(code=error.code, message=error.message, hint=error.hint))
 
 
 class LineProcess(Generic[A]):

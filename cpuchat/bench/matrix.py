@@ -20,7 +20,6 @@ from cpuchat.config.servers import last_here
 from cpuchat.config.settings import (
     DECLARED,
     Cores,
-    Drafters,
     MemoryPolicy,
     Section,
     Settings,
@@ -35,6 +34,7 @@ from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import tuned_settings
+from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 
 Kind = Literal["code", "summary", "maths", "chat"]
@@ -64,7 +64,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 WorkloadKind = Literal["prompts", "pp", "tg"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OFF: Final[Drafters] = "off"
+OFF: Final = "off"
 MIN_ROUNDS = 3
 _MAX_DEPTH = 31
 _WITH_DRAFT_MODEL = ("auto", "draft")
@@ -126,7 +126,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     setup: Setup
     test: Workload
-    drafters: Drafters = OFF
+    drafters: DrafterChoice = OFF
     draft_depth: int = 0
     speech: bool = False
 
@@ -222,7 +222,7 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
         UsageError: values that are not valid, or do not go together.
         ModelNotFound, DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`.
     """
-    default: list[tuple[Drafters, int]] = [(OFF, 0), ("auto", 0)]
+    default: list[tuple[DrafterChoice, int]] = [(OFF, 0), ("auto", 0)]
     drafters = [_drafters(text) for text in matrix.drafters] or default
     tests, plain = matrix.tests(), default[:1]
     if matrix.speech and all(test.kind != "prompts" for test in tests):
@@ -305,16 +305,16 @@ def setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
     ]  # fmt: skip
 
 
-def _drafters(text: str) -> tuple[Drafters, int]:
+def _drafters(text: str) -> tuple[DrafterChoice, int]:
     """Parse `auto`, `draft:4`. Raises UsageError."""
     name, colon, depth = text.partition(":")
     valid = not colon or (depth.isdecimal() and 1 <= int(depth) <= _MAX_DEPTH and name != OFF)
-    if name not in get_args(Drafters) or not valid:
+    if name not in CHOICES or not valid:
         raise UsageError(
-            f"drafters: {text!r} is not one of {', '.join(get_args(Drafters))}.",
+            f"drafters: {text!r} is not one of {', '.join(CHOICES)}.",
             f"A fixed draft depth is given after a colon, 1 to {_MAX_DEPTH}: draft:4.",
         )
-    return cast(Drafters, name), int(depth or 0)
+    return name, int(depth or 0)
 
 
 def _kv_types(text: str) -> tuple[CacheType, CacheType]:
@@ -352,7 +352,7 @@ def _drafts(
     chosen: Settings,
     library: Library,
     setup: Setup,
-    drafters: list[tuple[Drafters, int]],
+    drafters: list[tuple[DrafterChoice, int]],
     tests: list[Workload],
 ) -> list[str]:
     """Return the draft models to measure with this setup, "" for none. Raises as `choose_draft`."""

@@ -17,6 +17,7 @@ from cpuchat.base.paths import shown
 from cpuchat.cli.options import file_option, laid_over
 from cpuchat.cli.output import json_line
 from cpuchat.models.library.library import Library
+from cpuchat.protocol.drafters import CHOICES
 
 if TYPE_CHECKING:
     from cpuchat.bench.matrix import Cell
@@ -68,7 +69,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
 @_list(
     "--drafters",
     "LIST",
-    "off, auto, draft, lookup, suffix, free; with a fixed draft depth: draft:4. Default: off,auto.",
+    f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.",
 )
 @_list("--draft-models", "LIST", "Draft models; default: the one that belongs to the model.")
 @_list("--threads", "LIST", "Compute threads; 0 = automatic.")

@@ -19,6 +19,7 @@ from click.exceptions import Abort, NoArgsIsHelpError, NoSuchOption
 from cpuchat.base.errors import CpuchatError, Interrupted, OutputFailed, UsageError
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.output import cleaned_output
+from cpuchat.protocol.drafters import CHOICES
 
 SIGPIPE_STATUS = 141
 """Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
@@ -95,9 +96,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--draft-model", "speculation__draft_model", metavar="FILE|REPO|mtp|none",
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
-@click.option(
-    "--drafters", "speculation__drafters", metavar="NAME", help="Drafters: auto, off, draft, lookup, suffix or free."
-)
+@click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
 @click.option(
     "--rpc", "engine__rpc", metavar="HOST:PORT,…", help="RPC workers for layers that do not fit here (docs/rpc.md)."
 )

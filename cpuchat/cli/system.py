@@ -646,13 +646,13 @@ def doctor(probe: bool, as_json: bool) -> int:
 def _wanted_setup(chosen: Settings) -> WantedSetup:
     """Return what the settings say about the machine, and the model used last."""
     from cpuchat.hardware.diagnostics import WantedSetup
-    from cpuchat.models.gguf.header import split_parts
+    from cpuchat.models.gguf.header import model_size
 
     name, size = "", 0
     if chosen.model.last:
         with contextlib.suppress(CpuchatError, OSError):
             path = model_path(None, chosen)
-            name, size = path.name, sum(part.stat().st_size for part in split_parts(path) or [path])
+            name, size = path.name, model_size(path)
     engine = chosen.engine
     return WantedSetup(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
 

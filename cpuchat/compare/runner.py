@@ -447,5 +447,5 @@ class Runner:
 
 def _failed(error: Exception) -> Failed:
     if isinstance(error, CpuchatError):
-        return Failed(code=error.code, message=error.message, hint=error.hint)
+        return Failed.of(error)
     return Failed(code="error", message=str(error))

@@ -24,9 +24,9 @@ from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.base.files import file_lock, read_json, write_atomically
 from cpuchat.base.setting import Setting
 from cpuchat.config.servers import normalized, parse_workers
+from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.protocol.options import MIN_CTX, Count, DraftOptions, EngineOptions, Share
-from cpuchat.protocol.timings import DrafterName
 
 # Numbers of four digits at most: a range is spelled out when it is used. The description is what an error says in place
 # of the pattern.
@@ -54,20 +54,10 @@ MemoryPolicy = Annotated[
         description="auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
     ),
 ]
-Drafters = Literal["auto", "off", "draft", "lookup", "suffix", "free"]
 SpeechEngine = Literal["auto", "hibari", "piper"]
 
 Changes = dict[str, dict[str, Any]]
 """Values to set, by section and key."""
-
-_DRAFTERS: dict[Drafters, tuple[DrafterName, ...]] = {
-    "auto": ("suffix", "draft"),
-    "off": (),
-    "draft": ("draft",),
-    "lookup": ("lookup",),
-    "suffix": ("suffix",),
-    "free": ("suffix",),
-}
 
 
 def check_ranges(name: str, words: str) -> None:
@@ -252,7 +242,7 @@ class SpeculationSection(DraftOptions, Section):
     """
 
     drafters: Annotated[
-        Drafters,
+        DrafterChoice,
         Setting(
             "Drafters",
             "auto (all available), free (no draft model), off",
@@ -289,12 +279,12 @@ class SpeculationSection(DraftOptions, Section):
     @property
     def wanted_draft(self) -> str:
         """Return the argument for `models.drafts.choice.choose_draft`: "none" when no draft model is to be used."""
-        return self.draft_model if "draft" in _DRAFTERS[self.drafters] else "none"
+        return self.draft_model if "draft" in CHOICES[self.drafters] else "none"
 
     def speculation(self) -> Speculation:
         """Return how to draft one answer; the engine leaves out drafters that are not available."""
         options = {name: getattr(self, name) for name in DraftOptions.__struct_fields__}
-        return Speculation(drafters=_DRAFTERS[self.drafters], **options)
+        return Speculation(drafters=CHOICES[self.drafters], **options)
 
 
 class HardwareSection(Section):

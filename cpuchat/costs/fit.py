@@ -8,8 +8,6 @@ Huber weights: passes that were disturbed by other load count less.
 A probe should bring, on quiet cores: models of at least two numbers of layers (for the cost of a layer) and, for every
 tensor type, passes over `KNOTS` tokens, of weights larger than the caches and smaller. Types have kernels of their own:
 Q5_0, which replaces Q4_K in rows that 256 does not divide, is slower than Q4_K.
-
-Measured passes, and the profile fitted to them, as plain data: without numpy, which no start of the app loads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""One request, from its messages to the last event.
-
-A loaded model with everything that answers need.
-
-Times random tokens as llama-bench does (tools/llama-bench/llama-bench.cpp: `test_prompt`, `test_gen`).
-
-Nothing is sampled: every token is random, so only llama.cpp's work is timed.
-"""
+"""One request, from its messages to the last event; and timing random tokens, with a loaded model."""
 
 from __future__ import annotations
 

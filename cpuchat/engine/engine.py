@@ -9,7 +9,7 @@ from time import perf_counter
 
 import msgspec
 
-from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, UsageError
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.engine.answer import Answer, LoadedModel, measure
 from cpuchat.engine.decoding.decode import PrefillChunking
 from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
@@ -85,7 +85,7 @@ class Engine:
             if isinstance(error, Interrupted):
                 self._emit(LoadCancelled())
             else:
-                self._fail(error, command.request_id)
+                self._emit(Failed.of(error, command.request_id))
         except BaseException:
             self._free_model()
             raise
@@ -154,7 +154,7 @@ class Engine:
             self._answer = Answer(self._loaded, command, arrived, self._emit, self._output_thread)
             self._answer.run()
         except CpuchatError as error:
-            self._fail(error, command.request_id)
+            self._emit(Failed.of(error, command.request_id))
         finally:
             self._answer = None
             self._rest()
@@ -167,7 +167,7 @@ class Engine:
                 raise UsageError("No model is loaded.", "Load a model first.")
             seconds, cpu_wait = measure(self._loaded, command)
         except CpuchatError as error:
-            self._fail(error, command.request_id)
+            self._emit(Failed.of(error, command.request_id))
         else:
             self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
         finally:
@@ -220,9 +220,3 @@ class Engine:
         if self._template is not None:
             self._template.close()
         self._setup = self._model = self._template = None
-
-    def _fail(self, error: CpuchatError, request_id: int) -> None:
-        failed = Failed(code=error.code, message=error.message, hint=error.hint, request_id=request_id)
-        if isinstance(error, ContextFull):
-            failed = msgspec.structs.replace(failed, n_tokens=error.n_tokens, alone=error.alone)
-        self._emit(failed)

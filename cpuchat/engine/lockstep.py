@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
-from cpuchat.base.line_process import Refused
+from cpuchat.base.line_process import LineOutput
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, available_for_model
 from cpuchat.engine.llama.vocab import Vocab
@@ -30,7 +29,6 @@ from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper, pl
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions, Message
 from cpuchat.quality.messages import (
-    Answer,
     Disagreement,
     Finished,
     Loading,
@@ -73,7 +71,7 @@ class Window(NamedTuple):
 class Lockstep:
     """One measurement. Made, run and closed on one thread, which also computes."""
 
-    def __init__(self, start: Start, output: Output) -> None:
+    def __init__(self, start: Start, output: LineOutput) -> None:
         self._start = start
         self._output = output
         self._abort = AbortFlag()
@@ -268,17 +266,6 @@ def _text(vocab: Vocab, tokens: list[int]) -> str:
     return b"".join(map(vocab.raw_piece, tokens)).decode("utf-8", "replace")
 
 
-class Output:
-    """Writes answers, one per line."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def send(self, answer: Answer | Refused) -> None:
-        self._stream.write(msgspec.json.encode(answer) + b"\n")
-        self._stream.flush()
-
-
 def _end_with(stream: BinaryIO) -> None:
     """End the process when its input ends: llama.cpp's calls cannot be waited for."""
     stream.read()
@@ -286,18 +273,14 @@ def _end_with(stream: BinaryIO) -> None:
 
 
 def main() -> None:
-    # Descriptor 1 carries only answers: what libraries print goes to stderr.
-    output = Output(os.fdopen(os.dup(1), "wb"))
-    os.dup2(2, 1)
-    # Ctrl+C goes to the whole process group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output = LineOutput.claim()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
     try:
         with contextlib.closing(Lockstep(start, output)) as lockstep:
             lockstep.run()
     except CpuchatError as error:
-        output.send(Refused(code=error.code, message=error.message, hint=error.hint))
+        output.refuse(error)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import ctypes
 import os
 import queue
 import re
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,11 +19,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
-from cpuchat.base.line_process import Refused
+from cpuchat.base.line_process import LineOutput
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.parse import ALIGNMENT
 from cpuchat.models.quantize.types import (
-    Answer,
     ForecastRequest,
     ForecastResult,
     QuantizeFinished,
@@ -50,17 +48,6 @@ _FAILED = "failed to quantize: "
 _CANNOT_WRITE = "iostream"  # std::ofstream is used for nothing but the output
 
 
-class Output:
-    """Writes answers, one per line."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def send(self, answer: Answer | Refused) -> None:
-        self._stream.write(msgspec.json.encode(answer) + b"\n")
-        self._stream.flush()
-
-
 class LogParser:
     """Parses llama.cpp's log: the current tensor, its target type, and errors.
 
@@ -68,7 +55,7 @@ class LogParser:
         output: where each tensor that is begun is reported; None: nowhere.
     """
 
-    def __init__(self, llama: Any, output: Output | None = None) -> None:
+    def __init__(self, llama: Any, output: LineOutput | None = None) -> None:
         self.types: dict[str, str] = {}
         self.needs_imatrix = False
         self.errors: list[str] = []
@@ -104,7 +91,7 @@ class LogParser:
 class Quantizer:
     """Runs requests with llama.cpp."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: LineOutput) -> None:
         """Load llama.cpp. Raises EngineMismatch."""
         from cpuchat.engine.llama import bindings
 
@@ -185,7 +172,7 @@ class Requests:
         os._exit(0)
 
 
-def serve(stream: BinaryIO, output: Output) -> None:
+def serve(stream: BinaryIO, output: LineOutput) -> None:
     """Run requests until the input ends."""
     requests = Requests(stream)
     quantizer: Quantizer | None = None
@@ -201,17 +188,13 @@ def serve(stream: BinaryIO, output: Output) -> None:
                 requests.unfinished = None
                 output.send(QuantizeFinished())
         except CpuchatError as error:
-            output.send(Refused(code=error.code, message=error.message, hint=error.hint))
+            output.refuse(error)
 
 
 def main() -> None:
-    # Descriptor 1 carries only answers: what libraries print goes to stderr.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    # Ctrl+C goes to the whole process group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output = LineOutput.claim()
     os.nice(NICENESS)
-    serve(sys.stdin.buffer, Output(answers))
+    serve(sys.stdin.buffer, output)
 
 
 if __name__ == "__main__":

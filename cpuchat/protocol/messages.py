@@ -13,9 +13,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpuchat.base.errors import ContextFull, CpuchatError
+from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.options import DraftOptions, EngineOptions
-from cpuchat.protocol.timings import DrafterName, Reuse, SpeculationFigures, Timings
+from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,6 +428,12 @@ class Failed(Event, frozen=True):
     request_id: int = 0
     n_tokens: int = 0
     alone: bool = False
+
+    @classmethod
+    def of(cls, error: CpuchatError, request_id: int = 0) -> Failed:
+        """Return the event that reports `error`."""
+        n_tokens, alone = (error.n_tokens, error.alone) if isinstance(error, ContextFull) else (0, False)
+        return cls(error.code, error.message, error.hint, request_id, n_tokens, alone)
 
 
 AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown

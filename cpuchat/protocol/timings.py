@@ -10,8 +10,7 @@ from typing import Literal
 
 import msgspec
 
-DrafterName = Literal["draft", "lookup", "suffix"]
-"""The drafters: draft model, prompt lookup, suffix decoding."""
+from cpuchat.protocol.drafters import DrafterName
 
 SERVER_WIDE = "server-wide"
 """The source of figures of speculation that hold what a server drafted for other requests, too."""

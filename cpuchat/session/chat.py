@@ -266,7 +266,7 @@ class ChatSession:
         except CpuchatError as error:
             if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
                 self._emit(events.MessagesChanged())
-            last = Failed(code=error.code, message=error.message, hint=error.hint)
+            last = Failed.of(error)
             self._emit(last)
         return last
 
@@ -500,7 +500,7 @@ class ChatSession:
                         case _:
                             self._emit(event)
         except CpuchatError as error:
-            problem = Failed(code=error.code, message=error.message, hint=error.hint)
+            problem = Failed.of(error)
         finally:
             self._clock = None
         is_kept = problem is None and finished is not None and len(self.conversation.messages) > before

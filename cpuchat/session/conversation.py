@@ -26,6 +26,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import Tuned, TunedSettings
+from cpuchat.protocol.drafters import CHOICES
 from cpuchat.protocol.messages import (
     FRAME_SECONDS,
     AnyEvent,
@@ -434,7 +435,7 @@ def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
         return chosen
     if mode == "off":
         return Speculation()
-    drafters, depth = chosen.drafters or ("suffix", "draft"), chosen.depth or ALWAYS_DEPTH
+    drafters, depth = chosen.drafters or CHOICES["auto"], chosen.depth or ALWAYS_DEPTH
     return msgspec.structs.replace(chosen, drafters=drafters, depth=depth, min_probability=0.0)
 
 

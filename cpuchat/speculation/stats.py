@@ -1,7 +1,4 @@
-"""Counts what speculation did in one answer.
-
-The record of one pass of the target model: all that the decode loop hands down after it.
-"""
+"""The record of one pass of the target, which the decode loop hands down after it, and the counts of one answer."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cpuchat.protocol.timings import DrafterCount, DrafterName, SpeculationFigures
+from cpuchat.protocol.drafters import DrafterName
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 

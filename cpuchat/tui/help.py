@@ -14,6 +14,7 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
+from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -34,8 +35,7 @@ FIGURES = (
 DRAFTING = (
     ("drafting", "drafters propose the next tokens; the model verifies all of them in one pass and keeps those that it "
      "would have sampled itself. The text is the same, only faster"),
-    ("drafters", "suffix and lookup find repeated n-grams and cost next to nothing; a draft model is a smaller model "
-     "with the same vocabulary"),
+    ("drafters", "; ".join(f"{row.name} {row.help}" for row in DRAFTERS)),
     ("depth", "tokens drafted per pass. Adaptive depth follows the measured cost of a pass, and is 0 where drafting "
      "would be slower than plain decoding"),
     ("acceptance", "share of drafted tokens that were accepted: in the last passes, and on average"),

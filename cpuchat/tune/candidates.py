@@ -34,10 +34,10 @@ from cpuchat.hardware.placement.placement import (
     PlacementCandidate,
     PlacementError,
     PlacementSpec,
+    ReadRates,
     candidates,
     ceiling,
     place,
-    read_rate,
 )
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
@@ -373,9 +373,7 @@ class _Basis:
 
     target: Traffic
     draft: Traffic | None
-    peak: float
-    l3_link: float | None
-    one_core: float | None
+    rates: ReadRates
     n_past: int
     acceptance: float | None
     source: str
@@ -477,9 +475,11 @@ def _basis(
     return _Basis(
         model.traffic,
         model.draft_traffic,
-        peak,
-        (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
-        survey.one_core.bytes_per_s if survey is not None else None,
+        ReadRates(
+            peak,
+            (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
+            survey.one_core.bytes_per_s if survey is not None else None,
+        ),
         figures.n_past or N_PAST,
         acceptance,
         source,
@@ -496,9 +496,7 @@ def _ceiling(candidate: PlacementCandidate, topology: Topology, basis: _Basis, d
         topology,
         target_bytes=pass_bytes(basis.target, depth + 1, basis.n_past),
         draft_bytes=pass_bytes(basis.draft, 1, basis.n_past) if basis.draft is not None else 0.0,
-        peak=basis.peak,
-        l3_link=basis.l3_link,
-        one_core=basis.one_core,
+        rates=basis.rates,
         tokens_per_pass=tokens_per_pass(basis.acceptance or 0.0, depth),
         depth=depth,
         overlap=candidate.placement.is_split,
@@ -512,10 +510,7 @@ def _predicted(
     rate of plain decoding as the models list predicts it, times the gain as the list of draft models does."""
 
     def rate(cpus: Collection[int], memory: str) -> float:
-        found, _ = read_rate(
-            topology, cpus, peak=basis.peak, l3_link=basis.l3_link, one_core=basis.one_core, memory=memory
-        )
-        return found
+        return basis.rates.of(topology, cpus, memory)[0]
 
     def on(cpus: Collection[int]) -> CostProfile:
         return on_other_cores(

@@ -159,7 +159,7 @@ class _EngineThread(threading.Thread):
             info = msgspec.structs.replace(engine_info(), memory=memory, memory_refused=refused)
             engine = Engine(self._output.emit)
         except CpuchatError as error:
-            self._output.emit(Failed(code=error.code, message=error.message, hint=error.hint))
+            self._output.emit(Failed.of(error))
             return
         except (ImportError, OSError) as error:
             self._output.emit(

@@ -7,7 +7,8 @@ import io
 
 import msgspec
 
-from cpuchat.engine.lockstep import Lockstep, Output
+from cpuchat.base.line_process import LineOutput
+from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.messages import Answer, Planned, Scored, Start
@@ -23,7 +24,7 @@ def run_in_process(measurement: QualityMeasurement, placement: Placement) -> Qua
         n_ctx=measurement.n_ctx,
     )
     stream = io.BytesIO()
-    with contextlib.closing(Lockstep(start, Output(stream))) as lockstep:
+    with contextlib.closing(Lockstep(start, LineOutput(stream))) as lockstep:
         lockstep.run()
     for line in stream.getvalue().splitlines():
         match msgspec.json.decode(line, type=Answer):

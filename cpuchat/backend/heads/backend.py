@@ -1,9 +1,5 @@
-"""A model with a draft head as a backend: a llama-server of cpuchat's own, with the cores and the memory policy of a
-worker, spoken to as to any other llama-server.
-
-The API key of a llama-server that cpuchat started itself: made for it, and kept in memory only.
-
-Checks that RPC workers can be reached.
+"""A model with a draft head, or with layers on RPC workers, as a backend: a llama-server of cpuchat's own, with the
+cores and the memory policy of a worker, spoken to as to any other llama-server.
 """
 
 from __future__ import annotations
@@ -144,7 +140,7 @@ class HeadBackend:
             memory = plan.placement.memory.words
             self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
-            yield Failed(code=error.code, message=error.message, hint=error.hint)
+            yield Failed.of(error)
             return
         except OSError as error:
             yield Failed(code=WorkerDied.code, message=f"Cannot start llama-server: {error}.")
@@ -184,7 +180,7 @@ class HeadBackend:
         source = ServerModel(server.url)
         async with (
             self._watched(server, remote),
-            contextlib.aclosing(remote.load(source, plan.options)) as events,
+            contextlib.aclosing(remote.load(source, plan.server.options)) as events,
         ):
             async for event in events:
                 match event:
@@ -269,7 +265,7 @@ class HeadBackend:
     def _drafts_as(self, wanted: Speculation) -> bool:
         """Return whether the server was started for this kind of drafting; else it has to be started again."""
         plan = self._plan
-        return plan is not None and plan.server.drafting == Drafting.of(wanted, plan.kind)
+        return plan is not None and plan.server.drafting == Drafting.of(wanted, plan.server.kind)
 
     async def cancel(self) -> None:
         self._cancelled.set()

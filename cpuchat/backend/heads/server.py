@@ -260,9 +260,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
     """
 
     path: Path
-    options: LoadOptions
     placement: Placement
-    kind: HeadKind | None
     header: GGUFHeader
     head: GGUFHeader | None
     server: ServerOptions
@@ -307,12 +305,12 @@ class ServerPlan(msgspec.Struct, frozen=True):
         if options.from_disk:
             need = required_memory(header, options, n_ctx)
             slow = slowness(header, need, available_bytes(), read_rate(header.path), options.n_experts)
-        return cls(path, options, placement, kind, header, head, server, file_fingerprint(path), slow)
+        return cls(path, placement, header, head, server, file_fingerprint(path), slow)
 
     def described(self, model: ModelInfo) -> ModelInfo:
         """Return the model that the server describes as one of this machine."""
-        placement, head = self.placement, self.head
-        named = title(self.kind) if self.kind is not None else ""
+        placement, head, kind = self.placement, self.head, self.server.kind
+        named = title(kind) if kind is not None else ""
         return msgspec.structs.replace(
             model,
             path=str(self.path),
@@ -331,13 +329,13 @@ class ServerPlan(msgspec.Struct, frozen=True):
             server="",
             engine=ENGINE,
             rpc_layers=self.server.rpc_layers,
-            no_speculation="" if self.kind is not None else "off: with RPC workers, only draft heads are used",
+            no_speculation="" if kind is not None else "off: with RPC workers, only draft heads are used",
             unreported=(),
         )
 
     def _notes(self, head: str) -> list[str]:
         """Return who answers, and what of the options has no effect."""
-        options, layers = self.options, self.server.rpc_layers
+        options, layers = self.server.options, self.server.rpc_layers
         drafts = f", which drafts with its {head}" if head else ""
         notes = [f"Answered by {ENGINE}{drafts}."]
         if options.draft_path and not head:

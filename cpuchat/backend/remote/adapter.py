@@ -1,8 +1,7 @@
 """The dialect of OpenAI-compatible servers that report nothing beyond it; base of those that do.
 
-They report the model's name and, at the end of an answer, the tokens (`usage`).
-
-Reads metrics in the text format of Prometheus.
+They report the model's name and, at the end of an answer, the tokens (`usage`). `Metrics` reads the text format of
+Prometheus, in which some report more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A model on a server as a backend: the events of a worker, from what the server streams.
 
-One request to a server: sent again while nothing has come, read to its end, with the server's load beside it.
-
-Leaves out the oldest messages when a server rejects a prompt as too long.
+An `Exchange` is one request: sent again while nothing has come, with the oldest messages left out when the server
+rejects the prompt as too long, and read to its end, with the server's load beside it.
 """
 
 from __future__ import annotations
@@ -132,13 +131,7 @@ class Exchange:
             await self.items.put(None)
         except Exception as error:  # whatever a stranger's server brings about becomes a message
             found = self._adapter.connection.translate(error)
-            alone = isinstance(found, ContextFull) and found.alone
-            await self.items.put(
-                Failed(
-                    code=found.code, message=found.message, hint=found.hint, request_id=self._request.request_id,
-                    alone=alone,
-                )
-            )  # fmt: skip
+            await self.items.put(Failed.of(found, self._request.request_id))
 
     async def _send(self) -> None:
         """Send the request, again while nothing has come and another attempt is of use.
@@ -336,7 +329,7 @@ class RemoteBackend:
             try:
                 self._model = connecting.result()
             except CpuchatError as error:
-                yield Failed(code=error.code, message=error.message, hint=error.hint)
+                yield Failed.of(error)
                 return
             self._lost = False
             yield ModelLoaded(model=self._model)

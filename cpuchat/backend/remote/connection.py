@@ -1,10 +1,6 @@
 """The HTTP connection to one server: proxies, TLS, timeouts, retries, and errors as messages.
 
 Imports httpx, which takes its time: import this only when a server is used.
-
-API keys of servers: from the environment, the system's keyring, or a file that only its owner may read.
-
-A key goes to the server that it is for and nowhere else: not into settings, logs, messages or command lines.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import msgspec
@@ -24,10 +20,6 @@ from cpuchat.backend.remote.stream import Attempt, decoded
 from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
-
-if TYPE_CHECKING:
-    pass
-
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each new attempt to reach a server."""

@@ -1,21 +1,9 @@
-"""Finds out which server answers at an address, by what it reports.
+"""The dialects of servers, and finding out which of them answers at an address, by what it reports.
 
-The dialect of llama-server: timings with every part of an answer, progress of the prompt, slots, reasoning control.
-
-Fields: tools/server of llama.cpp (README.md; `server_slot_stats`, `result_prompt_progress`).
-
-The dialect of LM Studio: OpenAI's, and a list of models with their sizes.
-
-Fields: LM Studio's REST API v0.
-
-The dialect of Ollama: its own routes, whose last object reports tokens and times.
-
-Fields: docs/api.md of Ollama. Times in nanoseconds.
-
-The dialect of vLLM: tokens with every part of an answer, and server-wide metrics.
-
-Acceptance is that of the one request where the server was started with --per-request-spec-decode-metrics, else the
-differences of its counters, which hold what it drafts for others, too.
+Sources: tools/server of llama.cpp (README.md; `server_slot_stats`, `result_prompt_progress`), the REST API v0 of LM
+Studio, docs/api.md of Ollama (times in nanoseconds), vLLM. vLLM's acceptance is that of the one request where the
+server was started with --per-request-spec-decode-metrics, else the differences of its counters, which hold what it
+drafts for others, too.
 """
 
 from __future__ import annotations
@@ -49,7 +37,7 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SERVER_WIDE, SpeculationFigures
 
 _NO_METRICS = "start llama-server with --metrics"
-_TOO_LONG = "exceed_context_size_error"
+_OVER_CONTEXT_TYPE = "exceed_context_size_error"
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 
 
@@ -115,7 +103,7 @@ class LlamaServer(Adapter):
         return {**found, "reasoning_content": message.reasoning} if message.reasoning else found
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
-        if status.error.get("type") != _TOO_LONG:
+        if status.error.get("type") != _OVER_CONTEXT_TYPE:
             return None
         error = Numbers(status.error)
         needed, n_ctx = error.count("n_prompt_tokens"), error.count("n_ctx")
@@ -195,7 +183,9 @@ class CpuchatServe(LlamaServer):
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         error = data.get("error")
-        if isinstance(error, dict) and error.get("type") == _TOO_LONG:  # after the queue, when the response has begun
+        if (
+            isinstance(error, dict) and error.get("type") == _OVER_CONTEXT_TYPE
+        ):  # after the queue, when the response has begun
             raise Status(400, error, None)
         chunk, queue = super().chunk(data), Numbers(data.get("queue"))
         chunk.ahead = queue.count("ahead")
@@ -281,7 +271,7 @@ def parse_lm_studio_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
 
 
 _NS = 1e-6  # in ms
-_OLLAMA_TOO_LONG = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
+_OVER_CONTEXT = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
 
 
 class Ollama(Adapter):
@@ -331,7 +321,7 @@ class Ollama(Adapter):
         return "/api/chat", {**content, "messages": [self.message(one) for one in request.messages]}
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
-        if status.code != 400 or _OLLAMA_TOO_LONG.search(status.message) is None:
+        if status.code != 400 or _OVER_CONTEXT.search(status.message) is None:
             return None
         n_ctx = next((model.n_ctx for model in self.models if model.loaded and model.n_ctx), 0)
         return (n_ctx + 1, n_ctx) if n_ctx else None  # it reports neither
@@ -393,7 +383,7 @@ async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
     return tuple(found)
 
 
-_VLLM_TOO_LONG = re.compile(r"maximum context length is (\d{1,9}) tokens")
+_CONTEXT_LENGTH = re.compile(r"maximum context length is (\d{1,9}) tokens")
 _NEEDED = tuple(
     re.compile(pattern)
     for pattern in (
@@ -451,7 +441,7 @@ class VLLM(Adapter):
         self._before = self._now = None
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
-        limit = _VLLM_TOO_LONG.search(status.message)
+        limit = _CONTEXT_LENGTH.search(status.message)
         if limit is None:
             return None
         matches = (pattern.search(status.message) for pattern in _NEEDED)

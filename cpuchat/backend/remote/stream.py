@@ -1,10 +1,8 @@
-"""Reads streamed answers: server-sent events, or one JSON object per line. Bounded, whatever a server sends.
+"""Reads a streamed answer, whatever the server's dialect: bounded, with its numbers checked, and as events.
 
-Defines the parts of a streamed answer, whatever the server's dialect, and checks their numbers.
-
-Calls of tools in the OpenAI dialect, and in Ollama's, which has arguments as objects.
-
-Adds up what a server reports of one answer, and makes the events and timings of it that a worker would send.
+Parts come as server-sent events, or as one JSON object per line; calls of tools as OpenAI has them, or as Ollama does,
+whose arguments are objects. `Tally` adds up what a server reports and makes the events and timings that a worker would
+send.
 """
 
 from __future__ import annotations
@@ -266,13 +264,13 @@ class CallParts:
             if index not in self._parts and len(self._parts) >= _MOST_CALLS:
                 continue
             part = self._parts.setdefault(index, _Part())
-            part.id = part.id or _text(one.get("id"))
-            part.name = part.name or _text(function.get("name"))
+            part.id = part.id or valid_text(one.get("id"))
+            part.name = part.name or valid_text(function.get("name"))
             arguments = function.get("arguments")
             if isinstance(arguments, dict):
                 part.arguments = arguments
             elif len(part.text) <= _LONGEST:
-                part.text += _text(arguments)
+                part.text += valid_text(arguments)
 
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the calls, in the order in which they began."""
@@ -289,10 +287,6 @@ def _call(part: _Part) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall(name=part.name, id=part.id, problem="The arguments are not a JSON object.")
     return ToolCall(name=part.name, id=part.id, arguments=arguments)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 _UPDATE_SECONDS = 0.25

@@ -1,17 +1,14 @@
-"""Evaluates a prompt and decodes an answer token by token.
-
-Decodes an answer with drafts: the target verifies several tokens in one pass.
+"""Evaluates a prompt, and decodes an answer: token by token, or verifying drafts of several tokens in one pass.
 
 Exact-match verification (speculative decoding without rejection sampling): the target's own sampler chooses a token
 from each row in order, and drafted tokens are accepted as long as they are the ones it chooses. With any sampling
 settings the text is the one that plain decoding gives with the same seed, up to floating-point differences between a
 pass over one token and one over several.
 
-Chooses how many prompt tokens to evaluate per batch, so that cancelling takes effect within 50 ms.
-
-llama.cpp checks the abort flag between the nodes of its graph. One node over a large batch, above all the attention of
-one layer over a long context, can take much longer. The size depends on the model, the thread count and the position
-only, never on measured time: the same prompt is always split the same way, and gives the same logits.
+A prompt is evaluated in batches so small that cancelling takes effect within 50 ms. llama.cpp checks the abort flag
+between the nodes of its graph, and one node over a large batch, above all the attention of one layer over a long
+context, can take much longer. The size depends on the model, the thread count and the position only, never on measured
+time: the same prompt is always split the same way, and gives the same logits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Measures the cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times.
+"""The cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times, measured and cached.
 
 The curve decides whether drafting pays, and how far; it differs by model, quantization, cores and build, so it is
 measured on the loaded model itself, with random tokens (a mixture of experts then uses as many experts as with real
-text, or more).
-
-Caches calibrations and what was learned about a pair, and decides when to measure or repeat them.
+text, or more). The cache also has the acceptance that was learned of each pair of models.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -54,18 +53,15 @@ Samples = dict[int, list[tuple[float, float, float]]]
 """By size, for each pass over so many tokens: its ms, the share of the time for which threads waited for a core that
 another program had, and the ms of the rollback after it (0: none)."""
 
-CalibrationProgress = Callable[[int, int], None]
-"""(measurements done, measurements to do)"""
-
 
 def measure(
     target: Model,
     draft: Model | None,
     thread: DraftThread | None,
-    on_progress: CalibrationProgress,
+    on_progress: Callable[[int, int], None],
     *,
     budget: float = BUDGET_SECONDS,
-    known: PassCosts | None = None,
+    of_target: PassCosts | None = None,
     samples: Samples | None = None,
 ) -> PassCosts:
     """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
@@ -74,8 +70,9 @@ def measure(
     followed in each answer, so a disturbance of those alone only makes the result unsteady.
 
     Args:
+        on_progress: called with the measurements done, and all of them.
         budget: seconds for the target's curve.
-        known: costs of the target alone, which are then not measured again.
+        of_target: costs of the target alone, which are then not measured again.
         samples: passes of the target that were measured already; the others are added.
 
     Raises:
@@ -84,21 +81,17 @@ def measure(
     """
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
     overlapped = [n for n in _OVERLAP_POINTS if n in points]
-    total = ((0 if known else len(points)) + (len(overlapped) if thread else 0)) * _ROUNDS
+    total = ((0 if of_target else len(points)) + (len(overlapped) if thread else 0)) * _ROUNDS
     n_threads = target.pool.n_threads
     draft_ms = read_ms = 0.0
     overlap = None
     done = 0
     try:
-        if known is None:
+        costs = of_target
+        if costs is None:
             curve = _Curve(target.sequence, n_threads, points, budget, samples)
             done = curve.measure(lambda n: on_progress(n, total))
-            known = PassCosts(
-                curve.filled(),
-                rollback_ms=curve.rollback_ms,
-                steady=curve.is_steady,
-                disturbed=curve.is_disturbed,
-            )
+            costs = curve.costs()
         if draft is not None:
             sequence, waits = draft.sequence, _Waits(n_threads)
             draft_ms, read_ms = thread.run(lambda: _draft_costs(sequence)) if thread else _draft_costs(sequence)
@@ -109,13 +102,13 @@ def measure(
                 )
                 if not is_plausible(overlap.verify_ms):  # measured another time
                     overlap, quiet = None, False
-            known = replace(known, steady=known.steady and quiet)
+            costs = replace(costs, steady=costs.steady and quiet)
         on_progress(total, total)
     finally:
         target.sequence.clear()
         if draft is not None:
             draft.sequence.clear()
-    return replace(known, draft_ms=draft_ms, read_ms=read_ms, overlap=overlap)
+    return replace(costs, draft_ms=draft_ms, read_ms=read_ms, overlap=overlap)
 
 
 def _overlapped(
@@ -232,17 +225,15 @@ class _Curve:
         """Return ms for n = 1..32."""
         return interpolate(self._best)
 
-    @property
-    def rollback_ms(self) -> float:
-        """Return the median ms to roll back after a rejected token."""
+    def costs(self) -> PassCosts:
+        """Return the costs of the target alone. They are steady where the best two passes of most sizes took about the
+        same time; a rollback after a rejected token takes the median.
+        """
         rollbacks = [rollback for n, values in self._samples.items() if n > 1 for _, _, rollback in values]
-        return statistics.median(rollbacks) if rollbacks else 0.0
-
-    @property
-    def is_steady(self) -> bool:
-        """Return whether the best two passes of most sizes took about the same time."""
+        rollback_ms = statistics.median(rollbacks) if rollbacks else 0.0
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
-        return not pairs or statistics.median(second[0] / best[0] for best, second in pairs) < _STEADY
+        steady = not pairs or statistics.median(second[0] / best[0] for best, second in pairs) < _STEADY
+        return PassCosts(self.filled(), rollback_ms=rollback_ms, steady=steady, disturbed=self.is_disturbed)
 
     @property
     def is_disturbed(self) -> bool:
@@ -343,25 +334,19 @@ def calibrated_costs(
     file = Path(command.calibration_file) if command.calibration_file else None
     target_key = calibration_key(target, None)
     key = calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else target_key
-    calibrate = command.options.calibrate and not target.plan.from_disk  # each pass would read the disk
+    calibrate = command.options.calibrate and not target.options.from_disk  # each pass would read the disk
     costs = load_costs(file, key, any_age=not calibrate)
     if not calibrate:
         return costs, "" if costs else UNCALIBRATED
-    known, earlier = load_costs(file, target_key), load_costs(file, key, any_age=True)
-    if any(one is not None and one.disturbed for one in (costs, known)) and _cores_idle(target.pool.cpus):
-        costs, known = (one if one is not None and not one.disturbed else None for one in (costs, known))
+    of_target, earlier = load_costs(file, target_key), load_costs(file, key, any_age=True)
+    if any(one is not None and one.disturbed for one in (costs, of_target)) and _cores_idle(target.pool.cpus):
+        costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
     if costs is not None:
         return costs, ""
-    samples = {} if known is not None else _take_unfinished(file, target_key)
+    samples = {} if of_target is not None else _take_unfinished(file, target_key)
+    tell = partial(on_progress, "calibrating")
     try:
-        costs = measure(
-            target,
-            draft,
-            thread,
-            lambda n, total: on_progress("calibrating", n, total),
-            known=known,
-            samples=samples,
-        )
+        costs = measure(target, draft, thread, tell, of_target=of_target, samples=samples)
     except Aborted:
         abort.clear()
         if file is not None and samples:
@@ -376,12 +361,7 @@ def calibrated_costs(
         return None, UNCALIBRATED
     if disturbed := implausible(dict(enumerate(costs.verify_ms, 1))):
         if earlier is None:
-            n = disturbed[0]
-            what = "a plain decoding pass" if n == 1 else f"a pass over {n} tokens"
-            notes.append(
-                f"Calibration was disturbed by other programs: {what} took {costs.verify_ms[n - 1]:.3g} ms. "
-                "Adaptive drafting stays off; reload the model when the machine is idle."
-            )
+            notes.append(_implausible_note(disturbed[0], costs.verify_ms[disturbed[0] - 1]))
         return earlier, DISTURBED
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
@@ -392,9 +372,17 @@ def calibrated_costs(
         )
     fingerprint = target.info.fingerprint
     save_costs(file, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
-    if known is None and draft is not None:  # the next draft model need not wait for the target's curve again
+    if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
         save_costs(file, target_key, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None), fingerprint)
     return costs, ""
+
+
+def _implausible_note(n: int, ms: float) -> str:
+    what = "a plain decoding pass" if n == 1 else f"a pass over {n} tokens"
+    return (
+        f"Calibration was disturbed by other programs: {what} took {ms:.3g} ms. Adaptive drafting stays off; reload "
+        "the model when the machine is idle."
+    )
 
 
 def _unfinished(file: Path) -> JsonCache[_Unfinished]:
@@ -425,7 +413,7 @@ def _cores_idle(cpus: Collection[int]) -> bool:
 
 def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
     """Return a key of everything that the costs depend on: files, cores and how they are used, the engine's build."""
-    plan, engine = target.plan, bindings.engine_info()
+    engine = bindings.engine_info()
     parts: list[Any] = [
         target.info.fingerprint,
         target.options.type_k,
@@ -435,8 +423,8 @@ def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
         target.options.n_experts,
         target.pool.n_threads,
         target.pool.cpus,
-        plan.n_ubatch,
-        plan.n_rs_seq,
+        target.options.n_ubatch,
+        target.plan.n_rs_seq,
         target.sequence.rollback.kind,
         engine.llama_commit,
         engine.features,

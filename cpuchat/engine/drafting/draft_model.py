@@ -1,15 +1,11 @@
-"""Drafts with a small model that has the target's vocabulary.
+"""Drafts with a small model that has the target's vocabulary: when, how far and on which cores.
 
 Its KV cache is kept for what was accepted: after a verify pass it reads only the target's own token and at most one
 drafted token. Drafts are greedy whatever the sampling settings are, because the target's sampler decides anyway.
 
-Decides when the draft model drafts, how far, and on which cores.
-
-Drafts while the target verifies, on separate cores (draft-ahead, as in PEARL, arXiv 2408.11850).
-
-While the target verifies one block the draft model drafts the next one, assuming that all of the block is accepted:
-first its guess of the token that the target will add, then a new draft. If the assumption holds, the next pass starts
-at once; if not, what was drafted ahead is dropped.
+On separate cores it drafts ahead (as in PEARL, arXiv 2408.11850): while the target verifies one block the draft model
+drafts the next one, assuming that all of the block is accepted: first its guess of the token that the target will add,
+then a new draft. If the assumption holds, the next pass starts at once; if not, what was drafted ahead is dropped.
 """
 
 from __future__ import annotations
@@ -29,10 +25,9 @@ from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.bindings import ThreadPool
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal, confidence_bucket
 
 _READ_ROWS: Final = MAX_DEPTH + 1
 """Tokens per batch when each needs a row of logits."""
@@ -41,8 +36,8 @@ _UNREADABLE: Final = 0
 """Replacement for tokens that only the target has."""
 
 
-class DraftModel:
-    """Drafts with a second model. Implements `speculation.drafters.drafter.Drafter`.
+class DraftModel(Drafter):
+    """Drafts with a second model.
 
     The text may be longer than the model's context, and reading all of it may cost more than it gains: the sequence
     may hold only the end of the text, from `_start` on.
@@ -55,7 +50,7 @@ class DraftModel:
         passes: evaluations of the model so far, each of which reads all its weights.
     """
 
-    name: DrafterName = "draft"
+    name = "draft"
 
     def __init__(self, sequence: Sequence, n_vocab: int) -> None:
         self._sequence = sequence
@@ -78,7 +73,7 @@ class DraftModel:
         return len(self._text)
 
     def begin_answer(self, text: Tokens[int]) -> None:
-        """Implement `Drafter.begin_answer`. What the sequence holds of it stays."""
+        """Begin an answer to `text`. What the sequence holds of it stays."""
         self._text = self._readable(text)
         held = self._sequence.tokens
         if self._start and held[:64] != self._text[self._start : self._start + min(64, len(held))]:
@@ -88,7 +83,7 @@ class DraftModel:
             self._start = 0
 
     def append(self, tokens: Tokens[int]) -> None:
-        """Implement `Drafter.append`. Tokens that it drafted itself are in the sequence already."""
+        """Add tokens that were written. Tokens that it drafted itself are in the sequence already."""
         held = self._sequence.tokens
         at = self._start + self._synced
         self._text.extend(self._readable(tokens))

@@ -1,7 +1,4 @@
-"""Combines the drafters of one loaded model under a depth controller.
-
-Sets up speculation for a loaded model: its draft model, and the costs of passes.
-"""
+"""The drafters of one loaded model under a depth controller, and setting them up: draft model and costs of passes."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import overlap_pays
 from cpuchat.speculation.depth.controller import UNCALIBRATED, DepthController, too_fast
 from cpuchat.speculation.depth.costs import PassCosts
-from cpuchat.speculation.drafters.cascade import Cascade
+from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
 LOOKUP_SHARE: Final = 0.01
@@ -78,8 +74,7 @@ class Speculator:
         self._learned = known
         self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
         self._index = NgramIndex()
-        self._suffix = SuffixDecoding(self._index)
-        self._lookup = PromptLookup(self._index)
+        self._free = free_drafters(self._index)
         self._begin(Speculation())
 
     def _begin(self, options: Speculation) -> None:
@@ -94,12 +89,14 @@ class Speculator:
         self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
 
     def remember(self, text: Tokens[int]) -> None:
-        """Keep another chat's text, for suffix decoding across chats."""
-        self._suffix.remember(text)
+        """Keep another chat's text, for drafting across chats."""
+        for drafter in self._free:
+            drafter.remember(text)
 
     def forget(self, *, current: bool) -> None:
         """Forget the texts of other chats; with `current` also the text of the last answer."""
-        self._suffix.forget()
+        for drafter in self._free:
+            drafter.forget()
         if current:
             self._index.set_text(())
             if self._draft is not None:
@@ -111,14 +108,13 @@ class Speculator:
         Any thread may take them, while the prompt is evaluated and after it: free drafters propose nothing until all
         are taken. The next call ends them.
         """
-        is_wanted = self._free(options) and not self._why_off(options)
+        is_wanted = self._chosen_free(options) and not self._why_off(options)
         steps = self._index.set_in_steps(text) if is_wanted else iter(())
         deque(islice(steps, _AT_ONCE))
         return steps
 
-    def _free(self, options: Speculation) -> list[Drafter]:
-        known: tuple[Drafter, ...] = (self._suffix, self._lookup)
-        return [drafter for drafter in known if drafter.name in options.drafters]
+    def _chosen_free(self, options: Speculation) -> list[Drafter]:
+        return [drafter for drafter in self._free if drafter.name in options.drafters]
 
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
         """Begin an answer to `text`, for which `index_prompt` was called.
@@ -126,8 +122,9 @@ class Speculator:
         Returns False when drafting is off, with `disabled_reason` if it was requested.
         """
         self._begin(options)
-        self._suffix.use_remembered = options.across_chats
-        free = self._free(options)
+        free = self._chosen_free(options)
+        for drafter in free:
+            drafter.use_remembered = options.across_chats
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
         if free:
             self._cascade = Cascade(self._index, free, self._controller.free_depth)
@@ -334,22 +331,17 @@ def set_up_speculation(
         costs = costs and replace(costs, overlap=None)
     note = target.sequence.rollback.note
     why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
-    info = target.info
     target.info = msgspec.structs.replace(
-        info,
-        notes=(*info.notes, *notes),
-        draft=draft.info.name if draft is not None else "",
-        draft_path=draft.info.path if draft is not None else "",
-        draft_quantization=draft.info.quantization if draft is not None else "",
-        draft_traffic=traffic(draft) if draft is not None else None,
-        draft_cpus=thread.cpus if thread is not None else draft.pool.cpus if draft is not None else (),
+        target.info,
+        notes=(*target.info.notes, *notes),
         pass_ms=costs.verify_ms if costs is not None and not costs.disturbed else (),
         no_speculation=why,
     )
-    file = (
-        Path(command.calibration_file) if command.calibration_file and costs is not None and draft is not None else None
-    )
-    pair = (info.fingerprint, draft.info.fingerprint if draft is not None else "")
+    file, pair = None, ("", "")
+    if draft is not None:
+        _describe_draft(target, draft, thread.cpus if thread is not None else draft.pool.cpus)
+        if command.calibration_file and costs is not None:
+            file, pair = Path(command.calibration_file), (target.info.fingerprint, draft.info.fingerprint)
     speculator = Speculator(
         costs,
         drafter,
@@ -360,6 +352,18 @@ def set_up_speculation(
         known=load_acceptance(file, *pair),
     )
     return SpeculationSetup(speculator, draft, thread, file, pair)
+
+
+def _describe_draft(target: Model, draft: Model, cpus: tuple[int, ...]) -> None:
+    info = draft.info
+    target.info = msgspec.structs.replace(
+        target.info,
+        draft=info.name,
+        draft_path=info.path,
+        draft_quantization=info.quantization,
+        draft_traffic=traffic(draft),
+        draft_cpus=cpus,
+    )
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:

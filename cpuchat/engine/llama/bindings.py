@@ -1,9 +1,7 @@
-"""ctypes bindings: what llama-cpp-python leaves out, and checks of its version.
+"""ctypes bindings: what llama-cpp-python leaves out, checks of its version, and pinned pools of compute threads.
 
 Importing this module loads libllama, silences its log and hooks its abort message; nothing else is ever printed. All
 symbols come from one handle: opening libggml a second time would map a second copy with its own globals.
-
-Pools of compute threads, each thread pinned to its own CPU.
 """
 
 from __future__ import annotations

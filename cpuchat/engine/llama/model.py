@@ -1,12 +1,8 @@
-"""Loads a model: file, weights, context, threads, warm-up.
+"""A model on its way into memory: its options are checked, its file is read ahead, weights, context and threads are
+made, a first token is evaluated, and its limits on this machine are found.
 
-Checks and completes load options before llama.cpp sees them.
-
-llama.cpp answers most wrong options by aborting the process, or with a NULL and no reason.
-
-Reads a model file into the page cache before llama.cpp maps it.
-
-The limits of a model on this machine: memory, bytes read per pass, and the read bandwidth of the cores in use.
+llama.cpp answers most wrong options by aborting the process, or with a NULL and no reason: they are checked and
+completed (`plan_load`) before it sees them.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from cpuchat.hardware.numa.residency import missing_ranges, prepare_file
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
-from cpuchat.models.gguf.header import GGUFHeader, check_header, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import slowness, traffic_of, where_needed
 from cpuchat.protocol.messages import LoadOptions
@@ -66,29 +62,23 @@ _LOAD_MODE: Final = {("read", False): 0, ("mmap", False): 1, ("read", True): 2, 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Options as llama.cpp takes them (its enum values), and what they cost.
+    """Checked options, and what they cost.
 
     Attributes:
+        options: with the sizes of context and batches in place of "automatic", and `from_disk` only where that is
+            needed.
         n_outputs: rows of logits that one batch may ask for.
-        n_rs_seq: snapshots of a recurrent state to request (`rollback.Bounded`).
+        n_rs_seq: snapshots of a recurrent state to request (`sequence.Bounded`).
         notes: for the user.
         experts: header value to override so that a token uses another number of experts.
-        from_disk: the weights stay on disk.
     """
 
-    n_ctx: int
-    n_batch: int
-    n_ubatch: int
-    type_k: int
-    type_v: int
-    flash_attn: int
-    load_mode: int
+    options: LoadOptions
     need: MemoryNeed
-    n_outputs: int = N_OUTPUTS_MAX
-    n_rs_seq: int = 0
-    notes: tuple[str, ...] = ()
-    experts: tuple[str, int] | None = None
-    from_disk: bool = False
+    n_outputs: int
+    n_rs_seq: int
+    notes: tuple[str, ...]
+    experts: tuple[str, int] | None
 
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX) -> LoadPlan:
@@ -116,7 +106,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
         header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
     options = where_needed(header, options, available)
     need, n_rs_seq = plan_memory(header, options, available, n_outputs)
-    n_ctx = need.n_ctx
+    n_ctx, n_batch = need.n_ctx, min(options.n_batch, need.n_ctx)
     check_fit(need, available, header, options)
     if options.mlock:
         _check_lock(header.file_size)
@@ -125,21 +115,8 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
             f"The context of {n_ctx:,} tokens is longer than the {header.n_ctx_train:,} that this model was trained "
             "with: quality may drop in long chats."
         )
-    return LoadPlan(
-        n_ctx=n_ctx,
-        n_batch=min(options.n_batch, n_ctx),
-        n_ubatch=min(options.n_ubatch, options.n_batch, n_ctx),
-        type_k=_CACHE_TYPES[options.type_k],
-        type_v=_CACHE_TYPES[options.type_v],
-        flash_attn=_FLASH[options.flash_attn],
-        load_mode=_LOAD_MODE[options.load_mode, options.mlock],
-        need=need,
-        n_outputs=n_outputs,
-        n_rs_seq=n_rs_seq,
-        notes=tuple(notes),
-        experts=experts,
-        from_disk=options.from_disk,
-    )
+    options = msgspec.structs.replace(options, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(options.n_ubatch, n_batch))
+    return LoadPlan(options, need, n_outputs, n_rs_seq, tuple(notes), experts)
 
 
 def expert_override(header: GGUFHeader, n: int) -> tuple[str, int] | None:
@@ -276,7 +253,7 @@ def place_pages(header: GGUFHeader) -> list[str]:
     if policy is None or not policy.places:
         return []
     topology = read_topology()
-    parts = split_parts(header.path) or [header.path]
+    parts = model_files(header.path)
     return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
 
 
@@ -288,7 +265,7 @@ def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> N
     part, on_progress = header.path, throttled(on_progress)
     try:
         missing: list[tuple[Path, int, int]] = []
-        for part in split_parts(header.path) or [header.path]:
+        for part in model_files(header.path):
             ranges = missing_ranges(part)
             missing += [(part, *one) for one in ([(0, part.stat().st_size)] if ranges is None else ranges)]
         total = header.file_size
@@ -337,10 +314,10 @@ class Model:
         pool: the threads that it computes on; its own, unless it was loaded onto those of another model.
     """
 
-    def __init__(self, header: GGUFHeader, plan: LoadPlan, options: LoadOptions, abort: AbortFlag) -> None:
+    def __init__(self, header: GGUFHeader, plan: LoadPlan, abort: AbortFlag) -> None:
         self.header = header
         self.plan = plan
-        self.options = options
+        self.options = plan.options
         self._abort = abort
         self._model: Any = None
         self._context: Any = None
@@ -385,10 +362,10 @@ class Model:
         plan = plan_load(header, options, available, n_outputs)
         check_header(header)
         on_header(header)
-        model = cls(header, plan, options, abort)
+        model = cls(header, plan, abort)
         bindings.log.clear()
         try:
-            if plan.from_disk:
+            if plan.options.from_disk:
                 rate = read_rate(header.path)
                 model._notes.append(slowness(header, plan.need, available, rate, options.n_experts))
                 on_progress("reading", 0, header.file_size)
@@ -414,7 +391,8 @@ class Model:
         return model
 
     def _load_weights(self, on_progress: Progress) -> None:
-        phase = "preparing" if self.options.load_mode == "mmap" else "reading"
+        options = self.options
+        phase = "preparing" if options.load_mode == "mmap" else "reading"
         total, on_progress = self.header.file_size, throttled(on_progress)
 
         def progress(share: float, _: Any) -> bool:
@@ -422,8 +400,8 @@ class Model:
             return not self._abort.is_set()
 
         params = llama.llama_model_default_params()
-        params.load_mode = self.plan.load_mode
-        params.use_extra_bufts = self.options.use_repack and not self.plan.from_disk
+        params.load_mode = _LOAD_MODE[options.load_mode, options.mlock]
+        params.use_extra_bufts = options.use_repack and not options.from_disk
         params.n_gpu_layers = 0
         if self.plan.experts is not None:
             params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))
@@ -441,27 +419,25 @@ class Model:
             )
 
     def _make_context(self, threads: tuple[int, ...] | ThreadPool) -> None:
-        plan = self.plan
+        options = self.options
         params = llama.llama_context_default_params()
-        params.n_ctx = plan.n_ctx
-        params.n_batch = plan.n_batch
-        params.n_ubatch = plan.n_ubatch
+        params.n_ctx, params.n_batch, params.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
-        params.n_outputs_max = plan.n_outputs
+        params.n_outputs_max = self.plan.n_outputs
         params.n_threads = params.n_threads_batch = (
             threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
         )
-        params.flash_attn_type = plan.flash_attn
-        params.type_k, params.type_v = plan.type_k, plan.type_v
+        params.flash_attn_type = _FLASH[options.flash_attn]
+        params.type_k, params.type_v = _CACHE_TYPES[options.type_k], _CACHE_TYPES[options.type_v]
         # Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
         # back where such a cache cannot.
         params.swa_full = False
         if has_recurrent_state(self._model):
-            request_rollback(params, plan.n_rs_seq)
+            request_rollback(params, self.plan.n_rs_seq)
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
-            raise _context_error(plan)
+            raise _context_error(options.n_ctx)
         if not llama.llama_get_memory(self._context):
             raise ModelUnsupported(
                 f"{self.header.path.name} is not a chat model: it has no KV cache.",
@@ -470,7 +446,7 @@ class Model:
         if isinstance(threads, ThreadPool):
             self.pool = threads
         else:
-            self.pool = self._own_pool = ThreadPool(threads, self.options.poll)
+            self.pool = self._own_pool = ThreadPool(threads, options.poll)
         self.pool.attach(self._context)
         self.sequence = Sequence(
             self._context,
@@ -583,12 +559,10 @@ def _load_error(path: Path) -> Exception:
     return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again or choose another file.")
 
 
-def _context_error(plan: LoadPlan) -> Exception:
+def _context_error(n_ctx: int) -> Exception:
     reason = _reason()
     if any(sign in reason for sign in _NO_MEMORY):
-        return DoesNotFit(
-            f"Not enough memory for a context of {plan.n_ctx:,} tokens: {reason}.", "Use a smaller --ctx."
-        )
+        return DoesNotFit(f"Not enough memory for a context of {n_ctx:,} tokens: {reason}.", "Use a smaller --ctx.")
     return GenerationFailed(
         f"llama.cpp rejected the context options: {reason}.", "Check cache types, flash attention and batch sizes."
     )

@@ -1,6 +1,4 @@
-"""The tokens in the KV cache of one context, and the batches that put them there.
-
-Rolling back the rejected tokens of a verify pass, whatever kind of memory the model has.
+"""The tokens in the KV cache of one context, the batches that put them there, and rolling back rejected ones.
 
 Attention keeps every token apart: any number of the newest can be dropped. With window-sized caches (`swa_full` False)
 any number of the last ubatch can: `find_slot` uses a cell again only when the first token of a ubatch cannot see it.
@@ -17,9 +15,7 @@ back to an earlier one:
   checkpoint nor rollback copies anything, but the accepted tokens after it have to be evaluated again.
 
 (Sources: src/llama-memory-recurrent.cpp, src/llama-memory-hybrid.cpp, src/llama-arch.cpp and src/llama-kv-cache.cpp
-of the pinned llama.cpp.)
-
-Finding out how a context with a recurrent state rolls back, by doing it.
+of the pinned llama.cpp.) Which way works is found out by doing it (`detect_rollback`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Tokenizing and detokenizing for one model.
-
-Keeps message content from becoming control tokens: only the chat template's own text may.
+"""Tokenizing and detokenizing for one model. Only the chat template's own text may become control tokens.
 
 llama.cpp tokenizes a whole prompt with or without control tokens. So content is marked before it is rendered
 (`ControlText.mark`): a noncharacter after the first character of everything that is the text of a control token, or
@@ -10,10 +8,9 @@ write as JSON, but neither find nor build a control token in it. The prompt is t
 
 Text without a mark is tokenized by one call of llama.cpp for each block (`ControlText.blocks`).
 
-Which characters a vocabulary covers: all, except for some SentencePiece ones without byte tokens.
-
-llama.cpp tokenizes a character that is no token byte by byte, and ends the process where there is no token for a byte
-(llama_vocab::byte_to_token throws, and nothing catches it). SentencePiece itself uses its unknown token.
+Some SentencePiece vocabularies do not cover all characters (`SpmCoverage`): llama.cpp tokenizes a character that is no
+token byte by byte, and ends the process where there is no token for a byte (llama_vocab::byte_to_token throws, and
+nothing catches it). SentencePiece itself uses its unknown token.
 """
 
 from __future__ import annotations
@@ -236,8 +233,6 @@ def _pieces(text: bytes, offset: int, cuts: list[int]) -> Iterator[bytes]:
 
 _SPACE = "▁"
 _LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
-# llama_token_type of the tokens that are matched before all others.
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -281,14 +276,9 @@ def spm_coverage(header: GGUFHeader) -> SpmCoverage | None:
     missing = frozenset(b for b in range(256) if b"<0x%02X>" % b not in words and bytes([b]) not in words)
     if not missing:
         return None
-    types = header.metadata.get("tokenizer.ggml.token_type")
-    kinds = types if isinstance(types, LazyArray) else ()
-    kind_of = {
-        word: kind
-        for word, kind in zip(found.tokens.raw_strings(), kinds, strict=False)
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and word
-    }
-    controls = frozenset(word for word, kind in kind_of.items() if kind != _USER_DEFINED)
+    types = special_types(header)
+    kind_of = {word: types[token] for token, word in enumerate(found.tokens.raw_strings()) if token in types and word}
+    controls = frozenset(word for word, kind in kind_of.items() if kind != _TYPE_USER_DEFINED)
     spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     return SpmCoverage(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced)
 

@@ -1,7 +1,4 @@
-"""From messages to the text that a model was trained on.
-
-The helper process that renders a chat template (template_process.py), seen from its parent.
-"""
+"""From messages to the text that a model was trained on: its chat template, rendered by template_process.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From the messages of a request to the tokens of its prompt.
-
-Trimming a conversation to fit the context.
-"""
+"""From the messages of a request to the tokens of its prompt, without the oldest ones where they do not fit."""
 
 from __future__ import annotations
 

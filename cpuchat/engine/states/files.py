@@ -2,9 +2,8 @@
 
 One file for each conversation and model, named by hashes of both: the states, an index (msgpack) that tells what they
 are, and a footer that tells where the index is. They contain the conversation, so the folder is private to the user.
-A state may have gigabytes: a `DiskWriter` takes it to the disk while nothing is computed.
-
-Writing to disk in the background: on its own thread, only while nothing is computed, and within a budget.
+A state may have gigabytes: a `DiskWriter` takes it to the disk on its own thread, only while nothing is computed, and
+within a `WriteBudget`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""A prompt: its text, its tokens, and where its messages are in them.
-
-One kept state: what the memory held after some tokens.
-
-The tokens of the chat so far, so that a prompt that continues it hits the KV cache.
+"""What the store of states compares: a prompt, the tokens of a conversation so far, and one kept state.
 
 A model's answer, rendered into the next prompt and tokenized again, often gives other tokens than the model generated
 ("t", "he" comes back as "the"), and everything after the first difference would have to be evaluated again. So the
 text of the last prompt and answer is kept together with its tokens and the places where it may be cut: between the
-tokens that the model generated. A new prompt reuses tokens up to the last cut in the common text, and only the rest is
-tokenized.
+tokens that the model generated (`TokenHistory`). A new prompt reuses tokens up to the last cut in the common text, and
+only the rest is tokenized.
 """
 
 from __future__ import annotations

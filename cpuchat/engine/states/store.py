@@ -7,6 +7,17 @@ they hold is copied (the partial state of `Sequence`), and set again over the at
 before. There is a memory tier and a disk tier (`StateFiles`), each within one limit.
 
 A prompt asks once (`begin`): from where is it evaluated soonest?
+
+An example, with window-sized caches: some layers see the last 1,024 tokens, and hold those and a batch of 512. After
+5,000 tokens they hold positions 3,464 on; the other layers hold all.
+
+- A prompt shares 4,900 tokens. The token after them sees positions 3,877 on, which are there: everything after 4,900
+  is cut.
+- A prompt shares 4,000 tokens. Positions 2,977 on are needed, and gone. The newest checkpoint before is at the user's
+  message at 3,900: its partial state, the windows of positions 2,876 to 3,899, is set over the memory, which is cut to
+  3,900. The 100 tokens up to 4,000 are evaluated again (`Reuse.again`), and what is new.
+- A prompt shares 40 tokens with the memory, but 3,000 with another conversation that is kept whole: that one replaces
+  the memory, which is kept before.
 """
 
 from __future__ import annotations

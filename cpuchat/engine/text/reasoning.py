@@ -1,4 +1,4 @@
-"""Separating a model's reasoning from its answer while it streams.
+"""Separates a model's reasoning from its answer while it streams, and finds stop strings in it.
 
 Markers of the formats in use (sources: the templates in llama.cpp's models/templates and the vendors' model cards):
 `<think>` (DeepSeek, Qwen, GLM, ...), `[THINK]` (Magistral, Ministral), `<seed:think>` (Seed-OSS),
@@ -15,8 +15,6 @@ What counts as a marker, so that text about markers stays text:
 - A closing marker at the start of the answer (its opening one was part of the prompt, or thinking is off) is dropped.
 - Marks around the answer itself (`<|START_RESPONSE|>` ... `<|END_RESPONSE|>`) count before its first text and after
   its last.
-
-Stop strings in streamed text.
 """
 
 from __future__ import annotations
@@ -261,8 +259,6 @@ class ReasoningSplitter:
             return self._step_reasoning(pieces)
         return self._step_answer(pieces)
 
-    # --- where an opening marker may stand ---
-
     def _start_markers(self) -> dict[str, tuple[Format, int]]:
         """Return marker -> its format and the state after it."""
         markers: dict[str, tuple[Format, int]] = {}
@@ -294,8 +290,6 @@ class ReasoningSplitter:
         self._state = _ANSWER
         return True
 
-    # --- inside reasoning ---
-
     def _step_reasoning(self, pieces: list[tuple[Channel, str]]) -> bool:
         assert self._format is not None
         text = self._held
@@ -320,8 +314,6 @@ class ReasoningSplitter:
         _add(pieces, "reasoning", text[:cut])
         self._held = text[cut:]
         return False
-
-    # --- inside the answer ---
 
     def _step_answer(self, pieces: list[tuple[Channel, str]]) -> bool:
         kind = self._format

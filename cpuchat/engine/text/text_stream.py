@@ -1,13 +1,9 @@
-"""From tokens to the events that carry their text.
-
-Keeping calls of tools out of the text of an answer while it streams.
-
-Text processing on its own thread, so that the engine's thread only samples and decodes.
+"""From tokens to the events that carry their text: calls of tools kept out of it, on a thread of its own.
 
 Between two decode calls every core but one waits. Detokenizing, splitting off reasoning and sending a frame take longer
-than sampling, most of all because decoding has just evicted the interpreter's data from the caches. Here they run while
-the next token is computed: llama_decode does not hold the GIL. Several tokens at a time, because where all cores
-compute, each wake-up of another thread takes a core away from them.
+than sampling, most of all because decoding has just evicted the interpreter's data from the caches. On `OutputThread`
+they run while the next token is computed: llama_decode does not hold the GIL. Several tokens at a time, because where
+all cores compute, each wake-up of another thread takes a core away from them.
 """
 
 from __future__ import annotations
@@ -153,8 +149,8 @@ class TextStream:
         self._splitter = splitter
         self._matcher = StopMatcher(stops) if stops else None
         self._arrived = arrived
-        self._spans: list[tuple[Channel, str, str, tuple[int, ...]]] = []
-        # channel, drafter, text, length of each token's part; without the open one
+        self._now = arrived  # when the newest token was generated
+        self._deltas: list[TextDelta] = []  # to be emitted, without the open one
         self._channel: Channel = "answer"
         self._drafter = ""
         self._parts: list[str] = []
@@ -165,7 +161,7 @@ class TextStream:
 
     @property
     def has_emitted(self) -> bool:
-        """Something was emitted."""
+        """Return whether something was emitted."""
         return self._n_emitted > 0
 
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
@@ -173,6 +169,7 @@ class TextStream:
 
         `drafter` proposed it, "" = none. Text that only later tokens complete is attributed to them.
         """
+        self._now = now
         hit = self._take(token, drafter)
         if now >= self._next_frame:
             self.flush(now)
@@ -180,6 +177,7 @@ class TextStream:
 
     def feed_all(self, runs: list[tuple[str, list[int]]], now: float) -> None:
         """Add runs of (drafter, tokens), the last token generated at `now`, and emit their text."""
+        self._now = now
         for drafter, tokens in runs:
             for token in tokens:
                 self._take(token, drafter)
@@ -218,36 +216,37 @@ class TextStream:
             self._lengths[-1] += len(text)
 
     def _close_span(self) -> None:
-        if self._parts:
-            self._spans.append((self._channel, self._drafter, "".join(self._parts), tuple(self._lengths)))
-            self._parts.clear()
-            self._lengths.clear()
+        if not self._parts:
+            return
+        self._n_emitted += len(self._lengths)
+        self._deltas.append(
+            TextDelta(
+                request_id=self._request_id,
+                text="".join(self._parts),
+                channel=self._channel,
+                n_tokens=len(self._lengths),
+                lengths=tuple(self._lengths),
+                predicted_n=self._n_emitted,
+                at_ms=1e3 * (self._now - self._arrived),
+                drafter=self._drafter,
+            )
+        )
+        self._parts.clear()
+        self._lengths.clear()
 
     def flush(self, now: float) -> None:
         """Emit the text that is complete."""
         self._close_span()
-        if not self._spans:
+        if not self._deltas:
             return
-        at_ms = 1e3 * (now - self._arrived)
-        for channel, drafter, text, lengths in self._spans:
-            self._n_emitted += len(lengths)
-            self._emit(
-                TextDelta(
-                    request_id=self._request_id,
-                    text=text,
-                    channel=channel,
-                    n_tokens=len(lengths),
-                    lengths=lengths,
-                    predicted_n=self._n_emitted,
-                    at_ms=at_ms,
-                    drafter=drafter,
-                )
-            )
-        self._spans.clear()
+        for delta in self._deltas:
+            self._emit(delta)
+        self._deltas.clear()
         self._next_frame = now + self.frame_seconds
 
     def finish(self, now: float, *, stopped: bool) -> None:
         """Emit the rest. After a stop string (`stopped`) what was held back is not part of the text."""
+        self._now = now
         if not stopped:
             rest = self._decode(b"", final=True)
             pieces = [*(self._split(rest) if rest else ()), *self._splitter.flush()]

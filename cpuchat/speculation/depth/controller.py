@@ -1,14 +1,13 @@
 """Chooses how many tokens to draft: the depth with the best expected tokens per second, depth 0 (plain decoding)
 included.
 
-Three parts: acceptance is learned (acceptance.py), costs are calibrated and followed (current_costs.py), and the depth
-with the best expected rate under both is chosen (choice.py). A free drafter's proposal is verified to the depth g with
+Three parts: acceptance is learned and the depth with the best expected rate chosen (acceptance.py), under costs that
+are calibrated and followed (costs.py). A free drafter's proposal is verified to the depth g with
 the largest E(g) - rate * T(g + 1), if that is more than the next step is worth without it (renewal reward).
 
 One budget holds from the first token on. It earns a share of the time, and what drafts gain or lose against plain
 decoding is booked in it. What the draft model reads only to be judged and depths that are only tried are paid from it.
-
-Explains why speculation is off.
+While speculation is off, `DepthController.reason` says why.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cpuchat.protocol.timings import DrafterName
+from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.speculation.depth.acceptance import (
     DRAFT_PRIORS,
     FREE_PRIORS,
@@ -147,9 +146,7 @@ class DepthController:
         self._untimed = _TIMED if costs is not None and costs.disturbed else 0  # plain steps to come
         self._draft_acceptance = Acceptance(DRAFT_PRIORS, *_DRAFT, known)
         self._acceptance: dict[DrafterName, Acceptance] = {
-            "draft": self._draft_acceptance,
-            "lookup": Acceptance(FREE_PRIORS, *_FREE),
-            "suffix": Acceptance(FREE_PRIORS, *_FREE),
+            row.name: Acceptance(FREE_PRIORS, *_FREE) if row.factory else self._draft_acceptance for row in DRAFTERS
         }
         self._budget = 0.0 if self._is_known else _START * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
@@ -172,8 +169,6 @@ class DepthController:
         self._slow_prefill_ms = 0.0
         self._recent = (0.0, 0.0)  # tokens and ms, forgetting
         self._rates: tuple[int, tuple[list[float], list[float]]] | None = None
-
-    # --- what happened ------------------------------------------------------------------------------------------
 
     def begin_answer(self, *, fixed: int = 0) -> None:
         """Begin an answer with a `fixed` depth, 0 = adaptive. What was learned is kept with less weight."""
@@ -257,8 +252,6 @@ class DepthController:
             self._has_read = True
         self._rates = None
 
-    # --- free drafters ------------------------------------------------------------------------------------------
-
     def free_depth(self, proposal: Proposal) -> int:
         """Return how many tokens of a free drafter's proposal are worth verifying now."""
         most = min(len(proposal), self._max_depth)
@@ -307,8 +300,6 @@ class DepthController:
                 ms = expected[n - 1] + extra
                 best, depth, loss = worth, n - 1, ms - total / rate if total - rate * ms < alternative else 0.0
         return depth, loss
-
-    # --- the draft model ----------------------------------------------------------------------------------------
 
     def plan_draft(self, room: int, unread: int) -> Plan:
         """Plan the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read first."""
@@ -389,8 +380,6 @@ class DepthController:
             self._scorable = min(self._scorable, lag // 2)
         return lag if limit_gain(1.0, costs, self._max_depth, costs.times.hoped()) >= WORTHWHILE_GAIN else 0
 
-    # --- figures ------------------------------------------------------------------------------------------------
-
     @property
     def learned(self) -> tuple[float, float]:
         """Return accepted and compared tokens of the draft model in all texts, the older ones partly forgotten."""
@@ -418,7 +407,8 @@ class DepthController:
         """Return the recent acceptance rate of the draft model, or without one of the free drafters."""
         if self._is_asked or (self._has_draft and not self._n_proposed):
             return self._draft_acceptance.mean
-        return max(self._acceptance["lookup"], self._acceptance["suffix"], key=lambda one: one.n_observed).mean
+        free = (self._acceptance[row.name] for row in DRAFTERS if row.factory)
+        return max(free, key=lambda acceptance: acceptance.n_observed).mean
 
     @property
     def reason(self) -> str:

@@ -1,7 +1,4 @@
-"""Calibrated costs of passes. Milliseconds and token counts only.
-
-The second part of the depth controller: current costs of passes, calibrated and followed as they are observed.
-"""
+"""Costs of passes in milliseconds: calibrated (`PassCosts`), and followed as they are observed (`CurrentCosts`)."""
 
 from __future__ import annotations
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import Final
 
-from cpuchat.protocol.timings import DrafterName
+from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.speculation.drafters.drafter import Drafter, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 
 SHADOW_TOKENS: Final = 8
 """Length of a draft that is made only to be scored."""
 _KEPT_SCORES: Final = 256
+
+
+def free_drafters(index: NgramIndex) -> tuple[Drafter, ...]:
+    """Make the drafters of `protocol.drafters` that look into `index`, in their order."""
+    return tuple(resolve_name(row.factory)(index) for row in DRAFTERS if row.factory)
+
 
 Score = tuple[DrafterName, list[int], list[bool]]
 """Drafter, the buckets of tokens that it drafted, and whether each was written: all but perhaps the last."""
@@ -60,7 +67,7 @@ class Cascade:
                 return proposal.cut(depth)
             if drafter.name not in self._pending:
                 self._predict(proposal)
-        return Proposal(self._drafters[0].name if self._drafters else "lookup")
+        return Proposal("")
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens that were written, with or without a draft."""

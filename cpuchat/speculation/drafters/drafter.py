@@ -1,12 +1,14 @@
-"""The interface that all drafters share."""
+"""The base class of all drafters, and what they propose."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
-from cpuchat.protocol.timings import DrafterName
+from cpuchat.protocol.drafters import DrafterName
 
 MAX_DEPTH: Final = 31
 """Longest draft: a verify pass evaluates one token more."""
@@ -41,12 +43,23 @@ class Proposal:
         return self if n >= len(self.tokens) else Proposal(self.drafter, self.tokens[:n], self.buckets[:n])
 
 
-class Drafter(Protocol):
-    """Proposes the next tokens of a text. It always knows the whole text, including the newest token."""
+class Drafter(ABC):
+    """Proposes the next tokens of a text. It always knows the whole text, including the newest token.
 
-    @property
-    def name(self) -> DrafterName: ...
+    Attributes:
+        name: as in its row of `protocol.drafters`.
+        use_remembered: proposals may come from other chats.
+    """
 
+    name: ClassVar[DrafterName]
+    use_remembered = True
+
+    @abstractmethod
     def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
         """Draft at most `max_n` tokens; stop before one less likely than `min_probability`."""
-        ...
+
+    def remember(self, tokens: Sequence[int]) -> None:  # noqa: B027
+        """Keep the text of another chat to draft from, where the drafter does that."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Forget all other chats."""

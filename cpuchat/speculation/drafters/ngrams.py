@@ -1,7 +1,4 @@
-"""The index of a growing text, in which suffix decoding and prompt lookup find what was written before.
-
-Prompt lookup: drafts what followed an earlier occurrence of the last n tokens.
-"""
+"""Prompt lookup, and the index of a growing text in which it and suffix decoding find what was written before."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from itertools import chain
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.protocol.timings import DrafterName
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 
 SIZES: Final = (8, 4, 2)
 """Lengths of the indexed n-grams, longest first."""
@@ -215,7 +211,7 @@ def estimate(match: int) -> float:
     return match / (match + 4)
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Copies what followed the latest occurrence of the longest indexed n-gram at the end of the text.
 
     After Saxena, "Prompt Lookup Decoding", which searches the whole text each time and finds the oldest occurrence.
@@ -224,7 +220,7 @@ class PromptLookup:
     accepted.
     """
 
-    name: DrafterName = "lookup"
+    name = "lookup"
 
     def __init__(self, index: NgramIndex) -> None:
         self._index = index

@@ -9,8 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.protocol.timings import DrafterName
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal, confidence_bucket
 from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, SIZES, NgramIndex, following
 
 ENOUGH: Final = 6
@@ -75,7 +74,7 @@ def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[in
     return score, list(map(confidence_bucket, estimates)), estimates[0] if estimates else 0.0
 
 
-class SuffixDecoding:
+class SuffixDecoding(Drafter):
     """Drafts along the source of a copy, or along the most frequent continuation of a suffix.
 
     After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The paper's suffix trees are implicit here: the index says
@@ -84,18 +83,26 @@ class SuffixDecoding:
     in the copy before is replaced in the draft. Of all these the draft with the highest score is taken: the sum of its
     path probabilities, which is the number of tokens expected to be accepted.
 
+    An example, words in place of tokens. The chat has "def area ( self , w ) : return w * self . h ;", and the line
+    is being written again:
+
+    - "def area ( self , w ) : return": more than 8 words as before, so this is a copy. Draft: "w * self . h ;".
+    - "… return x": the copy may have ended here, or "x" replaces "w". Draft, of low confidence: "* self . h ;".
+    - "… return x *": it goes on. Draft: "self . h ;", sure again after its first word. With the second word as in the
+      source, "w" is noted as replaced by "x".
+    - "… ;": what followed the source is the line once more, in which "w" is replaced. Draft: "def area ( self , x )".
+
+    Nothing is being copied after "to be or not to be , that is to be": the last two words occurred twice before, and
+    the draft is what followed the last time, ", that is to be".
+
     Args:
         index: of this chat.
         other_chats: tokens of earlier chats kept at most, an end mark each included.
-
-    Attributes:
-        use_remembered: proposals may come from other chats.
     """
 
-    name: DrafterName = "suffix"
+    name = "suffix"
 
     def __init__(self, index: NgramIndex, *, other_chats: int = 1 << 16) -> None:
-        self.use_remembered = True
         self._chat = index
         # Two generations: when the newer is full, the older one is dropped as a whole.
         self._half = other_chats // 2

@@ -22,6 +22,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.base.text import Cleaner, clean, clean_line, common_prefix
+from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.telemetry.units import plural
 from cpuchat.tui.markdown.render import MOST, render
 from cpuchat.tui.markdown.rows import (
@@ -42,17 +43,11 @@ Span = tuple[int, str]
 """Characters, and the drafter that proposed them ("" = the model itself)."""
 Spans = tuple[Span, ...]
 
-_NAMES = {"": "the model", "draft": "draft", "lookup": "lookup", "suffix": "suffix"}
+_NAMES = {"": "the model", **{row.name: row.name for row in DRAFTERS}}
 _NOBODY = "\0"  # decoration
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 _WORD_REACH = 24  # times its length: an address, of which nothing is shown, may come before a word
 _MARK_REACH = 8  # characters of markup before a punctuation mark
-
-
-def style_of(drafter: str, palette: Palette) -> Style:
-    return {
-        "": palette.undrafted, "draft": palette.draft, "lookup": palette.lookup, "suffix": palette.suffix
-    }.get(drafter, palette.draft)  # fmt: skip
 
 
 class SpanList:
@@ -77,7 +72,7 @@ class DraftedStream(LineStream):
     """Renders as `streaming.Stream`: feed it text, ask for rows."""
 
     def __init__(self, width: int, palette: Palette) -> None:
-        super().__init__(width, lambda drafter: style_of(drafter, palette))
+        super().__init__(width, palette.of_drafter)
 
 
 def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
@@ -126,7 +121,7 @@ def _recolored(row: Row, proposed: list[str], palette: Palette) -> list[Run]:
         for drafter, part in groupby(zip(proposed[at : at + len(text)], text, strict=True), key=itemgetter(0)):
             shown = "".join(character for _, character in part)
             if drafter != _NOBODY:
-                runs.append((shown, ground + style_of(drafter, palette)))
+                runs.append((shown, ground + palette.of_drafter(drafter)))
             else:
                 runs.append((shown, style if shown.strip() else ground))
         at += len(text)
@@ -142,7 +137,7 @@ def legend(spans: Spans, width: int, palette: Palette) -> list[Row]:
     rows = [Row([("proposed by ", palette.dim)])]
     shown = [drafter for drafter in _NAMES if counts[drafter] or not total]
     for drafter in shown:
-        part: list[Run] = [(_NAMES[drafter], style_of(drafter, palette))]
+        part: list[Run] = [(_NAMES[drafter], palette.of_drafter(drafter))]
         tail = f" {100 * counts[drafter] / total:.0f} %" if total else ""
         part.append((tail + (", " if drafter != shown[-1] else ""), palette.dim))
         if len(rows[-1].runs) > 1 and len(rows[-1].text) + len("".join(text for text, _ in part).rstrip()) > width:

@@ -18,6 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cpuchat.base.text import clean, expand_tabs
+from cpuchat.protocol.drafters import DRAFTERS
 
 Run = tuple[str, Style]
 
@@ -326,15 +327,20 @@ class Palette:
     inserted: Style = _PLAIN
     deleted: Style = _PLAIN
     undrafted: Style = _BOLD
-    draft: Style = _PLAIN
-    lookup: Style = _UNDERLINE
-    suffix: Style = _ITALIC
     changed: Style = _UNDERLINE
     parted: Style = _BOLD_UNDERLINE
+    drafters: tuple[Style, ...] = tuple(Style.parse(row.text_style) for row in DRAFTERS)
+    """In the order of `DRAFTERS`."""
+
+    def of_drafter(self, name: str) -> Style:
+        """Return the style of text that this drafter proposed ("" = the model itself), also an unknown one."""
+        return self.undrafted if not name else self.drafters[_POSITIONS.get(name, 0)]
 
 
-ROLES = tuple(f.name for f in fields(Palette) if f.name != "base")
-COMPONENT_CLASSES = {_PREFIX + role for role in ROLES}
+_POSITIONS = {row.name: position for position, row in enumerate(DRAFTERS)}
+ROLES = tuple(f.name for f in fields(Palette) if f.name not in ("base", "drafters"))
+_DRAFTER_CLASSES = tuple(f"{_PREFIX}drafter-{row.name}" for row in DRAFTERS)
+COMPONENT_CLASSES = {*(_PREFIX + role for role in ROLES), *_DRAFTER_CLASSES}
 
 # Percentages are mixed with what lies behind; ANSI colors cannot be, so there the weak roles are dimmed instead.
 COMPONENT_CSS = """
@@ -363,9 +369,6 @@ COMPONENT_CSS = """
     & > .transcript--inserted { color: $text-success; }
     & > .transcript--deleted { color: $text-error; }
     & > .transcript--undrafted { text-style: bold; }
-    & > .transcript--draft { color: $text-success; }
-    & > .transcript--lookup { color: $text-primary; text-style: underline; }
-    & > .transcript--suffix { color: $text-warning; text-style: italic; }
     & > .transcript--changed { color: $text-warning; text-style: underline; }
     & > .transcript--parted { color: $text-accent; text-style: bold reverse; }
     &:ansi > .transcript--code, &:ansi > .transcript--block, &:ansi > .transcript--label { background: transparent; }
@@ -374,13 +377,17 @@ COMPONENT_CSS = """
         text-style: dim;
     }
     &:ansi > .transcript--quote { color: ansi_default; }
-"""
+""" + "".join(
+    f"    & > .{name} {{ color: {row.color}; text-style: {row.text_style}; }}\n"
+    for name, row in zip(_DRAFTER_CLASSES, DRAFTERS, strict=True)
+)
 
 
 def from_widget(widget: Widget) -> Palette:
     """Return the palette of `widget`'s theme; `widget` declares `COMPONENT_CLASSES` and styles them in CSS."""
     roles: dict[str, Any] = {role: _own(widget, _PREFIX + role) for role in ROLES}
-    return Palette(base=widget.rich_style, **roles)
+    drafters = tuple(_own(widget, name) for name in _DRAFTER_CLASSES)
+    return Palette(base=widget.rich_style, drafters=drafters, **roles)
 
 
 def _own(widget: Widget, name: str) -> Style:

@@ -307,7 +307,7 @@ def test_a_draft_model_that_waited_for_a_core_is_measured_again_soon(
     known = PassCosts(COSTS.verify_ms)
     for share, steady in ((0.0, True), (None, True), (0.5, False)):
         monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_, share=share: share)
-        costs = calibration.measure(*models, None, lambda *_: None, known=known)
+        costs = calibration.measure(*models, None, lambda *_: None, of_target=known)
         assert (costs.steady, costs.disturbed) == (steady, False)
 
 
@@ -315,7 +315,7 @@ def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> N
     """With another draft model only that one is measured."""
     seen: list[tuple[int, int]] = []
     known = PassCosts(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
-    costs = calibration.measure(*models, None, lambda *p: seen.append(p), known=known)
+    costs = calibration.measure(*models, None, lambda *p: seen.append(p), of_target=known)
     assert (costs.verify_ms, costs.rollback_ms) == (known.verify_ms, known.rollback_ms)
     assert costs.draft_ms > 0 and costs.read_ms > 0
     assert seen and seen[-1][0] == seen[-1][1]

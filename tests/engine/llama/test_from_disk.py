@@ -45,7 +45,7 @@ def test_it_computes_the_same(load: Load, file: Path, available: int) -> None:
     model = load(file, OPTIONS, available=available)
     assert any("read from disk for each token" in note for note in model.info.notes)
     plain = load(file, OPTIONS)  # it fits: as ever
-    assert not plain.plan.from_disk and not plain.info.notes
+    assert not plain.options.from_disk and not plain.info.notes
     np.testing.assert_allclose(model.sequence.step(65), plain.sequence.step(65), rtol=1e-4, atol=1e-4)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
+from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.tui.markdown.message_view import (
     DraftedStream,
     OpenMessage,
@@ -21,13 +22,12 @@ from cpuchat.tui.markdown.message_view import (
     legend,
     message_lines,
     pieces,
-    style_of,
 )
 from cpuchat.tui.markdown.render import render
 from cpuchat.tui.markdown.rows import Palette, Row
 
 PLAIN = Palette()
-NAMES = ["", "draft", "lookup", "suffix"]
+NAMES = ["", *(row.name for row in DRAFTERS)]
 proposed = st.lists(st.tuples(st.text("ab \n\t日*#", max_size=12), st.sampled_from(NAMES)), max_size=12)
 
 
@@ -56,7 +56,7 @@ def streamed(parts: list[tuple[str, str]], width: int) -> list[Row]:
 def test_no_character_is_lost_and_each_keeps_its_mark(parts: list[tuple[str, str]]) -> None:
     rows = streamed(parts, 500)
     shown = [(char, style) for row in rows for text, style in row.runs for char in text if not char.isspace()]
-    wanted = [(char, style_of(name, PLAIN)) for text, name in parts for char in text if not char.isspace()]
+    wanted = [(char, PLAIN.of_drafter(name)) for text, name in parts for char in text if not char.isspace()]
     assert shown == wanted
 
 
@@ -114,7 +114,7 @@ def test_a_finished_answer_is_rendered_with_each_word_as_it_was_proposed() -> No
     }  # fmt: skip
     for name, words in proposed_by.items():
         for word in words:
-            assert styles[word] == {style_of(name, PLAIN)}, word
+            assert styles[word] == {PLAIN.of_drafter(name)}, word
 
 
 @given(proposed, st.integers(4, 60))
@@ -155,7 +155,7 @@ def test_an_answer_without_drafters_stays_markdown() -> None:
 
 
 def test_drafters_differ_without_colours() -> None:
-    styles = [style_of(name, PLAIN) for name in NAMES]
+    styles = [PLAIN.of_drafter(name) for name in NAMES]
     assert all(a != b for a, b in itertools.combinations(styles, 2))
     assert all(style.color is None for style in styles)
 
@@ -165,8 +165,8 @@ def test_the_legend_names_who_took_part_and_how_much() -> None:
     assert row.text == "proposed by the model 25 %, draft 75 %"
     assert ("draft", Style()) in row.runs
     (every,) = legend((), 80, PLAIN)
-    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, lookup, suffix"]
-    assert every.text == "proposed by the model, draft, lookup, suffix"
+    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, suffix, lookup"]
+    assert every.text == "proposed by the model, draft, suffix, lookup"
 
 
 @pytest.mark.parametrize("on", [False, True])
