@@ -1,10 +1,9 @@
-"""`cpuchat system`: plans for machine settings that only root may change, their scripts, and whether they help.
+"""The commands about the machine: `system`, `probe`, `counters` and `doctor`.
 
-`cpuchat probe`: measures the read bandwidth of the cores, and what passes of models cost on them.
-
-`cpuchat counters`: which counters of memory traffic and power can be read here, and how to enable more.
-
-`cpuchat doctor`: what limits CPU inference on this machine, on one page.
+`system` plans settings that only root may change, writes the scripts that apply and revert them, and measures whether
+they help. `probe` measures the read bandwidth of the cores, and what passes of models cost on them. `counters` tells
+which counters of memory traffic and power can be read here, and how to enable more. `doctor` lists what limits CPU
+inference on this machine, on one page.
 """
 
 from __future__ import annotations
@@ -38,13 +37,10 @@ from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.hardware.tuning import store
-from cpuchat.hardware.tuning.plan import effect, knob_states, make_plan
-from cpuchat.present.machine import costs_measured, knee, measured_sets, share_of_peak, theoretical_peak
+from cpuchat.hardware.tuning.plan import effect, find_plan, knob_states, make_plan, save_plan, saved_plans
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
-from cpuchat.tune import trial
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
@@ -53,8 +49,8 @@ if TYPE_CHECKING:
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.hardware.monitor import Opener
     from cpuchat.hardware.topology import Topology
-    from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
-    from cpuchat.hardware.tuning.store import SavedPlan
+    from cpuchat.hardware.tuning.knobs import KnobRefusal
+    from cpuchat.hardware.tuning.plan import SavedPlan, TuningPlan
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.telemetry.machine import MachineSample
     from cpuchat.tune.halving import DecodeRate
@@ -64,7 +60,7 @@ if TYPE_CHECKING:
 ROOT = Path("/")
 """Root of the file system; tests replace it."""
 
-_EPILOG = """\b
+_SYSTEM_EPILOG = """\b
 Workflow:
   cpuchat system plan          writes two scripts: one applies the settings, one reverts them
   cpuchat system measure       measures decode speed before
@@ -83,7 +79,7 @@ The apply script checks every file first and changes nothing if one has changed 
 script restores exactly the values from when the plan was made. Exit code 0, also when there is nothing to change."""
 
 
-@click.group(epilog=_EPILOG, short_help="Settings that only root may change: plan, measure, revert.")
+@click.group(epilog=_SYSTEM_EPILOG, short_help="Settings that only root may change: plan, measure, revert.")
 def system() -> None:
     """Plan changes of machine settings, and measure whether they help.
 
@@ -104,10 +100,6 @@ def show_state(as_json: bool) -> int:
     rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
     echo_table(rows)
     _print_refusals([one.refusal for one in states if one.refusal])
-    click.echo("\nRead-only:")
-    for one in states:
-        if one.verdict == "read-only":
-            _echo(f"{one.name}: {one.about}.")
     return 0
 
 
@@ -123,7 +115,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
     """
     topology = read_topology(ROOT)
     made = make_plan(topology, ROOT, knobs, _target_cpus(topology, laid_over({})) if "l3" in knobs else ())
-    saved = None if made.empty else store.save(made, ROOT)
+    saved = None if made.empty else save_plan(made, ROOT)
     if as_json:
         files = {"name": saved.name, "apply": str(saved.apply), "revert": str(saved.revert)} if saved else {}
         click.echo(json_line({**files, **msgspec.to_builtins(made)}))
@@ -135,9 +127,9 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
         click.echo(f"Plan {saved.name}. Nothing has been changed yet.\n")
         echo_table([row[:-1] for row in rows])
         for row in dict.fromkeys((row[0].strip(), row[-1]) for row in rows):
-            _echo(": ".join(row))
+            _echo_item(": ".join(row))
     for note in made.notes:
-        _echo(note)
+        _echo_item(note)
     _print_refusals(made.refusals)
     if saved is not None:
         click.echo(f"\n{saved.revert} reverts everything.\n{saved.apply}:\n")
@@ -182,10 +174,10 @@ def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
     if grouped:
         click.echo("\nUnavailable on this machine:")
     for (why, how), knobs in grouped.items():
-        _echo(f"{', '.join(knobs)}: {why}.{f' {how}' if how else ''}")
+        _echo_item(f"{', '.join(knobs)}: {why}.{f' {how}' if how else ''}")
 
 
-def _echo(text: str) -> None:
+def _echo_item(text: str) -> None:
     """Format a paragraph as a list item."""
     echo_paragraph(clean_line(text), "  ", "    ")
 
@@ -208,9 +200,11 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     """
     import asyncio
 
+    from cpuchat.tune import trial
+
     chosen = overridden(values)
     path = model_path(model, chosen)
-    saved = store.find(name) if name or label or store.saved_plans() else None
+    saved = find_plan(name) if name or label or saved_plans() else None
     label = _label(saved, label) if saved is not None else None
     terminal = Terminal()
     info, measured = asyncio.run(_decode_rate(path, chosen, terminal))
@@ -241,6 +235,8 @@ async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tupl
 
 def _label(saved: SavedPlan, wanted: Label | None) -> Label:
     """Return the label of the coming measurement. Raises UsageError where the plan's state contradicts it."""
+    from cpuchat.tune import trial
+
     label: Label = wanted or ("before" if trial.load(saved.folder, "before") is None else "after")
     some = any(now for now, _ in effect(saved.plan, ROOT).values())
     if label == "before" and some:
@@ -259,6 +255,7 @@ def _label(saved: SavedPlan, wanted: Label | None) -> Label:
 def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list[str]:
     """Return what the measurement says about the plan; it is added to `result` as well."""
     from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
+    from cpuchat.tune import trial
 
     if record.label == "before":
         return [f"Now apply the plan: {saved.command(saved.apply)}", "Then measure again:  cpuchat system measure"]
@@ -286,8 +283,10 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_plans(as_json: bool) -> int:
     """List plans, which of their changes are in effect, and the measurements."""
+    from cpuchat.tune import trial
+
     rows: list[dict[str, Any]] = []
-    for saved in store.saved_plans():
+    for saved in saved_plans():
         before, after = trial.load(saved.folder, "before"), trial.load(saved.folder, "after")
         verdict, why = trial.judged(before, after)
         rows.append({
@@ -315,7 +314,7 @@ def list_plans(as_json: bool) -> int:
 @click.argument("name", default="")
 def revert(name: str) -> int:
     """Print the command that reverts the plan NAME (default: the newest)."""
-    saved = store.find(name)
+    saved = find_plan(name)
     counts = effect(saved.plan, ROOT)
     some = any(now for now, _ in counts.values())
     state = f"is in effect: {_effect_words(counts)}. To revert" if some else "is not in effect; reverting is harmless"
@@ -356,10 +355,11 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import survey
+    from cpuchat.present.machine import costs_measured
 
     chosen = laid_over(values)
     engine = chosen.engine
-    topology = read_topology()
+    topology = read_topology(ROOT)
     threads = 0 if values.get("engine__cores") else engine.threads
     spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads)
     placement = place(topology, spec)
@@ -384,29 +384,31 @@ def probe(as_json: bool, **values: Any) -> int:
     if as_json:
         passes = {"passes": costs.n, "error": costs.error} if costs is not None else None
         notes = [*found.notes, *filter(None, [problem])]
-        click.echo(json_line(_json(topology, found, limit) | {"costs": passes, "notes": notes}))
+        click.echo(json_line(_probe_json(topology, found, limit) | {"costs": passes, "notes": notes}))
         return 0
-    click.echo("\n".join(_lines(topology, found, limit)))
+    click.echo("\n".join(_probe_lines(topology, found, limit)))
     click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
     return 0
 
 
-def _lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+    from cpuchat.present.machine import measured_sets
+
     lines = [clean_line(topology.name)]
     if topology.virtual:
         lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
     rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
     rows += [
-        (name, str(len(one.cpus)), gigabytes(one.bytes_per_s), _spread(one))
+        (name, str(len(one.cpus)), gigabytes(one.bytes_per_s), _median_with_range(one))
         for name, one in measured_sets(found, per_count=True)
     ]
     lines += ["", *table(rows, right=(1, 2))]
     if found.cells:
-        lines += ["", *_matrix(found)]
-    return [*lines, "", *map(clean_line, (*_conclusions(topology, found, limit), *found.notes))]
+        lines += ["", *_node_matrix(found)]
+    return [*lines, "", *map(clean_line, (*_probe_conclusions(topology, found, limit), *found.notes))]
 
 
-def _matrix(found: Survey) -> list[str]:
+def _node_matrix(found: Survey) -> list[str]:
     """Format the matrix: cores of each node (rows) by memory of each node (columns), in GB/s."""
     matrix = found.matrix
     columns = sorted({far for _, far in matrix})
@@ -417,7 +419,9 @@ def _matrix(found: Survey) -> list[str]:
     return table(rows, right=range(1, len(columns) + 1))
 
 
-def _conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+def _probe_conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+    from cpuchat.present.machine import knee, share_of_peak, theoretical_peak
+
     best, worst = found.all_cores.bytes_per_s, min(found.all_cores.rounds)
     lines: list[str] = []
     if worst < _STEADY * best:
@@ -430,12 +434,14 @@ def _conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -
     return lines
 
 
-def _spread(one: ReadBandwidth) -> str:
+def _median_with_range(one: ReadBandwidth) -> str:
     low, middle, high = (gigabytes(f(one.rounds)) for f in (min, statistics.median, max))
     return f"{middle} ({low}–{high})"
 
 
-def _json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
+def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
+    from cpuchat.present.machine import share_of_peak
+
     def plain(one: ReadBandwidth | None) -> dict[str, Any] | None:
         return {**dataclasses.asdict(one), "median": statistics.median(one.rounds)} if one is not None else None
 
@@ -479,10 +485,10 @@ def counters(ctx: click.Context, as_json: bool) -> int:
             raise UsageError("--json before the command is not supported.", hint)
         return 0
     topology = read_topology()
-    theoretical = theoretical_bandwidth(topology)
+    bandwidth = counter_openers(topology, os.getpid(), theoretical=theoretical_bandwidth(topology))
     found = {
-        "bandwidth": [_tried(one, topology) for one in counter_openers(topology, os.getpid(), theoretical=theoretical)],
-        "power": [_tried(one, topology) for one in power_openers(topology)],
+        "bandwidth": [_try_counter(opener, topology) for opener in bandwidth],
+        "power": [_try_counter(opener, topology) for opener in power_openers(topology)],
     }
     if as_json:
         click.echo(json_line({"virtual": topology.virtual, **found}))
@@ -491,7 +497,7 @@ def counters(ctx: click.Context, as_json: bool) -> int:
         click.echo(f"{title}:")
         used = next((row["name"] for row in rows if row["opens"]), None)
         for row in rows:
-            click.echo(_line(row, used))
+            click.echo(_counter_line(row, used))
         click.echo("")
     if topology.virtual:
         click.echo(f"Virtual machine ({topology.virtual}): most counters are available on the host only.")
@@ -500,7 +506,7 @@ def counters(ctx: click.Context, as_json: bool) -> int:
     return 0
 
 
-def _tried(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
+def _try_counter(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
     source, refusals = open_best([opener])
     if source is None:
         [refusal] = refusals
@@ -510,7 +516,7 @@ def _tried(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
     return {"name": opener[0], "opens": True, "why": "", "how": ""}
 
 
-def _line(row: dict[str, Any], used: str | None) -> str:
+def _counter_line(row: dict[str, Any], used: str | None) -> str:
     if row["opens"]:
         return f"  {row['name']:<25} available{', in use' if row['name'] == used else ''}"
     how = f"\n  {'':<25} → {row['how']}" if row["how"] else ""
@@ -568,14 +574,14 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
             if as_json:
                 click.echo(json_line(content_of(sample, time.time(), monitor.theoretical)))
             else:
-                click.echo(_watched(sample, monitor.theoretical))
+                click.echo(_traffic_line(sample, monitor.theoretical))
             shown += 1
     finally:
         monitor.close()
     return 0
 
 
-def _watched(sample: MachineSample, theoretical: float | None) -> str:
+def _traffic_line(sample: MachineSample, theoretical: float | None) -> str:
     bandwidth, power = sample.bandwidth, sample.power
     parts: list[str] = []
     if bandwidth is None:
@@ -591,8 +597,6 @@ def _watched(sample: MachineSample, theoretical: float | None) -> str:
     parts.append(f"{power.watts:.0f} W [{power.source}]" if power is not None else f"power n/a: {sample.no_power}")
     return " · ".join(parts)
 
-
-"""Root of the file system; tests replace it."""
 
 _DOCTOR_EPILOG = """\b
 Examples:
@@ -623,8 +627,8 @@ def doctor(probe: bool, as_json: bool) -> int:
         engine = asyncio.run(engine_info())
     except CpuchatError as error:
         engine_error, engine_fix = error.message, error.hint
-    wanted = _wanted(chosen)
-    found = _measure(topology, wanted) if probe else {}
+    wanted = _wanted_setup(chosen)
+    found = _measure_bandwidths(topology, wanted) if probe else {}
     facts = gather_facts(
         wanted, engine=engine, engine_error=engine_error, engine_fix=engine_fix, topology=topology, pid=os.getpid(),
         root=ROOT,
@@ -639,7 +643,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
 
 
-def _wanted(chosen: Settings) -> WantedSetup:
+def _wanted_setup(chosen: Settings) -> WantedSetup:
     """Return what the settings say about the machine, and the model used last."""
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import model_size
@@ -653,7 +657,7 @@ def _wanted(chosen: Settings) -> WantedSetup:
     return WantedSetup(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
 
 
-def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
+def _measure_bandwidths(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
     here, which is then a finding. (Returned in case they cannot be cached.)
     """

@@ -35,8 +35,7 @@ from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launc
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
-from cpuchat.hardware.tuning.changes import value_of
-from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited
+from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited, value_of
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak

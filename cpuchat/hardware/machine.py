@@ -41,8 +41,7 @@ class MachineReader:
         from cpuchat.hardware.bandwidth.read_bandwidth import cached_survey, known_peak
         from cpuchat.hardware.placement.placement import PlacementSpec, place
         from cpuchat.hardware.topology import read_topology
-        from cpuchat.hardware.tuning.changes import value_of
-        from cpuchat.hardware.tuning.knobs import THP
+        from cpuchat.hardware.tuning.knobs import THP, value_of
 
         topology = read_topology(self.root)
         huge = value_of(self.root, f"{THP}/enabled")

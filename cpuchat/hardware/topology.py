@@ -142,11 +142,17 @@ class Topology:
 
     @property
     def nps_words(self) -> str:
-        """Return "NPS1" (nodes per socket, a BIOS setting) on AMD servers, else "2 NUMA nodes"."""
-        n = len(self.cpu_nodes)
-        if "EPYC" not in self.model or self.virtual or n % len(self.packages):
+        """Return how memory is divided: "NPS1" on AMD servers (nodes per socket, a firmware setting; NPS4 is the most),
+        else "2 NUMA nodes".
+        """
+        n, sockets = len(self.cpu_nodes), len(self.packages)
+        if "EPYC" not in self.model or self.virtual:
             return plural(n, "NUMA node")
-        return f"NPS{n // len(self.packages)}"
+        if n > 4 * sockets and n == len(self.l3_groups):
+            return f"{n} NUMA nodes (L3 as NUMA)"
+        if n == 1 < sockets:
+            return "NPS0"
+        return plural(n, "NUMA node") if n % sockets else f"NPS{n // sockets}"
 
     @property
     def cores_words(self) -> str:

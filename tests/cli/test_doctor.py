@@ -233,7 +233,7 @@ def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
     for part, size in zip(parts, (100, 200), strict=True):
         part.write_bytes(bytes(size))
     last = Settings(model=ModelSection(last=str(parts[0])))
-    assert system._wanted(last).model_bytes == 300
+    assert system._wanted_setup(last).model_bytes == 300
 
 
 @pytest.mark.usefixtures("quick")

@@ -13,13 +13,12 @@ from click.testing import CliRunner, Result
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, Pass
+from cpuchat.cli import system
 from cpuchat.cli.system import probe
-from cpuchat.hardware import topology as topologies
 from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.bandwidth import read_bandwidth as surveying
 from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, known_peak
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.synthetic.model import SHAPES
 from tests.hardware.trees import make_tree
 
@@ -48,7 +47,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
     def pretend(tree: str) -> None:
         root = make_tree(tmp_path, tree)
-        monkeypatch.setattr(topologies, "read_topology", lambda: read_topology(root))
+        monkeypatch.setattr(system, "ROOT", root)
 
     return pretend
 

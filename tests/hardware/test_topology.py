@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.hardware.sysfs import Node
+from cpuchat.hardware.topology import L3Group, Topology, read_topology
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
+from tests.hardware.tuning.machine import TOPOLOGY
 
 MIB = 1 << 20
 Machine = Callable[[str], Topology]
@@ -217,6 +220,28 @@ def test_memory_without_cpus_is_a_node(tmp_path: Path) -> None:
     assert topology.nodes[0].distances == {0: 10, 1: 50}
     assert [node.number for node in topology.cpu_nodes] == [0] and topology.nps_words == "NPS1"
     assert topology.allowed_nodes == (0,), "Mems_allowed_list names node 0 only"
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        (replace(TOPOLOGY, packages=(0, 1), nodes=TOPOLOGY.nodes[:1]), "NPS0"),
+        (replace(TOPOLOGY, nodes=TOPOLOGY.nodes[:1]), "NPS1"),
+        (TOPOLOGY, "NPS2"),
+        (
+            replace(
+                TOPOLOGY,
+                nodes=tuple(Node(n, (n,), {}, 16 << 30) for n in range(8)),
+                l3_groups=tuple(L3Group(n, n, (n,), (n,), 32 << 20, 16, 0, n, n) for n in range(8)),
+            ),
+            "8 NUMA nodes (L3 as NUMA)",
+        ),
+        (replace(TOPOLOGY, virtual="hypervisor"), "2 NUMA nodes"),
+        (replace(TOPOLOGY, model="Intel Xeon"), "2 NUMA nodes"),
+    ],
+)
+def test_how_memory_is_divided(topology: Topology, words: str) -> None:
+    assert topology.nps_words == words
 
 
 def test_allowed_can_be_given(tmp_path: Path) -> None:

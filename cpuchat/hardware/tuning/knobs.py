@@ -12,14 +12,52 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Topology
-from cpuchat.hardware.tuning.changes import Change, KnobRefusal, below, chosen, value_of
 
 CPUS = "/sys/devices/system/cpu"
 THP = "/sys/kernel/mm/transparent_hugepage"
 BALANCING = "/proc/sys/kernel/numa_balancing"
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One file's value: `old` is its current value, which the revert script writes back, `new` what the plan writes.
+
+    `path` is absolute on the machine ("/sys/..."), whatever root it was read below.
+    """
+
+    knob: str
+    path: str
+    old: str
+    new: str
+
+
+class KnobRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A knob that is unavailable here: `why`, and `how` to make it available ("" = not possible)."""
+
+    knob: str
+    why: str
+    how: str = ""
+
+
+def chosen(text: str) -> str:
+    """Return the value of a file; of a choice such as `always [madvise] never`, the selected word."""
+    _, opening, rest = text.partition("[")
+    word, closing, _ = rest.partition("]")
+    return word if opening and closing else text
+
+
+def below(root: Path, path: str) -> Path:
+    """Return the absolute `path` of the machine, below `root`."""
+    return root / path.lstrip("/")
+
+
+def value_of(root: Path, path: str) -> str:
+    """Return the current value of the file at the absolute `path`, as `chosen`; "" when unreadable."""
+    return chosen(read_text(below(root, path)))
 
 
 def _boost_words(path: str, value: str) -> str:

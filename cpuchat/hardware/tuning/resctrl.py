@@ -14,11 +14,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import Topology
-from cpuchat.hardware.tuning.changes import CacheGroup, KnobRefusal
-from cpuchat.hardware.tuning.knobs import refusal_of
+from cpuchat.hardware.tuning.knobs import KnobRefusal, refusal_of
 
 NAME = "l3"
 ABOUT = "confine the target to a part of each L3, leaving the rest to a draft model on its own cores"
@@ -31,6 +32,14 @@ DRAFTING_ONLY = "l3: helps drafting only; measured without drafts, it shows just
 """Note of every plan with a control group."""
 
 _SHARE = 4  # the target keeps one way out of so many
+
+
+class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A resctrl control group to create: `schemata` is its L3 line, `cpus` the list of CPUs assigned to it."""
+
+    path: str
+    schemata: str
+    cpus: str
 
 
 def l3_masks(schemata: str) -> dict[int, int]:

@@ -57,7 +57,6 @@ def server(root: Path) -> Path:
     """Write the files of `TOPOLOGY` as a distribution leaves them: set to save power."""
     files = {
         "sys/devices/system/cpu/cpufreq/boost": "1",
-        "sys/devices/system/cpu/smt/control": "off",
         "proc/sys/kernel/numa_balancing": "1",
     }
     for name, words in CHOICES.items():

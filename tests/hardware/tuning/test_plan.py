@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.sysfs import Node
-from cpuchat.hardware.topology import L3Group, Topology
-from cpuchat.hardware.tuning.changes import CacheGroup, Change, KnobRefusal, chosen
+from cpuchat.hardware.topology import Topology
+from cpuchat.hardware.tuning.knobs import Change, KnobRefusal, chosen
 from cpuchat.hardware.tuning.plan import NAMES, KnobState, effect, knob_states, make_plan
-from cpuchat.hardware.tuning.resctrl import l3_masks, plan_group
+from cpuchat.hardware.tuning.resctrl import CacheGroup, l3_masks, plan_group
 from tests.hardware.tuning.machine import CPUFREQ, TOPOLOGY, VIRTUAL, resctrl, server, snapshot, write
 
 HALF_OF_EACH = (0, 1, 4, 5)
-L3_AS_NUMA = replace(
-    TOPOLOGY,
-    nodes=tuple(Node(n, (n,), {}, 16 << 30) for n in range(8)),
-    l3_groups=tuple(L3Group(n, n, (n,), (n,), 32 << 20, 16, 0, n, n) for n in range(8)),
-)
 
 
 @pytest.fixture
@@ -94,8 +88,6 @@ def test_a_file_without_a_value_is_left_alone(root: Path) -> None:
 def test_names_that_are_no_knobs(root: Path) -> None:
     with pytest.raises(UsageError, match=r"Unknown knob: speed\. Known knobs: epp, governor"):
         make_plan(TOPOLOGY, root, ("speed",))
-    with pytest.raises(UsageError, match=r"smt is read-only: .*takes half of the CPUs"):
-        make_plan(TOPOLOGY, root, ("smt",))
 
 
 def test_missing_files_are_refused_with_their_name(tmp_path: Path) -> None:
@@ -213,11 +205,8 @@ def test_the_state_of_every_knob_is_told(root: Path) -> None:
         "thp": "madvise",
         "numa-balancing": "on",
         "l3": "not partitioned",
-        "smt": "off",
-        "nps": "NPS2",
     }
     assert all(state.refusal is None for state in states.values())
-    assert states["smt"].verdict == states["nps"].verdict == "read-only"
     assert states["l3"].verdict == "experimental, gain about 0"
     assert states["thp"].verdict == "low risk, small gain"
     assert snapshot(root) == before
@@ -234,20 +223,6 @@ def test_our_own_division_and_that_of_others_are_told_apart(root: Path) -> None:
     assert state("l3", TOPOLOGY, root).value == "target confined to 4 ways of 16"
     write(root, {"sys/fs/resctrl/database/schemata": "L3:0=ff;1=ff", "sys/fs/resctrl/cpuchat/schemata": ""})
     assert state("l3", TOPOLOGY, root).value == "partitioned by other control groups (database)"
-
-
-@pytest.mark.parametrize(
-    ("topology", "words"),
-    [
-        (replace(TOPOLOGY, packages=(0, 1), nodes=TOPOLOGY.nodes[:1]), "2 sockets in one NUMA node (NPS0)"),
-        (replace(TOPOLOGY, nodes=TOPOLOGY.nodes[:1]), "NPS1"),
-        (TOPOLOGY, "NPS2"),
-        (L3_AS_NUMA, "8 NUMA nodes, one for each L3 group (L3 as NUMA)"),
-        (VIRTUAL, "2 NUMA nodes (virtual machine: unverified)"),
-    ],
-)
-def test_how_memory_is_divided(root: Path, topology: Topology, words: str) -> None:
-    assert state("nps", topology, root).value == words
 
 
 def test_what_is_in_effect_is_read_again(root: Path) -> None:

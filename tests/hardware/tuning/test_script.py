@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import CpuchatError, UsageError
-from cpuchat.hardware.tuning import store
-from cpuchat.hardware.tuning.changes import Change, TuningPlan
-from cpuchat.hardware.tuning.plan import NAMES, effect, make_plan
+from cpuchat.hardware.tuning import plan as tuning
+from cpuchat.hardware.tuning.knobs import Change
+from cpuchat.hardware.tuning.plan import NAMES, TuningPlan, effect, make_plan
 from tests.hardware.tuning.machine import CPUFREQ, TOPOLOGY, resctrl, run, server, snapshot, write
 
 GOVERNOR = CPUFREQ.format(3) + "/scaling_governor"
@@ -26,8 +26,8 @@ def root(tmp_path: Path) -> Path:
     return resctrl(server(tmp_path / "it's a $root"))
 
 
-def saved_plan(root: Path, *wanted: str) -> store.SavedPlan:
-    return store.save(make_plan(TOPOLOGY, root, wanted, target_cpus=(0, 1, 4, 5)), root)
+def saved_plan(root: Path, *wanted: str) -> tuning.SavedPlan:
+    return tuning.save_plan(make_plan(TOPOLOGY, root, wanted, target_cpus=(0, 1, 4, 5)), root)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -165,7 +165,7 @@ def test_values_with_spaces_quotes_and_wildcards_are_written_as_they_were(tmp_pa
         for path in ("/sys/a b/c", "/sys/devices/system/cpu/cpu0/d e")
     )
     before = snapshot(root)
-    saved = store.save(TuningPlan(changes=changes), root)
+    saved = tuning.save_plan(TuningPlan(changes=changes), root)
     assert run(saved.apply, root).returncode == 0
     assert (root / "sys/a b/c").read_text() == "new  value;*\n"
     assert (root / "sys/devices/system/cpu/cpu0/d e").read_text() == "new  value;*\n"
@@ -209,7 +209,7 @@ def test_what_resctrl_refuses_is_reported(root: Path) -> None:
 
 def test_on_the_real_machine_only_root_gets_through(root: Path) -> None:
     plan = make_plan(TOPOLOGY, root, ("governor",))
-    saved = store.save(plan, Path("/"))
+    saved = tuning.save_plan(plan, Path("/"))
     for script in (saved.apply, saved.revert):
         text = script.read_text()
         assert '[ "$(id -u)" -eq 0 ] || ' in text
@@ -245,7 +245,7 @@ def test_the_preference_changes_while_the_other_governor_is_in_force(root: Path)
 
 def test_the_way_back_is_saved_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    really = store.write_atomically
+    really = tuning.write_atomically
 
     def full_disk(path: Path, content: str | bytes, **more: int) -> None:
         if written:
@@ -253,29 +253,29 @@ def test_the_way_back_is_saved_first(root: Path, monkeypatch: pytest.MonkeyPatch
         written.append(path.name)
         really(path, content, **more)
 
-    monkeypatch.setattr(store, "write_atomically", full_disk)
+    monkeypatch.setattr(tuning, "write_atomically", full_disk)
     with pytest.raises(CpuchatError, match="No space left on device"):
         saved_plan(root, "governor")
     assert written == ["revert.sh"]
-    assert [path.name for path in store.plans_dir().glob("*/*")] == ["revert.sh"]
+    assert [path.name for path in tuning.plans_dir().glob("*/*")] == ["revert.sh"]
 
 
 def test_plans_are_found_again_newest_last(root: Path) -> None:
     first, second = saved_plan(root, "governor"), saved_plan(root, "thp")
     assert first.name != second.name
-    assert [saved.name for saved in store.saved_plans()] == [first.name, second.name]
-    assert store.find() == second
-    assert store.find(first.name).plan == first.plan
+    assert [saved.name for saved in tuning.saved_plans()] == [first.name, second.name]
+    assert tuning.find_plan() == second
+    assert tuning.find_plan(first.name).plan == first.plan
     with pytest.raises(UsageError, match="Unknown tuning plan: nonsense"):
-        store.find("nonsense")
+        tuning.find_plan("nonsense")
 
 
 def test_damaged_plans_are_passed_over(root: Path) -> None:
     saved = saved_plan(root, "governor")
     (saved.folder / "plan.json").write_text("{")
-    assert store.saved_plans() == []
+    assert tuning.saved_plans() == []
     with pytest.raises(UsageError, match="No tuning plan found"):
-        store.find()
+        tuning.find_plan()
 
 
 def test_no_folder_for_plans_is_a_plain_error(root: Path) -> None:
