@@ -259,12 +259,13 @@ def _drafting(timings: Timings) -> list[str]:
 
 def _bandwidth(roofline: Roofline) -> list[str]:
     """Format `44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
-    if roofline.estimate is None or roofline.peak is None:
+    read, peak, share = roofline.estimate.value, roofline.peak.value, roofline.utilization
+    if read is None or peak is None:
         return []
-    if roofline.utilization is None:
-        return [roofline.why_missing("utilization")]
-    share = f"{100 * roofline.utilization:.0f} %{f', {roofline.off}' if roofline.off else ''}"
-    return [f"{units.bandwidth(roofline.estimate)} of {units.bandwidth(roofline.peak.bytes_per_s)} GB/s ({share})"]
+    if share.value is None:
+        return [share.why]
+    words = f"{100 * share.value:.0f} %{f', {roofline.off}' if roofline.off else ''}"
+    return [f"{units.bandwidth(read)} of {units.bandwidth(peak.bytes_per_s)} GB/s ({words})"]
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:
@@ -288,20 +289,21 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
     Bytes per second; `bandwidth` is what the model reads by its header, `peak` what was measured with the same cores,
     `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass.
     """
+    peak = roofline.peak.value
     return {
-        "bandwidth": roofline.estimate,
+        "bandwidth": roofline.estimate.value,
         "source": "model",
-        "bytes_per_pass": roofline.bytes_per_pass,
-        "peak": roofline.peak.bytes_per_s if roofline.peak is not None else None,
-        "peak_source": roofline.peak.source if roofline.peak is not None else None,
-        "utilization": roofline.utilization,
+        "bytes_per_pass": roofline.bytes_per_pass.value,
+        "peak": peak.bytes_per_s if peak is not None else None,
+        "peak_source": peak.source if peak is not None else None,
+        "utilization": roofline.utilization.value,
         "ceilings": {
-            "no_draft": roofline.ceiling_plain,
-            "this_acceptance": roofline.ceiling_accepted,
-            "compute": roofline.ceiling_compute,
+            "no_draft": roofline.ceiling_plain.value,
+            "this_acceptance": roofline.ceiling_accepted.value,
+            "compute": roofline.ceiling_compute.value,
         },
         "limit": roofline.limit or None,
-        "note": roofline.off or (roofline.why_missing("utilization") if roofline.estimate is not None else ""),
+        "note": roofline.off or (roofline.utilization.why if roofline.estimate.value is not None else ""),
     }
 
 

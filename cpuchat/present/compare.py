@@ -121,19 +121,18 @@ def _short_cell(name: Name, value: Value | None, medians: bool) -> str:
 
 def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter."""
-    rate = figures.live_tok_s if figures.live_tok_s is not None else figures.decode_tok_s
-    parts = [f"{units.rate(rate):>5} tok/s"] if rate is not None else []
-    if figures.ttft_s is not None:
-        parts.append(f"first {' '.join(units.duration(figures.ttft_s))}")
-    if figures.drafting.acceptance is not None:
-        parts.append(f"acc {100 * figures.drafting.acceptance:.0f} %")
+    parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
+    if figures.ttft_s.value is not None:
+        parts.append(f"first {' '.join(units.duration(figures.ttft_s.value))}")
+    if figures.drafting.acceptance.value is not None:
+        parts.append(f"acc {100 * figures.drafting.acceptance.value:.0f} %")
     if memory is not None:
         parts.append(units.size(memory.private + memory.shared))
     roofline = figures.roofline
-    if roofline.bandwidth is not None:
-        peak = f"/{units.bandwidth(roofline.peak.bytes_per_s)}" if roofline.peak is not None else ""
-        about = "≈" if roofline.counted is None else ""
-        parts.append(f"{about}{units.bandwidth(roofline.bandwidth)}{peak} GB/s")
+    if roofline.bandwidth.value is not None:
+        peak = f"/{units.bandwidth(roofline.peak.value.bytes_per_s)}" if roofline.peak.value is not None else ""
+        about = "≈" if roofline.counted.value is None else ""
+        parts.append(f"{about}{units.bandwidth(roofline.bandwidth.value)}{peak} GB/s")
     return " · ".join(parts)
 
 

@@ -260,7 +260,11 @@ class Answering:
 
     def show_context(self) -> None:
         """Show how full the context is; warn once that it is almost full."""
-        used, model, chat = self._conversation.figures().n_past or 0, self._conversation.model, self._conversation.chat
+        used, model, chat = (
+            self._conversation.figures().n_past.value or 0,
+            self._conversation.model,
+            self._conversation.chat,
+        )
         self._status.show_context(used)
         if model is None or chat is None or not (used and model.n_ctx):
             return

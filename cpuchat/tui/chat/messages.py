@@ -12,7 +12,7 @@ from cpuchat.config.presets import Preset
 from cpuchat.present.answers import summary
 from cpuchat.present.tools import returned, title
 from cpuchat.protocol.messages import ToolStep
-from cpuchat.tui.chat.frame import fit
+from cpuchat.tui.chat.figure_sections import fit
 from cpuchat.tui.markdown.drafted import Spans
 from cpuchat.tui.markdown.message_view import Step, TranscriptMessage
 

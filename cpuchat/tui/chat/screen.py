@@ -25,14 +25,13 @@ from cpuchat.tui.chat.chat_list import ChatList
 from cpuchat.tui.chat.clipboard import Clipboard
 from cpuchat.tui.chat.commands import chat_provider, model_provider, other_models
 from cpuchat.tui.chat.composer import Composer
-from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.messages import attached, stored_message, system_prompt
 from cpuchat.tui.chat.queued import QueuedMessages
 from cpuchat.tui.chat.sending import SendingScreen
 from cpuchat.tui.chat.slash import commands
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.stream import ChatStream
-from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.telemetry import LiveFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
 from cpuchat.tui.commands import Palette, listing

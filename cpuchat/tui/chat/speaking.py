@@ -9,8 +9,8 @@ from textual import work
 from cpuchat.base.errors import CpuchatError
 from cpuchat.tui.chat.answering import Answering
 from cpuchat.tui.chat.history import HistoryScreen
-from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.reader import Reader
+from cpuchat.tui.chat.telemetry import LiveFigures
 from cpuchat.tui.markdown.transcript import Transcript
 
 _FIGURES_SECONDS = 1.0
