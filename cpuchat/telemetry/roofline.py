@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cpuchat.costs.model import ALIKE, experts_read
@@ -59,6 +59,7 @@ NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
 """Reasons for a missing figure: of a model in the caches, and of one whose tensors are not known."""
 _TOO_LOW = "peak measured too low"
+_COUNTER_OFF = "counter above the measured peak"  # although nothing else ran
 _NO_FIGURE: Metric[Any] = missing(NO_MODEL)
 
 
@@ -164,13 +165,13 @@ def peak_of(model: ModelInfo) -> Peak | None:
     return Peak(model.peak_read, f"measured, {plural(n, 'core')}", model.compute_cpus)
 
 
-def prefill_rate(model: ModelInfo, measured: float | None, predicted: float = 0.0) -> float | None:
-    """tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
+def _prefill_rate(model: ModelInfo, measured: float | None, predicted: float) -> float | None:
+    """Return tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
     calibrated pass."""
-    known = [one for one in (measured, predicted) if one]
+    rates = [measured or 0.0, predicted]
     if len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0:
-        known.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
-    return max(known, default=None)
+        rates.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
+    return max(rates) or None
 
 
 def fits_cache(model: ModelInfo) -> bool:
@@ -204,6 +205,7 @@ def roofline(
         return Roofline(watts=watts, joules_per_token=joules, l3_groups=groups, counted=missing(no_counter))
     peak, cached = peak_of(model), fits_cache(model)
     no_figure = NO_ANSWER if model.traffic is not None else NO_ESTIMATE
+    of_target = pass_bytes(model.traffic, now.whole.n_per_pass, now.n_past) if model.traffic is not None else None
     recent = _bytes_per_pass(model, now.recent, now.n_past)
     estimate = average = None
     if recent is not None and now.tok_s is not None:
@@ -216,9 +218,10 @@ def roofline(
     no_limit = _why_no_memory_limit(model, peak)
     utilization = None if bandwidth is None or peak is None or no_limit else bandwidth / peak.bytes_per_s
     remark = _remark(counted, estimate, cached)
+    over_peak = counted is not None and utilization is not None and utilization > OFF
     most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
     plain, accepted = _memory_ceilings(model, now, most, no_limit)
-    compute = _compute_ceiling(now, prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
+    compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
     return Roofline(
         bandwidth=Metric.of(bandwidth, no_figure),
         source="estimated" if counted is None else counted.source,
@@ -226,14 +229,12 @@ def roofline(
         counted=Metric.of(counted, no_counter),
         peak=Metric.of(peak, "not measured · run cpuchat probe"),
         utilization=Metric.of(utilization, no_limit or no_figure),
-        off=_off(model, average, peak, cached) or _counter_off(utilization if counted is not None else None, remark),
+        off=_off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else ""),
         remark=remark,
         ceiling_plain=plain,
         ceiling_accepted=accepted,
         ceiling_compute=compute,
-        bytes_per_pass=Metric.of(
-            None if model.traffic is None else pass_bytes(model.traffic, now.whole.n_per_pass, now.n_past), NO_ESTIMATE
-        ),
+        bytes_per_pass=Metric.of(of_target, NO_ESTIMATE),
         limit=_limit(now, plain.value, accepted.value, compute.value, utilization),
         advice=better_depth(model.pass_ms, now.by_position, now.fixed_depth, now.draft_ms),
         watts=watts,
@@ -281,18 +282,12 @@ def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | N
 
 
 def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: bool) -> str:
+    """Return why the estimate over the answer, if it exceeds the peak, does so."""
     if average is None or peak is None or cached or average <= OFF * peak.bytes_per_s:
         return ""
     if _weights(model) < PARTLY_CACHED * model.cache_bytes:
         return "above the memory peak: part of the weights stays in L3"
     return "peak measured too low · run cpuchat probe again"
-
-
-def _counter_off(utilization: float | None, remark: str) -> str:
-    """Return a remark if the counter exceeds the peak although nothing else ran."""
-    if utilization is None or utilization <= OFF or remark:
-        return ""
-    return "counter above the measured peak"
 
 
 def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> str:
@@ -392,41 +387,33 @@ class _Average:
     """Averages the samples taken while decoding."""
 
     def __init__(self) -> None:
-        self._n = 0
         self._bandwidth: list[Bandwidth] = []
-        self._power: list[Power] = []
-        self._first: tuple[float, int] | None = None  # (joules, tokens written)
-        self._last: tuple[float, int] = (0.0, 0)
+        self._power: list[tuple[Power, int]] = []  # with the tokens written by then
 
     def add(self, sample: MachineSample, predicted_n: int) -> None:
         if sample.bandwidth is not None:
             self._bandwidth.append(sample.bandwidth)
         if sample.power is not None:
-            self._power.append(sample.power)
-            self._last = (sample.power.joules, predicted_n)
-            if self._first is None:
-                self._first = self._last
+            self._power.append((sample.power, predicted_n))
 
     @property
     def joules_per_token(self) -> float | None:
-        if self._first is None:
+        if not self._power:
             return None
-        tokens = self._last[1] - self._first[1]
-        return (self._last[0] - self._first[0]) / tokens if tokens > 0 else None
+        (first, begun), (last, ended) = self._power[0], self._power[-1]
+        return (last.joules - first.joules) / (ended - begun) if ended > begun else None
 
     def sample(self, last: MachineSample) -> MachineSample:
         """Return the means, with the reasons of the `last` sample for missing figures; power is the current one if it
         was never sampled.
         """
-        return MachineSample(
-            bandwidth=_mean_bandwidth(self._bandwidth),
-            power=_mean_power(self._power) or last.power,
-            no_bandwidth=last.no_bandwidth,
-            no_power=last.no_power,
-        )
+        power = last.power
+        if self._power:
+            power = replace(self._power[-1][0], watts=_mean([one.watts for one, _ in self._power]))
+        return replace(last, bandwidth=_mean_bandwidth(self._bandwidth), power=power)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
@@ -438,21 +425,13 @@ def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
     same = [one for one in samples if (one.source, len(one.per_l3)) == (newest.source, len(newest.per_l3))]
     reads = [one.read for one in same if one.read is not None]
     writes = [one.write for one in same if one.write is not None]
-    return Bandwidth(
+    return replace(
+        newest,
         total=_mean([one.total for one in same]),
-        source=newest.source,
-        scope=newest.scope,
         read=_mean(reads) if newest.read is not None else None,
         write=_mean(writes) if newest.write is not None else None,
-        per_l3=tuple(_mean(list(values)) for values in zip(*(one.per_l3 for one in same), strict=True)),
+        per_l3=tuple(map(_mean, zip(*(one.per_l3 for one in same), strict=True))),
     )
-
-
-def _mean_power(samples: list[Power]) -> Power | None:
-    if not samples:
-        return None
-    newest = samples[-1]
-    return Power(_mean([one.watts for one in samples]), newest.joules, newest.source)
 
 
 class RooflineMeter:
