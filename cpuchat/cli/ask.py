@@ -1,7 +1,4 @@
-"""`cpuchat ask`: one question, one answer, for the shell and for scripts.
-
-The form of an answer that `ask` demands: a JSON schema or a grammar, read from a file.
-"""
+"""`cpuchat ask`: one question, one answer, for the shell and for scripts."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from cpuchat.cli.options import (
     key_ring,
     model_path,
     overridden,
-    preset_option,
     require_draft_in_use,
+    section_options,
     server_model,
     server_model_or_last,
     server_option,
@@ -83,7 +80,7 @@ or not reached, 22 API key refused, 23 speech failed, 24 the answer does not mat
     answering_model_option(),
     server_option(),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
-    preset_option(),
+    setting("chat.preset"),
     click.option(
         "--file",
         "files",
@@ -95,15 +92,10 @@ or not reached, 22 API key refused, 23 speech failed, 24 the answer does not mat
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
     ),
-    setting("--temperature", "sampling.temperature", "0 = greedy; higher = more random (0 to 10)."),
-    setting("--top-k", "sampling.top_k", "Sample from the N most likely tokens; 0 = off."),
-    setting("--top-p", "sampling.top_p", "Nucleus sampling: the most likely tokens that add up to X, 0 to 1; 1 = off."),
-    setting("--min-p", "sampling.min_p", "Drop tokens less likely than X times the most likely one, 0 to 1; 0 = off."),
-    setting("--repeat-penalty", "sampling.repeat_penalty", "Above 1 penalizes recent tokens; 1 = off."),
-    setting("--seed", "sampling.seed", "Random seed; -1 = a new one each time."),
-    setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 = no limit."),
-    setting("--reasoning", "chat.reasoning", "Reason before the answer; auto = the model's default."),
-    setting("--reasoning-budget", "chat.reasoning_budget", "Answer after N tokens of reasoning; 0 = no limit."),
+    section_options("sampling"),
+    setting("chat.max_tokens"),
+    setting("chat.reasoning"),
+    setting("chat.reasoning_budget"),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; may be given several times."),
     click.option("--json-schema", metavar="FILE", help="The answer is JSON that is valid under this JSON schema."),
     click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF)."),
@@ -203,7 +195,6 @@ def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *
         return None
     if json_schema is not None and spoken:
         raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
-
     return AnswerForm.read(json_schema, grammar, stop)
 
 
@@ -311,8 +302,7 @@ async def _print_answer(
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.session import Answer
-    from cpuchat.present import answers
-    from cpuchat.present.answers import full_summary
+    from cpuchat.present.answers import full_summary, note
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
@@ -338,8 +328,8 @@ async def _print_answer(
         summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
         unverified = "form not verified: the server enforces it" if valid.get("valid", True) is None else ""
         terminal.note(" · ".join(filter(None, (summary, finished.note, unverified))))
-    if note := answers.note(finished.timings):
-        terminal.note(f"cpuchat: {note}")
+    if told := note(finished.timings):
+        terminal.note(f"cpuchat: {told}")
     if finished.stop_reason == "cancelled":
         unmet = None
     if unmet is not None:

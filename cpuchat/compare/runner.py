@@ -1,14 +1,5 @@
-"""One side of a comparison at work: its worker, its history, its answers.
-
-Holds the data of a comparison: prompts, and for each the rounds in which both sides answered it.
-
-Checks whether two models fit into memory at the same time.
-
-One side of a comparison: a model file, and the settings in which it differs from the user's.
-
-Memory of two workers together: pages that both map are counted once.
-
-Finds where two greedy answers diverge: the first token that differs.
+"""One side of a comparison at work: a model file with the settings in which it differs from the user's, its worker, its
+history and its answers; and what both sides share: prompts with their rounds, and memory.
 """
 
 from __future__ import annotations
@@ -28,7 +19,6 @@ from cpuchat.backend.base import Backend
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.config.settings import Settings, explained
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
@@ -48,6 +38,7 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.roofline import Roofline
 
 KEYS: dict[str, tuple[str, ...]] = {

@@ -21,8 +21,8 @@ from textual.widgets import Input, TextArea
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, Source
-from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
@@ -336,9 +336,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return list(self.moved_keys)
 
     async def action_help_quit(self) -> None:
-        """Stop what is written or loaded on Ctrl+C; with nothing to stop, or what does not stop, quit on the second
-        press.
-        """
+        """Stop what is written or loaded on Ctrl+C; with nothing to stop, or if it goes on, a second press quits."""
         now = monotonic()
         if await getattr(self.screen, "interrupt", self.chat_screen.interrupt)():
             if now - self._interrupted_at < _TWICE_SECONDS:

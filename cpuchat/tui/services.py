@@ -1,8 +1,7 @@
 """Services that screens share, and navigation between them. The app creates them and hands them to every screen.
 
-Reads the counters of memory traffic and power for the screens that show them, a few times a second.
-
-How often the app draws while a model computes.
+Among them are the counters of memory traffic and power, read a few times a second for all screens that show them, and
+how often the app draws while a model computes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, Source, computes_here, source
 from cpuchat.config.settings import Changes, Settings, SettingSources, with_changes
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library
 from cpuchat.present.chats import welcome
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading, Opener, Quantizing, open_downloads
 

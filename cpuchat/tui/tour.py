@@ -1,13 +1,8 @@
 """The app that shows itself: it asks, compares and opens screens, with one sentence for each step.
 
-Keys only steer the tour. It keeps nothing: `cpuchat demo --tour` gives it a data folder of its own.
-
-The loaded model and a recording, side by side.
-
-A recorded answer of a real model, which the tour plays beside what runs live.
-
-`benchmarks/record_tour.py` writes it. Every text and figure of it was measured; only the pace is chosen: parts come as
-they came then.
+Keys only steer the tour. It keeps nothing: `cpuchat demo --tour` gives it a data folder of its own. Beside the loaded
+model it plays a recorded answer of a real one, which `benchmarks/record_tour.py` writes: every text and figure of it
+was measured, and parts come as they came then.
 """
 
 from __future__ import annotations
@@ -28,10 +23,10 @@ from textual.worker import Worker
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.conversation import Conversation
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, Message, TextDelta
 from cpuchat.protocol.timings import Timings
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage

@@ -1,10 +1,7 @@
 """Measures how fast a model answers with given settings, in a worker process of its own.
 
-Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens.
-
-The decode rate of each model with the engine's build, kept to notice when a new build is slower.
-
-One short measurement per model, build and way of running.
+Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens. One short
+measurement per model, build and way of running is kept, to notice when a new build of the engine is slower.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ from cpuchat.config.settings import EngineSection, Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.options import EngineOptions
 from cpuchat.protocol.timings import Timings
 from cpuchat.quality.greedy import Answering, answer_greedily
 from cpuchat.telemetry import units
@@ -48,9 +46,7 @@ _KINDS: Final[tuple[Kind, ...]] = ("code", "chat")
 
 
 class Measurer:
-    """Measures speeds with settings; the model is loaded again when they need it. `name` is the model's, "" before it
-    is loaded.
-    """
+    """Measures speeds; loads the model again when settings need it. `name` is the model's, "" before it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.name = ""
@@ -206,10 +202,14 @@ class BuildSpeeds:
         self._cache.put(key, speed)
 
 
+_NOT_OF_DECODING = ("n_ctx", "n_batch", "n_ubatch", "mlock", "rpc", "rpc_layers")
+"""Options of the engine that do not change how fast this machine decodes."""
+
+
 def speed_key(model: ModelInfo, engine: EngineSection) -> str:
     """Identify a model and what its decode rate depends on beside the build."""
-    parts = (model.fingerprint, model.cpus, engine.memory, engine.cache_type_k, engine.cache_type_v, engine.flash_attn,
-             engine.load_mode, engine.repack, engine.poll, engine.experts)  # fmt: skip
+    options = [getattr(engine, name) for name in EngineOptions.__struct_fields__ if name not in _NOT_OF_DECODING]
+    parts = (model.fingerprint, model.cpus, engine.memory, options)
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
 
 

@@ -1,11 +1,7 @@
-"""Tries another placement during a chat: measures, reloads, measures again, and reverts if it is not significantly
-faster.
+"""Tries another placement during a chat: measures, reloads, measures again, and reverts unless significantly faster.
 
-The chat continues: the worker saves its KV cache before the model is reloaded.
-
-Keeps the measurements before and after a tuning plan in the plan's folder.
-
-Holds the results of tuning, and the form they are kept in.
+The chat continues: the worker saves its KV cache before the model is reloaded. The measurements before and after a
+tuning plan are kept in the plan's folder; `TuneResult` is the form in which results of tuning are kept.
 """
 
 from __future__ import annotations
@@ -22,11 +18,11 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Tuned, TunedChoice
 from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelLoaded, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
 from cpuchat.tune.halving import DecodeRate, RateChange, Speed, Verdict, compare, measure_decode
 
 N_TOKENS = 48

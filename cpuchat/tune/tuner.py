@@ -1,10 +1,8 @@
-"""Tunes the settings for one model on this machine by measuring, in a worker process of its own.
+"""Tunes the settings for one model on this machine by measuring, in a worker process of its own, and words the results.
 
 One choice after the other (threads, memory policy, flash attention, micro-batch, drafters, KV cache types), each on top
 of what was adopted before, by successive halving (`tune.halving`). Every measurement is an answer as in a chat, with
 nothing reused: a prompt of built-in text, and some tokens.
-
-Formats a placement trial and the tuning of a model: their progress and their results.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from typing import Final
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.config.settings import Settings
+from cpuchat.config.settings import Settings, value_of
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys, value_of
+from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates

@@ -13,15 +13,15 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import AnyEvent, PrefillProgress, TextDelta
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.launch import print_unsaved
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
 
 PREFILL = PrefillProgress(request_id=1, processed=1, total=1, cache_n=0)
-LONG = "word " * 20_000
+LONG = ("word" * 24 + " ") * 1_000  # in few pieces
 
 
 @contextlib.asynccontextmanager

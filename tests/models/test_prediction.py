@@ -25,7 +25,7 @@ from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import Workload, make_plan
 from cpuchat.planner.specs import MachineSpec, from_catalog
 from cpuchat.protocol.messages import LoadOptions
-from tests.costmodel.made_up import decode_rate, two_cores
+from tests.costs.made_up import decode_rate, two_cores
 from tests.support.big_headers import big_header
 from tests.support.costs import reading
 from tests.support.shapes import TINY_MOE

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
@@ -28,7 +27,7 @@ from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.tune.candidates import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
-from tests.costmodel.made_up import decode_rate, probe, two_cores, work
+from tests.costs.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info
 from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed

@@ -229,7 +229,7 @@ def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout:
 
     httpx passes the Authorization header on only within the host and port that it was meant for.
     """
-    from cpuchat.models.hub.responses import Bounds
+    from cpuchat.models.hub.limits import Bounds
 
     url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
     sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
@@ -245,7 +245,7 @@ def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout:
 @cache
 def _client() -> httpx.Client:
     """Return an HTTP client separate from huggingface_hub's, whose responses have other limits."""
-    from cpuchat.models.hub.responses import client
+    from cpuchat.models.hub.limits import client
 
     return client()
 

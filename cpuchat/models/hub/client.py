@@ -115,7 +115,7 @@ def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterat
     _set_up()
     from huggingface_hub.utils import get_session
 
-    from cpuchat.models.hub.responses import Bounds
+    from cpuchat.models.hub.limits import Bounds
 
     bounds = Bounds(max_bytes=max_bytes).extensions()
     try:
@@ -155,7 +155,7 @@ def _set_up_library() -> None:
     from huggingface_hub import constants, set_client_factory
     from huggingface_hub.utils.logging import set_verbosity_error
 
-    from cpuchat.models.hub.responses import client
+    from cpuchat.models.hub.limits import client
 
     set_verbosity_error()  # its warnings would be printed across the screen
     constants.HF_HUB_DISABLE_TELEMETRY = True  # else it first asks the hub which programs it may be running in

@@ -38,7 +38,8 @@ import numpy as np
 
 from cpuchat.base import paths
 from cpuchat.base.errors import DiskFull, ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
-from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.base.line_process import LineProcess
+from cpuchat.base.processes import python_command
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model, split_parts
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo

@@ -1,10 +1,5 @@
-"""One side of a comparison: its answers as they are written, its figures in the border.
-
-Shows the quality loss of side B: how its predictions diverge, and which questions it answers differently.
-
-Chooses what to compare the loaded model with: another quantization, other settings, another model.
-
-The table under both sides: B against A, with the sentence that says why.
+"""What comparing shows: each side's answers as they are written, the table of B against A with the sentence that
+says why, the quality loss of B, and the screen that chooses the other side.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import Side, SideAnswer, Turn
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog, match_local
@@ -57,6 +51,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.quality.measure import Answered, QualityMeasurement, ask_all, count_flips
 from cpuchat.quality.questions import load as builtin_questions
 from cpuchat.quality.texts import builtin_texts
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import PrefillClock
 from cpuchat.tui import keys
@@ -93,9 +88,7 @@ class SidePane(Transcript):
         self._clock = PrefillClock()
 
     def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
-        """Show complete turns from the end, or from the one with the index `first`; the last answers are marked where
-        they differ.
-        """
+        """Show complete turns from the end, or from index `first`; the last answers are marked where they differ."""
         messages: list[TranscriptMessage] = []
         top: int | None = None
         for index, turn in enumerate(turns):

@@ -15,7 +15,8 @@ import pytest
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.sysfs import own_cpus, parse_cpu_list
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.synthetic.pair import draft_token_table, next_token_table
 from cpuchat.protocol.messages import Speculation
 from tests.support.pairs import N_VOCAB, OPTIONS, Always, Talker, Wandering, pair_files
@@ -248,7 +249,7 @@ def test_waiting_for_what_is_drafted_ahead_is_booked_once(
         return take(is_right)
 
     monkeypatch.setattr(talker.thread, "take", wait)
-    for module in ("decoding.speculative", "drafting.speculator", "drafting.model_drafting"):
+    for module in ("decoding.decode", "drafting.speculator", "drafting.draft_model"):
         monkeypatch.setattr(f"cpuchat.engine.{module}.perf_counter", lambda: clock[0])
     booked: list[tuple[float, float]] = []
     controller = Always(4, overlap=True)

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
-from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, drafted_rows, legend, pieces, style_of
-from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_lines
-from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.message_view import (
+    DraftedStream,
+    OpenMessage,
+    SpanList,
+    TranscriptMessage,
+    View,
+    drafted_rows,
+    legend,
+    message_lines,
+    pieces,
+    style_of,
+)
 from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Row
+from cpuchat.tui.markdown.rows import Palette, Row
 
 PLAIN = Palette()
 NAMES = ["", "draft", "lookup", "suffix"]

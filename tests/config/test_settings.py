@@ -1,0 +1,296 @@
+"""Tests what config.toml may hold about drafting and experts, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpuchat.base import paths
+from cpuchat.base.errors import SettingsError
+from cpuchat.base.files import file_lock
+from cpuchat.cli.options import given_options
+from cpuchat.config import settings
+from cpuchat.config.settings import Settings, SettingSources, parse
+from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
+
+
+def test_drafting_is_on_and_adaptive_unless_said_otherwise() -> None:
+    assert Settings().speculation.speculation() == Speculation(
+        drafters=("suffix", "draft"), depth=0, min_probability=0.0, across_chats=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "drafters"),
+    [
+        ("auto", ("suffix", "draft")),
+        ("free", ("suffix",)),
+        ("draft", ("draft",)),
+        ("lookup", ("lookup",)),
+        ("suffix", ("suffix",)),
+        ("off", ()),
+    ],
+)
+def test_what_the_names_of_drafters_stand_for(name: str, drafters: tuple[str, ...]) -> None:
+    section = parse(f'[speculation]\ndrafters = "{name}"\ndraft_model = "some/draft"').speculation
+    assert section.speculation().drafters == drafters
+    assert section.wanted_draft == ("some/draft" if "draft" in drafters else "none")
+
+
+def test_every_value_of_the_section_reaches_the_engine() -> None:
+    chosen = parse(
+        '[speculation]\ndepth = 7\nmin_probability = 0.25\nacross_chats = true\ndraft_cores = "6,7"\n'
+        "[engine]\nexperts = 4\nthreads = 2"
+    )
+    asked = chosen.speculation.speculation()
+    assert (asked.depth, asked.min_probability, asked.across_chats) == (7, 0.25, True)
+    options = chosen.load_options("draft.gguf")
+    assert (options.draft_path, options.calibrate, options.n_experts) == ("draft.gguf", True, 4)
+    assert PlacementSpec.of(chosen) == PlacementSpec(draft_cores="6,7", threads=2)
+
+
+def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
+    assert parse('[speculation]\ndrafters = "off"').load_options().calibrate is False
+    assert parse('[speculation]\ndrafters = "free"').load_options().calibrate is True
+
+
+def test_the_defaults_are_those_of_the_protocol() -> None:
+    assert Settings().engine.load_options() == LoadOptions()
+    assert Settings().load_options() == LoadOptions(calibrate=True, probe=True)
+
+
+@pytest.mark.parametrize(
+    "cores", ["auto", "shared", "0", "4-7", "0,2,4-6", "3-3", "l3:0", "l3:0,2-3", "node:1", "socket:0"]
+)
+def test_draft_cores_are_a_word_or_a_list_of_cpus(cores: str) -> None:
+    assert parse(f'[speculation]\ndraft_cores = "{cores}"').speculation.draft_cores == cores
+
+
+@pytest.mark.parametrize(
+    "cores",
+    ["", "all", "4-", "-4", "4,", "1 2", "0x3", "0-99999999999", "shared,1", "7-4", "1,7-4", "l3:", "l3:7-4", "die:0"],
+)
+def test_wrong_draft_cores_are_named(cores: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse(f'[speculation]\ndraft_cores = "{cores}"')
+    message = refused.value.message
+    assert "speculation" in message
+    assert "draft_cores" in message
+    assert "regex" not in message
+    assert "4-7" in message or "reversed" in message
+
+
+@pytest.mark.parametrize("cores", ["auto", "all", "0-7", "l3:0,2-3", "node:0", "socket:1", "4/l3"])
+def test_cores_are_words_places_or_a_list(cores: str) -> None:
+    assert parse(f'[engine]\ncores = "{cores}"').engine.cores == cores
+
+
+@pytest.mark.parametrize("cores", ["", "shared", "some", "l3:0;1", "4/node", "/l3", "7-4", "node:3-1", "0-99999999999"])
+def test_wrong_cores_are_named(cores: str) -> None:
+    with pytest.raises(SettingsError, match=r"cores.*(l3:0-3|reversed)"):
+        parse(f'[engine]\ncores = "{cores}"')
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("depth = 32", "speculation.depth"),
+        ("depth = -1", "speculation.depth"),
+        ('drafters = "psychic"', "speculation.drafters"),
+        ("min_probability = 1.5", "speculation.min_probability"),
+        ("draft_model = 5", "speculation.draft_model"),
+        ("dept = 1", "speculation"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
+    with pytest.raises(SettingsError, match=key):
+        parse(f"[speculation]\n{line}")
+
+
+def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_path: Path) -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    file.write_text("# mine\n[speculation]  # how far\ndepth = 3\n")
+    settings.update({"speculation": {"draft_cores": "shared"}, "ui": {"color_drafts": True}})
+    text = file.read_text()
+    assert "# mine" in text
+    assert "# how far" in text
+    chosen = settings.load()
+    assert (chosen.speculation.depth, chosen.speculation.draft_cores, chosen.ui.color_drafts) == (3, "shared", True)
+    with pytest.raises(SettingsError, match=r"speculation\.draft_cores"):
+        settings.update({"speculation": {"draft_cores": "many"}})
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[engine]\nsaved_kv_gb = inf", "engine.saved_kv_gb"),
+        ("[engine]\nsaved_kv_gb = nan", "engine.saved_kv_gb"),
+        ("[sampling]\ntemperature = nan", "sampling.temperature"),
+        ('[model]\nfolders = ["/a\\u0000b"]', "NUL"),
+        ('[speculation]\ndraft_model = "a\\u0000b"', "NUL"),
+        ("[model]\nfolders = " + "[" * 5000 + "]" * 5000, "not valid TOML"),
+        ("[engine]\nthreads = " + "9" * 5000, "not valid TOML"),
+        ("[sampling]\ntemperature = " + "9" * 400, "sampling.temperature"),
+    ],
+)
+def test_values_that_no_program_can_use_are_named(text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        settings.parse(text)
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"\xef\xbb\xbf[engine]\nthreads = 3\n")
+    assert settings.load(file).engine.threads == 3
+    settings.update({"engine": {"threads": 4}}, file)
+    assert settings.load(file).engine.threads == 4
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "config.toml")
+    with pytest.raises(SettingsError, match="not a regular file"):
+        settings.load(pipe)
+    with pytest.raises(SettingsError, match="not a regular file"):
+        settings.load(tmp_path)
+
+
+def test_the_home_of_an_unknown_user_is_a_name_like_others() -> None:
+    assert paths.expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+    assert paths.expanded("~/x") == Path.home() / "x"
+
+
+def test_what_the_app_remembers_by_itself_leaves_config_toml_alone() -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    written = '# mine\n[model]\nlast = "/from/an/earlier/version.gguf"\n[ui]\nsidebar = false\n'
+    file.write_text(written)
+    assert settings.load().model.last == "/from/an/earlier/version.gguf"
+    assert settings.load().ui.sidebar is False
+    settings.update({"model": {"last": "/new.gguf"}})
+    settings.update({"ui": {"telemetry": False}})
+    settings.update({"ui": {"sidebar": True}})
+    chosen = settings.load()
+    assert (chosen.model.last, chosen.ui.sidebar, chosen.ui.telemetry) == ("/new.gguf", True, False)
+    assert file.read_text() == written
+    with pytest.raises(SettingsError, match=r"ui\.sidebar"):
+        settings.update({"ui": {"sidebar": "perhaps"}})
+    paths.state_file().write_bytes(b"\xff{")
+    assert settings.load().model.last == "/from/an/earlier/version.gguf"
+
+
+def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
+    dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
+    dotfiles.parent.mkdir()
+    dotfiles.write_text("# mine\n")
+    dotfiles.chmod(0o640)
+    paths.settings_file().parent.mkdir(parents=True)
+    paths.settings_file().symlink_to(dotfiles)
+    settings.update({"ui": {"color_drafts": True}})
+    assert paths.settings_file().is_symlink()
+    assert dotfiles.read_text().startswith("# mine") and settings.load().ui.color_drafts
+    assert dotfiles.stat().st_mode & 0o777 == 0o640
+    dotfiles.unlink()
+    settings.update({"engine": {"threads": 3}})
+    assert paths.settings_file().is_symlink() and "threads = 3" in dotfiles.read_text()
+    assert dotfiles.stat().st_mode & 0o777 == 0o600
+
+
+def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
+    script = (
+        "import sys; from cpuchat.base import files; from cpuchat.config.settings import update\n"
+        "files.LOCK_SECONDS = 1000\n"
+        "for n in range(20): update({'engine': {sys.argv[1]: n}})"
+    )
+    keys = ("threads", "poll", "experts")
+    programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
+    assert [program.wait(120) for program in programs] == [0, 0, 0]
+    engine = settings.load().engine
+    assert (engine.threads, engine.poll, engine.n_experts) == (19, 19, 19)
+
+
+@pytest.mark.timeout(180)
+def test_a_program_that_hangs_with_the_lock_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.base.files.LOCK_SECONDS", 0.05)
+    for folder in (paths.settings_file().parent, paths.state_file().parent):
+        folder.mkdir(parents=True)
+    with file_lock(paths.settings_file().parent), file_lock(paths.state_file().parent):
+        settings.update({"engine": {"threads": 3}, "model": {"last": "x.gguf"}})
+    chosen = settings.load()
+    assert (chosen.engine.threads, chosen.model.last) == (3, "x.gguf")
+
+
+@pytest.mark.parametrize("url", ["http://host:port", "http://[x", "http://:1", "http://u:secret@host", "host:80"])
+def test_wrong_addresses_of_servers_are_named(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"servers\.urls.*http://127") as refused:
+        parse(f'[servers]\nurls = ["http://good:1", "{url}"]')
+    assert "secret" not in str(refused.value)
+
+
+def test_a_setting_without_a_value_leaves_the_file() -> None:
+    file = paths.settings_file()
+    settings.update({"sampling": {"top_k": 7, "temperature": 0.7}})
+    changed = settings.update({"sampling": {"top_k": None, "top_p": None}})
+    assert changed.sampling.top_k is None and changed.sampling.temperature == 0.7
+    assert "top_k" not in file.read_text() and "temperature = 0.7" in file.read_text()
+    assert changed.sampling.sampling() == Sampling()
+
+
+def test_a_wrong_value_that_may_be_missing_is_explained_in_words() -> None:
+    with pytest.raises(SettingsError, match=r"sampling\.temperature: expected `float`, got `str`"):
+        settings.parse('[sampling]\ntemperature = "hot"\n')
+
+
+def test_weights_stay_on_disk_only_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not settings.parse("").load_options().from_disk
+    assert settings.parse("[engine]\nfrom_disk = true\n").load_options().from_disk
+    monkeypatch.setenv("CPUCHAT_ENGINE_FROM_DISK", "true")
+    assert settings.update({"engine": {"threads": 2}}).load_options().from_disk
+
+
+def test_environment_variables_stand_over_the_file_and_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.update({"engine": {"threads": 2, "batch": 64}, "model": {"last": "/seen.gguf"}})
+    monkeypatch.setenv("CPUCHAT_ENGINE_THREADS", "3")
+    monkeypatch.setenv("CPUCHAT_ENGINE_MLOCK", "true")
+    monkeypatch.setenv("CPUCHAT_SAMPLING_TEMPERATURE", "0.5")
+    monkeypatch.setenv("CPUCHAT_MODEL_FOLDERS", "/models, /more")
+    monkeypatch.setenv("CPUCHAT_MODEL_LAST", "")
+    chosen = settings.update({"chat": {"max_tokens": 7}})
+    assert (chosen.engine.threads, chosen.engine.n_batch, chosen.engine.mlock) == (3, 64, True)
+    assert (chosen.sampling.temperature, chosen.model.folders) == (0.5, ["/models", "/more"])
+    assert (chosen.model.last, chosen.chat.max_tokens) == ("/seen.gguf", 7)
+    text = paths.settings_file().read_text()
+    assert "threads = 2" in text and "mlock" not in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CPUCHAT_ENGINE_THREADS", "many"), ("CPUCHAT_ENGINE_THREADS", "-1"), ("CPUCHAT_ENGINE_THREAD", "2"),
+     ("CPUCHAT_SPECULATION_DRAFTERS", "psychic"), ("CPUCHAT_ENGINE_CORES", "some")],
+)  # fmt: skip
+def test_a_wrong_environment_variable_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"^{variable}: ") as refused:
+        settings.load()
+    assert "regex" not in refused.value.message
+
+
+def test_every_setting_knows_where_its_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.update({"engine": {"threads": 2, "batch": 64, "poll": 7}, "model": {"last": "/seen.gguf"}})
+    monkeypatch.setenv("CPUCHAT_ENGINE_BATCH", "32")
+    sources = SettingSources(given_options({"engine__threads": 3, "engine__memory": "local", "engine__ctx": None}))
+    assert sources.read() == {
+        "engine.threads": "set by --threads",
+        "engine.batch": "set by CPUCHAT_ENGINE_BATCH",
+        "engine.poll": "set in config.toml",
+        "engine.memory": "set by --memory-policy",
+        "model.last": "as in the last run",
+    }
+    sources.saved({"engine": {"threads": 4}})
+    assert sources.read()["engine.threads"] == "set in config.toml"

@@ -1,0 +1,158 @@
+"""The time of passes on machines with known properties."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cpuchat.costs.model import (
+    ACTIVATIONS,
+    KV,
+    ROUTED,
+    CostProfile,
+    Rate,
+    batch_rate,
+    compute_ceiling,
+    interpolated,
+    most_users,
+    overlapped,
+    pass_cost,
+    prefill_cost,
+    tokens_per_pass,
+)
+from tests.costs.made_up import decode_rate, two_cores, work
+
+MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3, 10: 210.7, 12: 251.4, 16: 339.1}
+"""Seconds for 128 passes over n tokens: 70B IQ4_XS on a Xeon E5-2683 v4 (ik_llama.cpp, discussion 164)."""
+
+
+def simple(bandwidth: float = 4e10, rate: float = 1e12, **changes: float) -> CostProfile:
+    rates = (Rate("Q8_0", ((1.0, rate),)), Rate(KV, ((1.0, 1e15),)))
+    return CostProfile(bandwidth=((1.0, bandwidth),), rates=rates, **changes)
+
+
+def test_with_fast_cores_decoding_is_bandwidth_by_bytes() -> None:
+    model = work("8b")
+    assert decode_rate(simple(rate=1e15), model) == pytest.approx(4e10 / model.weight_bytes, rel=1e-3)
+
+
+def test_with_fast_memory_prefill_is_arithmetic() -> None:
+    model, machine = work("8b"), simple(bandwidth=1e15)
+    body = sum(one.madds for one in model.dense) * (1 - 0.85 / model.n_layer)  # most of the last layer for one token
+    assert 512 / prefill_cost(machine, model, 512).seconds == pytest.approx(1e12 / body, rel=0.01)
+
+
+def test_fixed_costs_dominate_small_models() -> None:
+    machine = simple(pass_s=1e-3, layer_s=1e-4)
+    tiny, large = work("tiny"), work("8b")
+    assert pass_cost(machine, tiny).limit == "overhead"
+    assert pass_cost(machine, tiny).fixed == pytest.approx(1e-3 + 2e-4)
+    assert pass_cost(machine, large).limit == "memory"
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0, 6.0, 20.0])
+def test_overlap_is_between_the_longer_and_the_sum(exponent: float) -> None:
+    for read, compute in ((1.0, 1.0), (3.0, 1.0), (0.1, 5.0)):
+        together = overlapped(read, compute, exponent)
+        assert max(read, compute) <= together <= read + compute + 1e-12
+    assert overlapped(2.0, 1.0, 1.0) == pytest.approx(3.0)
+    assert overlapped(2.0, 0.0, exponent) == 2.0
+
+
+def test_the_curve_of_a_xeon_is_met_within_a_tenth() -> None:
+    # PP 6.1 tok/s, TG 1.39: the rate of arithmetic and the bandwidth of that machine.
+    model = work("70b", "Q4_0")
+    madds = sum(one.madds for one in (*model.dense, *model.head))
+    bandwidth = model.weight_bytes / (MEASURED_70B[1] / 128)
+    machine = CostProfile(bandwidth=((1.0, bandwidth),), rates=(Rate("Q4_0", ((1.0, 6.1 * madds),)),), overlap=6)
+    one = pass_cost(machine, model, 1).seconds
+    for n, seconds in MEASURED_70B.items():
+        assert pass_cost(machine, model, n).seconds / one == pytest.approx(seconds / MEASURED_70B[1], rel=0.1)
+
+
+def test_a_long_context_makes_decoding_slower_by_its_kv_cache() -> None:
+    machine, model = simple(), work("8b")
+    short, long = pass_cost(machine, model, 1, 0), pass_cost(machine, model, 1, 32_000)
+    kv = 32_000 * sum(one.nbytes for one in model.attention)
+    assert long.read - short.read == pytest.approx(kv / 4e10, rel=1e-3)
+    assert decode_rate(machine, model, 32_000) < decode_rate(machine, model, 0)
+
+
+def test_a_prompt_takes_the_time_of_its_micro_batches() -> None:
+    machine, model = two_cores(), work("1.5b")
+    whole = prefill_cost(machine, model, 1200).seconds
+    by_hand = (
+        pass_cost(machine, model, 512, 0, n_outputs=0).seconds
+        + pass_cost(machine, model, 512, 512, n_outputs=0).seconds
+        + pass_cost(machine, model, 176, 1024, n_outputs=1).seconds
+    )
+    assert whole == pytest.approx(by_hand)
+    assert prefill_cost(machine, model, 0).seconds == 0
+
+
+def test_weights_in_the_caches_are_read_faster_and_a_draft_model_evicts_them() -> None:
+    machine, small = two_cores(), work("tiny")
+    assert machine.read_rate(small.weight_bytes) > machine.read_rate(1e9)
+    assert pass_cost(machine, small, beside=1e9).read > pass_cost(machine, small).read
+
+
+def test_many_chats_share_the_weights_until_arithmetic_or_kv_cache_limit_them() -> None:
+    machine, model = simple(), work("8b")
+    rates = [batch_rate(machine, model, n, 512) for n in (1, 4, 16, 64)]
+    assert rates == sorted(rates, reverse=True)
+    assert 4 * rates[1] > 3.5 * rates[0]  # together, four write almost four times as much
+    wished = rates[2]
+    assert most_users(machine, model, wished, 512, limit=100) == 16
+    assert most_users(machine, model, wished, 512, limit=7) == 7
+    assert most_users(machine, model, 2 * rates[0], 512, limit=100) == 0
+
+
+def test_no_drafter_gets_beyond_the_arithmetic() -> None:
+    machine, model = simple(), work("8b")
+    ceiling = compute_ceiling(machine, model)
+    for depth in (1, 7, 31):
+        verified = pass_cost(machine, model, depth + 1).seconds
+        assert tokens_per_pass(1.0, depth) / verified <= ceiling * 1.01
+
+
+def test_expected_tokens_of_a_pass() -> None:
+    assert tokens_per_pass(1.0, 7) == 8
+    assert tokens_per_pass(0.0, 7) == 1
+    assert tokens_per_pass(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+
+
+def test_rates_between_points_and_of_unknown_types() -> None:
+    assert interpolated(((1, 10), (100, 1000)), 10) == pytest.approx(100)
+    assert interpolated(((1, 10), (100, 1000)), 0.5) == 10
+    assert interpolated(((1, 10), (100, 1000)), 1e6) == 1000
+    machine = two_cores()
+    assert machine.madd_rate("Q4_0", 1) == machine.madd_rate("Q4_K", 1)
+    assert machine.madd_rate("BF16", 8) == machine.madd_rate("F16", 8)
+    assert machine.madd_rate("IQ2_XXS", 8) == machine.madd_rate("Q4_K", 8)
+
+
+def test_weights_in_the_caches_are_computed_at_rates_of_their_own() -> None:
+    rates = (Rate("Q6_K", ((1.0, 15e9),)), Rate("Q6_K", ((1.0, 41e9),), cached=True))
+    machine = CostProfile(bandwidth=((1.0, 1e12),), rates=rates)
+    assert machine.madd_rate("Q6_K", 1, 10e6) == pytest.approx(41e9)
+    assert machine.madd_rate("Q6_K", 1, 500e6) == pytest.approx(15e9)
+    assert 15e9 < machine.madd_rate("Q6_K", 1, 75e6) < 41e9
+    assert machine.madd_rate("Q5_K", 1, 10e6) == pytest.approx(41e9), "the nearest type that is known"
+
+
+def test_experts_have_kernels_of_their_own() -> None:
+    plain = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 1e11),)), Rate(KV, ((1.0, 1e15),))))
+    machine = msgspec.structs.replace(plain, rates=(*plain.rates, Rate("Q8_0" + ROUTED, ((1.0, 2e10),))))
+    mixture, dense = work("30b-a3b"), work("1.5b")
+    assert prefill_cost(machine, mixture, 512).seconds > 2 * prefill_cost(plain, mixture, 512).seconds
+    assert prefill_cost(machine, dense, 512) == prefill_cost(plain, dense, 512)
+
+
+def test_activations_count_more_where_matrices_are_small() -> None:
+    without = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 1e11),)), Rate(KV, ((1.0, 1e15),))))
+    machine = msgspec.structs.replace(without, rates=(*without.rates, Rate(ACTIVATIONS, ((1.0, 5e8),))))
+    longer = [
+        prefill_cost(machine, work(shape), 512).seconds / prefill_cost(without, work(shape), 512).seconds
+        for shape in ("0.05b", "0.5b", "8b")
+    ]
+    assert longer[0] > longer[1] > longer[2] > 1

@@ -1,0 +1,78 @@
+"""The work of a pass, against the bytes that `telemetry` counts and the sizes of known models."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cpuchat.costs.model import Attention, ModelWork, Weights, bytes_read, experts_read, parts
+from cpuchat.models.synthetic.model import SHAPES, header_of
+from cpuchat.models.traffic import traffic_of
+from cpuchat.telemetry import roofline
+from tests.costs.made_up import work
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "tiny"])
+@pytest.mark.parametrize("quantization", ["Q4_K_M", "Q8_0", "F16"])
+def test_a_pass_reads_the_bytes_that_the_panel_shows(shape: str, quantization: str) -> None:
+    counted = traffic_of(header_of(shape, quantization, layers=4))
+    ours = work(shape, quantization, 4)
+    for n_tokens, n_past in ((1, 0), (1, 512), (8, 2000)):
+        shown = roofline.pass_bytes(counted, n_tokens, n_past, alike=0)
+        assert bytes_read(ours, n_tokens, n_past) == pytest.approx(shown)
+
+
+def test_the_multiply_adds_of_a_token_are_the_parameters_that_it_uses() -> None:
+    ours = work("8b")
+    madds = sum(part.madds for part in parts(ours, 1))
+    embedding = SHAPES["8b"].n_vocab * SHAPES["8b"].n_embd
+    assert madds == pytest.approx(header_of("8b").n_params - embedding, rel=1e-3)
+
+
+def test_only_tokens_with_logits_are_multiplied_with_the_output_matrix() -> None:
+    ours = work("0.5b")
+    with_all = sum(part.madds for part in parts(ours, 512))
+    with_one = sum(part.madds for part in parts(ours, 512, n_outputs=1))
+    without = sum(part.madds for part in parts(ours, 512, n_outputs=0))
+    head, layer = (sum(one.madds for one in some) / n for some, n in ((ours.head, 1), (ours.dense, ours.n_layer)))
+    # ... nor with most matrices of the last layer.
+    assert 511 * (head + 0.8 * layer) < with_all - with_one < 511 * (head + layer)
+    assert head + 0.8 * layer < with_one - without < head + layer
+
+
+def test_passes_over_many_tokens_read_the_union_of_the_experts() -> None:
+    assert experts_read(128, 8, 1) == pytest.approx(8)
+    assert [round(experts_read(128, 8, n) / 8, 1) for n in (2, 4, 8)] == [1.9, 3.6, 6.5]
+    assert experts_read(128, 8, 1e4) == pytest.approx(128)
+    mixture = work("30b-a3b", "Q4_K_M")
+    experts = sum(one.nbytes for one in mixture.experts)
+    one, eight = bytes_read(mixture, 1), bytes_read(mixture, 8)
+    assert eight - one == pytest.approx(experts * 5.5 * 8 / 128, rel=0.02)
+
+
+def test_every_chat_has_a_kv_cache_of_its_own_and_the_weights_are_shared() -> None:
+    ours = work("8b")
+    kv = 1000 * sum(one.nbytes for one in ours.attention)
+    alone, together = bytes_read(ours, 1, 999), bytes_read(ours, 10, 999, sequences=10)
+    assert together - alone == pytest.approx(9 * kv + 9 * ours.row, rel=1e-6)
+
+
+def test_a_window_limits_what_is_read_of_a_long_context() -> None:
+    local = ModelWork(n_layer=1, dense=(Weights("F16", 1e6, 5e5),), attention=(Attention(100.0, 50.0, window=512),))
+    assert bytes_read(local, 1, 0) == 1e6 + 100
+    assert bytes_read(local, 1, 10_000) == bytes_read(local, 1, 20_000) == 1e6 + 512 * 100
+
+
+def test_tokens_of_one_text_share_experts_and_different_texts_do_not() -> None:
+    apart = work("30b-a3b", "Q4_K_M")
+    alike = msgspec.structs.replace(apart, alike=0.5)
+    experts = sum(one.nbytes for one in apart.experts)
+    single = bytes_read(apart, 1)
+    assert bytes_read(alike, 1) == pytest.approx(single)
+    assert bytes_read(alike, 9) == pytest.approx(bytes_read(apart, 5), rel=0.01)
+    assert bytes_read(alike, 8, sequences=8) == pytest.approx(bytes_read(apart, 8, sequences=8))
+    assert bytes_read(alike, 1000) == pytest.approx(single + experts * 120 / 128, rel=0.02)  # a prompt needs them all
+
+
+def test_a_model_without_layers_costs_something() -> None:
+    assert parts(ModelWork(n_layer=0, head=(Weights("F16", 1e6, 5e5),), dense=()), 8, n_outputs=1)
