@@ -98,11 +98,11 @@ async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -
             peak = measure(info.cpus, rounds=3).bytes_per_s
             answer = await decode(conversation, words(PROMPT_TOKENS, number))
             roofline = answer.figures.roofline
-            if roofline.utilization is None:
-                raise MeasureError(roofline.why_missing("utilization"))
+            if roofline.utilization.value is None:
+                raise MeasureError(roofline.utilization.why)
             needed = bytes_by_hand(file, answer.n_past) * answer.tok_s
             say(f"  round {number + 1}/{rounds} {quantization}: {needed / 1e9:.1f} of {peak / 1e9:.1f} GB/s")
-            shown.append(100 * roofline.utilization)
+            shown.append(100 * roofline.utilization.value)
             by_hand.append(100 * needed / info.peak_read)
             read.append(needed / 1e9)
             peaks.append(peak / 1e9)

@@ -57,9 +57,13 @@ async def _shown(backend: RemoteBackend, prompt: str, tokens: int) -> tuple[floa
     async for event in backend.generate(Generate(prompt=prompt, sampling=GREEDY, max_tokens=tokens, ignore_eos=True)):
         now = time.monotonic()
         meter.observe(event, now)
-        if isinstance(event, TextDelta) and (rate := meter.figures(now).live_tok_s) and event.predicted_n > tokens // 2:
+        if (
+            isinstance(event, TextDelta)
+            and (rate := meter.figures(now).live_tok_s.value)
+            and event.predicted_n > tokens // 2
+        ):
             live.append(rate)
-    final = meter.figures().decode_tok_s
+    final = meter.figures().decode_tok_s.value
     if not final or not live:
         raise MeasureError("no figures")
     return final, sorted(live)[len(live) // 2]

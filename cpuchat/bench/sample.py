@@ -233,8 +233,8 @@ async def _random(backend: LocalBackend, model: ModelInfo, cell: Cell) -> Sample
         seconds=seconds,
         predicted_n=test.n_gen,
         decode=test.n_gen / seconds,
-        bandwidth=roofline.estimate,
-        utilization=roofline.utilization,
+        bandwidth=roofline.estimate.value,
+        utilization=roofline.utilization.value,
     )
 
 
@@ -301,8 +301,8 @@ def _summed(model: ModelInfo, answers: Sequence[Timings], tokens: int, text: str
         draft_n=sum(one.draft_n for one in answers),
         draft_n_accepted=sum(one.draft_n_accepted for one in answers),
         passes=sum(one.passes for one in figures) if any(one.draft_n for one in answers) else 0,
-        bandwidth=weighted([one.estimate for one in rooflines]),
-        utilization=weighted([one.utilization for one in rooflines]),
+        bandwidth=weighted([one.estimate.value for one in rooflines]),
+        utilization=weighted([one.utilization.value for one in rooflines]),
         text=text,
         short=any(one.predicted_n < tokens for one in answers),
         no_drafts=""

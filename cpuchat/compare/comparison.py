@@ -196,10 +196,10 @@ class Comparison:
 
     def race_bandwidth(self) -> float | None:
         """Return what both sides read per second together now; None while not both write."""
-        rooflines = [runner.conversation.figures().roofline for runner in self.runners]
-        if len(self._writing) < 2 or any(one.estimate is None for one in rooflines):
+        rates = [runner.conversation.figures().roofline.estimate.value for runner in self.runners]
+        if len(self._writing) < 2 or None in rates:
             return None
-        return sum(one.estimate or 0.0 for one in rooflines)
+        return sum(rate or 0.0 for rate in rates)
 
     def _refuse_while_busy(self) -> None:
         if self.busy:
@@ -318,10 +318,11 @@ def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
     found: list[float] = []
     for runner in runners:
         figures = runner.conversation.figures()
-        rate = figures.live_tok_s or figures.decode_tok_s
-        if figures.roofline.estimate is None or not rate or figures.decode_tok_s is None:
+        read, average = figures.roofline.estimate.value, figures.decode_tok_s.value
+        rate = figures.live_tok_s.value or average
+        if read is None or not rate or average is None:
             return None
-        found.append(figures.roofline.estimate / rate * figures.decode_tok_s)
+        found.append(read / rate * average)
     return found[0], found[1]
 
 

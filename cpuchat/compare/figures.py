@@ -134,13 +134,13 @@ def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
         case "per_pass":
             return timings.tokens_per_pass
         case "bytes":
-            return roofline.estimate / rate if roofline and roofline.estimate and rate else None
+            return roofline.estimate.value / rate if roofline and roofline.estimate.value and rate else None
         case "bandwidth":
-            return roofline.estimate if roofline else None
+            return roofline.estimate.value if roofline else None
         case "utilization":  # of a race, nobody knows which part of the bandwidth was to be had
-            return roofline.utilization if roofline and not race else None
+            return roofline.utilization.value if roofline and not race else None
         case "joules":  # the counters see both
-            return roofline.joules_per_token if roofline and not race else None
+            return roofline.joules_per_token.value if roofline and not race else None
 
 
 def _noise_of_one(measured: Round) -> float:

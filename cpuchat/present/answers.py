@@ -1,7 +1,4 @@
-"""Formats an answer as words, figures and JSON: progress, stop reason, speed.
-
-Formats what a prompt reused of kept states of the model, why it was not more, and what a model may keep.
-"""
+"""An answer in words, figures and JSON: its progress, why it stopped, its speed, and what its prompt reused."""
 
 from __future__ import annotations
 
@@ -182,23 +179,17 @@ def summary(
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts += _speed(timings)
-        parts += _speed_up(timings) if timings.draft_n else []
-        parts.append(_first_token(timings, brief=True))
+        parts += [_speed_up(timings) if timings.draft_n else "", _first_token(timings, brief=True)]
     return " · ".join(filter(None, (*parts, *_sampling(sampling, default or Sampling()), stop_reason(reason))))
 
 
 def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None) -> str:
     """Format all figures of an answer in one line; `roofline` is that of the answer."""
-    parts = _speed(timings)
-    if timings.predicted_n:
-        parts.append(_first_token(timings))
-    parts.append(_prompt(timings))
+    parts = [*_speed(timings), _first_token(timings) if timings.predicted_n else "", _prompt(timings)]
     if timings.reuse is not None:
         parts += [restored(timings.reuse), *reasons(timings.reuse)]
-    parts += _drafting(timings)
-    if roofline is not None:
-        parts += _bandwidth(roofline)
-    return " · ".join(filter(None, (*parts, stop_reason(reason))))
+    parts += [_drafting(timings), "" if roofline is None else _bandwidth(roofline), stop_reason(reason)]
+    return " · ".join(filter(None, parts))
 
 
 def _sampling(sampling: Sampling | None, default: Sampling) -> list[str]:
@@ -214,14 +205,11 @@ def _sampling(sampling: Sampling | None, default: Sampling) -> list[str]:
 def _speed(timings: Timings) -> list[str]:
     rate = timings.predicted_per_second
     mark = "≈ " if timings.approximate else ""  # counted by the parts that a server sent
-    return [
-        f"{mark}{plural(timings.predicted_n, 'token')}",
-        *([] if rate is None else [f"{mark}{units.rate(rate)} tok/s"]),
-    ]
+    return [f"{mark}{plural(timings.predicted_n, 'token')}", f"{mark}{units.rate(rate)} tok/s" if rate else ""]
 
 
-def _speed_up(timings: Timings) -> list[str]:
-    return [] if timings.speed_up is None else [f"{units.factor(timings.speed_up)} vs plain"]
+def _speed_up(timings: Timings) -> str:
+    return "" if timings.speed_up is None else f"{units.factor(timings.speed_up)} vs plain"
 
 
 def _first_token(timings: Timings, brief: bool = False) -> str:
@@ -242,29 +230,28 @@ def _prompt(timings: Timings) -> str:
     return f"prompt {prompt}" if rate is None else f"prompt {units.rate(rate)} tok/s ({prompt})"
 
 
-def _drafting(timings: Timings) -> list[str]:
+def _drafting(timings: Timings) -> str:
     """Format `72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)`, or why nothing was drafted."""
-    if timings.draft_n:
-        share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
-        figures = []
-        if timings.tokens_per_pass is not None:
-            figures.append(f"{timings.tokens_per_pass:.1f} per pass")
-        figures += _speed_up(timings)
-        wide = timings.speculation is not None and timings.speculation.source == SERVER_WIDE
-        accepted = f"{share} of {timings.draft_n:,} drafted accepted{f', {SERVER_WIDE}' if wide else ''}"
-        return [f"{accepted} ({', '.join(figures)})" if figures else accepted]
-    reason = timings.speculation.reason if timings.speculation is not None else ""
-    return [f"drafts off: {reason.removeprefix('off: ').rstrip('.')}"] if reason else []
+    if not timings.draft_n:
+        reason = timings.speculation.reason if timings.speculation is not None else ""
+        return f"drafts off: {reason.removeprefix('off: ').rstrip('.')}" if reason else ""
+    share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
+    per_pass = "" if timings.tokens_per_pass is None else f"{timings.tokens_per_pass:.1f} per pass"
+    figures = ", ".join(filter(None, (per_pass, _speed_up(timings))))
+    wide = timings.speculation is not None and timings.speculation.source == SERVER_WIDE
+    accepted = f"{share} of {timings.draft_n:,} drafted accepted{f', {SERVER_WIDE}' if wide else ''}"
+    return f"{accepted} ({figures})" if figures else accepted
 
 
-def _bandwidth(roofline: Roofline) -> list[str]:
+def _bandwidth(roofline: Roofline) -> str:
     """Format `44 of 51 GB/s (86 %)`: what the model read, against the measured peak."""
-    if roofline.estimate is None or roofline.peak is None:
-        return []
-    if roofline.utilization is None:
-        return [roofline.why_missing("utilization")]
-    share = f"{100 * roofline.utilization:.0f} %{f', {roofline.off}' if roofline.off else ''}"
-    return [f"{units.bandwidth(roofline.estimate)} of {units.bandwidth(roofline.peak.bytes_per_s)} GB/s ({share})"]
+    read, peak, share = roofline.estimate.value, roofline.peak.value, roofline.utilization
+    if read is None or peak is None:
+        return ""
+    if share.value is None:
+        return share.why
+    words = f"{100 * share.value:.0f} %{f', {roofline.off}' if roofline.off else ''}"
+    return f"{units.bandwidth(read)} of {units.bandwidth(peak.bytes_per_s)} GB/s ({words})"
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:
@@ -288,20 +275,21 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
     Bytes per second; `bandwidth` is what the model reads by its header, `peak` what was measured with the same cores,
     `utilization` the one by the other. `ceilings` in tok/s. `limit`: what takes most of a pass.
     """
+    peak = roofline.peak.value
     return {
-        "bandwidth": roofline.estimate,
+        "bandwidth": roofline.estimate.value,
         "source": "model",
-        "bytes_per_pass": roofline.bytes_per_pass,
-        "peak": roofline.peak.bytes_per_s if roofline.peak is not None else None,
-        "peak_source": roofline.peak.source if roofline.peak is not None else None,
-        "utilization": roofline.utilization,
+        "bytes_per_pass": roofline.bytes_per_pass.value,
+        "peak": peak.bytes_per_s if peak is not None else None,
+        "peak_source": peak.source if peak is not None else None,
+        "utilization": roofline.utilization.value,
         "ceilings": {
-            "no_draft": roofline.ceiling_plain,
-            "this_acceptance": roofline.ceiling_accepted,
-            "compute": roofline.ceiling_compute,
+            "no_draft": roofline.ceiling_plain.value,
+            "this_acceptance": roofline.ceiling_accepted.value,
+            "compute": roofline.ceiling_compute.value,
         },
         "limit": roofline.limit or None,
-        "note": roofline.off or (roofline.why_missing("utilization") if roofline.estimate is not None else ""),
+        "note": roofline.off or (roofline.utilization.why if roofline.estimate.value is not None else ""),
     }
 
 

@@ -1,6 +1,5 @@
-"""Benchmarks in words: the table of their results, where they were measured, and what changed between two.
-
-Benchmarks as SVG: a bar for each cell, with the spread of its rounds and what memory bandwidth allows.
+"""Benchmarks in words and as SVG: the table of results, where they were measured, what changed between two; a bar for
+each cell, with the spread of its rounds and what memory bandwidth allows.
 """
 
 from __future__ import annotations
@@ -58,12 +57,9 @@ def setting_words(setup: Setup, names: set[str]) -> str:
 
 
 def _row(one: Result, names: set[str], price: float | None) -> tuple[str, ...]:
-    setup = one.cell.setup
     cost = one.cost(price) if price is not None else None
     return (
-        Path(one.model_filename).stem if "model" in names else "",
-        setting_words(setup, names),
-        one.drafters if one.cell.test.kind == "prompts" else "",
+        *_cell_names(one, names),
         _test(one),
         _duration(one.ttft_ms),
         _duration(one.first_audio_ms),
@@ -81,6 +77,12 @@ def _row(one: Result, names: set[str], price: float | None) -> tuple[str, ...]:
         f"{cost:,.2f}" if cost is not None else "",
         _remark(one),
     )
+
+
+def _cell_names(one: Result, names: set[str]) -> tuple[str, str, str]:
+    """Return model, settings and drafters of a cell; "" for those that all cells share."""
+    model = Path(one.model_filename).stem if "model" in names else ""
+    return model, setting_words(one.cell.setup, names), one.drafters if one.cell.test.kind == "prompts" else ""
 
 
 def _test(one: Result) -> str:
@@ -242,17 +244,8 @@ def pair_verdict(found: PairResult) -> str:
 
 
 DIFF_HEADINGS = (
-    "model",
-    "settings",
-    "drafters",
-    "test",
-    "figure",
-    "before tok/s",
-    "now tok/s",
-    "change",
-    "threshold",
-    "",
-)
+    "model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "threshold", "",
+)  # fmt: skip
 
 
 def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
@@ -264,9 +257,7 @@ def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
 def _diff_row(one: Difference, names: set[str]) -> tuple[str, ...]:
     old = one.old
     return (
-        Path(old.model_filename).stem if "model" in names else "",
-        setting_words(old.cell.setup, names),
-        old.drafters if old.cell.test.kind == "prompts" else "",
+        *_cell_names(old, names),
         _test(old),
         one.figure,
         units.rate(one.before),
@@ -317,6 +308,8 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
+    """A bar of a plot in tok/s: the median of the rounds, their range, and what memory bandwidth allows (`roof`)."""
+
     label: str
     value: float
     low: float
@@ -362,14 +355,7 @@ def _decode_bar(one: Result, names: set[str]) -> _Bar:
 
 
 def _label(one: Result, names: set[str]) -> str:
-    setup = one.cell.setup
-    parts = [
-        Path(one.model_filename).stem if "model" in names else "",
-        setting_words(setup, names),
-        one.drafters if one.cell.test.kind == "prompts" else "",
-        one.test,
-    ]
-    return " · ".join(filter(None, parts))
+    return " · ".join(filter(None, (*_cell_names(one, names), one.test)))
 
 
 def _section(title: str, bars: Sequence[_Bar], y: float) -> list[str]:

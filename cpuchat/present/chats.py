@@ -1,9 +1,4 @@
-"""Formats stored chats: rows of a list, and a chat as Markdown.
-
-Reading aloud in words.
-
-Describes the machine for an empty chat: one line of facts, and a recommended model.
-"""
+"""Chats in words: rows of a list, a chat as Markdown, reading aloud, and the machine as an empty chat shows it."""
 
 from __future__ import annotations
 

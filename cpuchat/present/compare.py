@@ -1,12 +1,10 @@
-"""A comparison in words: the table, the sentence that says why, and JSON; for app and command line alike.
-
-A comparison as a Markdown document: settings, both answers, table.
-"""
+"""A comparison in words: the table, the sentence that says why, JSON, and a Markdown document with both answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.compare.comparison import Comparison
@@ -17,54 +15,58 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak, ProcessMemory
 from cpuchat.telemetry.meter import Figures as MeterFigures
 
-LABELS: dict[Name, str] = {
-    "tok_s": "decode",
-    "first_s": "first token",
-    "prefill": "prefill",
-    "tokens": "tokens",
-    "acceptance": "acceptance",
-    "per_pass": "tokens per pass",
-    "memory": "memory",
-    "bytes": "bytes per token",
-    "bandwidth": "bandwidth",
-    "utilization": "utilization",
-    "joules": "J/token",
-}
 RACE_NOTE = (
     "Race: each side has half of the cores, and both share the memory bus. Compare only which one is faster; decode, "
     "first token and bandwidth would differ on the whole machine."
 )
 
 
-def figure(name: Name, value: float) -> str:
-    """One figure with its unit."""
-    match name:
-        case "tok_s" | "prefill":
-            return f"{units.rate(value)} tok/s"
-        case "first_s":
-            return " ".join(units.duration(value))
-        case "tokens":
-            return f"{value:,.0f}"
-        case "acceptance" | "utilization":
-            return f"{100 * value:.0f} %"
-        case "per_pass":
-            return f"{value:.1f}"
-        case "memory" | "bytes":
-            return units.size(round(value))
-        case "bandwidth":
-            return f"{units.bandwidth(value)} GB/s"
-        case "joules":
-            return f"{value:.2f} J"
+class _Shown(NamedTuple):
+    """How a figure is shown: its label, the shorter heading of a column, and its value with the unit; `in_heading`: the
+    heading has the unit already."""
+
+    label: str
+    heading: str
+    words: Callable[[float], str]
+    in_heading: bool = False
+
+
+def _tok_s(value: float) -> str:
+    return f"{units.rate(value)} tok/s"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _size(value: float) -> str:
+    return units.size(round(value))
+
+
+_FIGURES: dict[Name, _Shown] = {
+    "tok_s": _Shown("decode", "tok/s", _tok_s, in_heading=True),
+    "first_s": _Shown("first token", "first", lambda value: " ".join(units.duration(value))),
+    "prefill": _Shown("prefill", "prefill/s", _tok_s, in_heading=True),
+    "tokens": _Shown("tokens", "tokens", lambda value: f"{value:,.0f}"),
+    "acceptance": _Shown("acceptance", "acceptance", _percent),
+    "per_pass": _Shown("tokens per pass", "per pass", lambda value: f"{value:.1f}"),
+    "memory": _Shown("memory", "memory", _size),
+    "bytes": _Shown("bytes per token", "per token", _size),
+    "bandwidth": _Shown("bandwidth", "GB/s", lambda value: f"{units.bandwidth(value)} GB/s", in_heading=True),
+    "utilization": _Shown("utilization", "util.", _percent),
+    "joules": _Shown("J/token", "J/token", lambda value: f"{value:.2f} J", in_heading=True),
+}
 
 
 def cell(row: Row, value: Value | None, *, spread: bool) -> str:
     """A figure with the range of its rounds: `46.2 tok/s (45.9–46.7)`."""
     if value is None:
         return "n/a"
-    text = figure(row.name, value.median)
+    words = _FIGURES[row.name].words
+    text = words(value.median)
     if not spread or value.n < MIN_ROUNDS or value.low == value.high:
         return text
-    low, high = figure(row.name, value.low), figure(row.name, value.high)
+    low, high = words(value.low), words(value.high)
     if len({one.partition(" ")[2] for one in (text, low, high)}) == 1:  # one unit
         low, high = low.partition(" ")[0], high.partition(" ")[0]
     return f"{text} ({low}–{high})"
@@ -72,28 +74,15 @@ def cell(row: Row, value: Value | None, *, spread: bool) -> str:
 
 def rows(figures: Figures, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """Return the table with its headings: label, A, B, B ÷ A."""
-    found = [("", *(clean for clean in names), "B ÷ A")]
+    table = [("", names[0], names[1], "B ÷ A")]
     for name, row in figures.rows.items():
-        ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
-        sides = [cell(row, value, spread=figures.medians) for value in (row.a, row.b)]
-        found.append((LABELS[name], sides[0], sides[1], ratio))
-    return found  # type: ignore[return-value]
+        a, b = (cell(row, value, spread=figures.medians) for value in (row.a, row.b))
+        table.append((_FIGURES[name].label, a, b, _ratio(row)))
+    return table
 
 
-HEADINGS: dict[Name, str] = {
-    "tok_s": "tok/s",
-    "first_s": "first",
-    "prefill": "prefill/s",
-    "tokens": "tokens",
-    "acceptance": "acceptance",
-    "per_pass": "per pass",
-    "memory": "memory",
-    "bytes": "per token",
-    "bandwidth": "GB/s",
-    "utilization": "util.",
-    "joules": "J/token",
-}
-_UNIT_IN_HEADING: tuple[Name, ...] = ("tok_s", "prefill", "bandwidth", "joules")
+def _ratio(row: Row) -> str:
+    return units.factor(row.ratio) if row.ratio is not None and row.name not in ("tokens", "acceptance") else ""
 
 
 def columns(figures: Figures, names: Sequence[str]) -> list[list[str]]:
@@ -104,36 +93,33 @@ def columns(figures: Figures, names: Sequence[str]) -> list[list[str]]:
     found = [["", f"A {names[0]}", f"B {names[1]}", "B ÷ A"]]
     for name, row in figures.rows.items():
         cells = [_short_cell(name, value, figures.medians) for value in (row.a, row.b)]
-        ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
-        found.append([HEADINGS[name], *cells, ratio])
+        found.append([_FIGURES[name].heading, *cells, _ratio(row)])
     return found
 
 
 def _short_cell(name: Name, value: Value | None, medians: bool) -> str:
     if value is None:
         return "n/a"
-    text = figure(name, value.median)
-    number, _, unit = text.partition(" ")
-    unit = "" if name in _UNIT_IN_HEADING or not unit else f" {unit}"
+    text = _FIGURES[name].words(value.median)
+    text = text.partition(" ")[0] if _FIGURES[name].in_heading else text
     half = round(100 * value.spread / 2 / value.median) if value.median else 0
-    return f"{number}{unit} ±{half} %" if medians and half else f"{number}{unit}"
+    return f"{text} ±{half} %" if medians and half else text
 
 
 def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter."""
-    rate = figures.live_tok_s if figures.live_tok_s is not None else figures.decode_tok_s
-    parts = [f"{units.rate(rate):>5} tok/s"] if rate is not None else []
-    if figures.ttft_s is not None:
-        parts.append(f"first {' '.join(units.duration(figures.ttft_s))}")
-    if figures.drafting.acceptance is not None:
-        parts.append(f"acc {100 * figures.drafting.acceptance:.0f} %")
+    parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
+    if figures.ttft_s.value is not None:
+        parts.append(f"first {' '.join(units.duration(figures.ttft_s.value))}")
+    if figures.drafting.acceptance.value is not None:
+        parts.append(f"acc {100 * figures.drafting.acceptance.value:.0f} %")
     if memory is not None:
         parts.append(units.size(memory.private + memory.shared))
     roofline = figures.roofline
-    if roofline.bandwidth is not None:
-        peak = f"/{units.bandwidth(roofline.peak.bytes_per_s)}" if roofline.peak is not None else ""
-        about = "≈" if roofline.counted is None else ""
-        parts.append(f"{about}{units.bandwidth(roofline.bandwidth)}{peak} GB/s")
+    if roofline.bandwidth.value is not None:
+        peak = f"/{units.bandwidth(roofline.peak.value.bytes_per_s)}" if roofline.peak.value is not None else ""
+        about = "≈" if roofline.counted.value is None else ""
+        parts.append(f"{about}{units.bandwidth(roofline.bandwidth.value)}{peak} GB/s")
     return " · ".join(parts)
 
 
@@ -252,7 +238,7 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
         "prompt": turn.prompt,
         "rounds": [_round_json(one) for one in turn.rounds],
         "figures": {
-            name: {"a": _value_json(row.a), "b": _value_json(row.b), "ratio": row.ratio}
+            name: {"a": row.a and asdict(row.a), "b": row.b and asdict(row.b), "ratio": row.ratio}
             for name, row in figures.rows.items()
         },
         "verdict": verdict(figures.verdict, comparison.names),
@@ -260,16 +246,12 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
     }
 
 
-def _value_json(value: Value | None) -> dict[str, float] | None:
-    return None if value is None else {"median": value.median, "low": value.low, "high": value.high, "n": value.n}
-
-
 def _round_json(one: Round) -> dict[str, Any]:
     return {
         "first": "AB"[one.first],
         "mode": "concurrent" if one.race else "sequential",
         "race_bytes_per_s": list(one.race_bytes) if one.race_bytes is not None else None,
-        "memory": {"total": one.memory.total, "shared": one.memory.shared} if one.memory is not None else None,
+        "memory": one.memory and asdict(one.memory),
         "answers": [_answer_json(answer) for answer in one.answers],
     }
 
@@ -293,14 +275,14 @@ def title(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison) -> str:
     """Return the whole comparison."""
-    parts = [f"# {clean_line(title(comparison))}", *_sides(comparison)]
+    parts = [f"# {clean_line(title(comparison))}", "\n".join(_sides(comparison))]
     for turn in comparison.turns:
         parts += _turn(comparison, turn)
     return "\n\n".join(parts) + "\n"
 
 
 def _sides(comparison: Comparison) -> list[str]:
-    found = []
+    lines = []
     for letter, side, runner in zip("AB", comparison.sides, comparison.runners, strict=True):
         model = runner.model
         facts = [clean_line(side.label)]
@@ -309,8 +291,8 @@ def _sides(comparison: Comparison) -> list[str]:
         sampling = runner.settings.sampling.temperature
         facts += ["greedy" if not sampling else f"temperature {sampling:g}"]
         facts += [f"drafters {runner.settings.speculation.drafters}"]
-        found.append(f"- **{letter}**: {' · '.join(dict.fromkeys(facts))}")
-    return ["\n".join(found)]
+        lines.append(f"- **{letter}**: {' · '.join(dict.fromkeys(facts))}")
+    return lines
 
 
 def _turn(comparison: Comparison, turn: Turn) -> list[str]:

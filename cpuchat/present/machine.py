@@ -1,9 +1,4 @@
-"""Formats the machine, its measurements and its current state as labelled rows.
-
-Formats the page of `cpuchat doctor`: the machine, how it is used, and what slows inference down.
-
-Predicts how models of usual sizes run on this machine.
-"""
+"""The machine in words: rows of the hardware screen, the page of `cpuchat doctor`, and models of usual sizes on it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
-"""Formats models as sections, list rows and details: headers, repositories, draft candidates, quantization types.
+"""Models in words: headers, models of a repository, draft models, quantization types, predicted fit and speed.
 
-Formats downloads as words and figures in columns of constant width. Names come from Hugging Face and are cleaned.
-
-Formats draft model candidates as list rows and details.
-
-Formats quantization types as list rows and details: size, fit and speed of the resulting file.
-
-Formats a predicted fit and speed in the few words that a list or a pane has room for.
+Rows of lists, and details as labels and texts, the most important first. Names from Hugging Face are cleaned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Formats plans: what a model would do on a machine.
-
-Formats the lists of the plan screen: models, machines, numbers of machines.
-"""
+"""Plans in words: what a model would do on a machine, and lists of models, machines and numbers of machines."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import TYPE_CHECKING
 from cpuchat.models.catalog import PACE
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
+from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
@@ -26,16 +24,8 @@ OTHER_ENGINE = (
 )
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
 MACHINE_HEADS = (
-    "MACHINE",
-    "BANDWIDTH",
-    "TOK/S",
-    "RANGE",
-    "CODE, DRAFT",
-    "USERS",
-    "$/HOUR",
-    "$/M TOKENS",
-    "TOK/S/$1000",
-)
+    "MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS", "$/HOUR", "$/M TOKENS", "TOK/S/$1000",
+)  # fmt: skip
 SERVICE_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "FIRST TOKEN P50", "P95", "TOK/S P50", "P95", "ALL TOK/S", "")
 CODE = 0.8
 """The acceptance rate per token at which a draft model is compared: that of code."""
@@ -45,9 +35,7 @@ Lines = list[tuple[str, str]]
 
 def rates(found: Range | None) -> str:
     """`6.3 (5.3–7.2)`; "n/a" when unknown."""
-    if found is None:
-        return "n/a"
-    if math.isinf(found.value):
+    if found is None or math.isinf(found.value):
         return "n/a"
     return f"{units.about(found.value)} ({_span(found)})"
 
@@ -64,10 +52,6 @@ def seconds(found: Range) -> str:
 def time_of(value: float) -> str:
     """Return seconds with three digits or so."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _gb(count: float) -> str:
-    return f"{units.gigabytes(count)}"
 
 
 def title(plan: Plan) -> str:
@@ -126,17 +110,17 @@ def _draft_lines(plan: Plan) -> Lines:
 
 def _memory(plan: Plan) -> str:
     need = plan.memory
-    draft = f" + draft {_gb(need.draft)}" if need.draft else ""
-    return (
-        f"weights {_gb(need.weights)} + KV cache {_gb(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens){draft} + "
-        f"buffers {_gb(need.buffers)} = {_gb(need.needed)} of {_gb(need.usable)} GB: {need.fit}"
-    )
+    parts = [f"weights {gigabytes(need.weights)}"]
+    parts.append(f"KV cache {gigabytes(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens)")
+    parts += [f"draft {gigabytes(need.draft)}"] if need.draft else []
+    parts.append(f"buffers {gigabytes(need.buffers)}")
+    return f"{' + '.join(parts)} = {gigabytes(need.needed)} of {gigabytes(need.usable)} GB: {need.fit}"
 
 
 def _reason(plan: Plan) -> str:
     machine = plan.machine
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
-    per_token = units.gigabytes(plan.bytes_per_token)
+    per_token = gigabytes(plan.bytes_per_token)
     return (
         f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
         f"{units.takes(plan.limit, plan.limit_share)}"
@@ -336,27 +320,23 @@ def machine_rows(plans: Sequence[Plan]) -> list[ListRow]:
     """Return the lines of a list of `machine_plans`, the key is the machine's id; headings divide it by what reaches
     the target, plain or with the draft model."""
     target = plans[0].workload.tok_s
-    plain: list[ListRow] = []
-    drafted: list[ListRow] = []
-    slower: list[ListRow] = []
-    too_large: list[ListRow] = []
+    enough, drafted, slower, too_large = groups = (
+        [ListRow(name=f"{target:g} tok/s or more")],
+        [ListRow(name="only with the draft model, in code")],
+        [ListRow(name="slower")],
+        [ListRow(name="too large")],
+    )
     for plan in plans:
         code = code_draft(plan)
         if plan.tok_s is None:
             too_large.append(_machine_row(plan, None))
         elif plan.tok_s.value >= target:
-            plain.append(_machine_row(plan, plan.tok_s))
+            enough.append(_machine_row(plan, plan.tok_s))
         elif code is not None and code.tok_s.value >= target:
             drafted.append(_machine_row(plan, code.tok_s))
         else:
             slower.append(_machine_row(plan, plan.tok_s))
-    groups = (
-        (f"{target:g} tok/s or more", plain),
-        ("only with the draft model, in code", drafted),
-        ("slower", slower),
-        ("too large", too_large),
-    )
-    return [row for heading, rows in groups if rows for row in (ListRow(name=heading), *rows)]
+    return [row for rows in groups if len(rows) > 1 for row in rows]
 
 
 def _machine_row(plan: Plan, tok_s: Range | None) -> ListRow:

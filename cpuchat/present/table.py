@@ -1,7 +1,4 @@
-"""Aligned columns of text.
-
-Lines of lists of models and the like.
-"""
+"""Aligned columns of text, and the rows of lists of models and the like."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from cpuchat.serving.replies import Progress
 from cpuchat.serving.requests import ParsedRequest, Refusal, RequestReader
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.metric import Metric
 
 _PREFIX = "cpuchat_"
 
@@ -151,16 +152,16 @@ class Metrics:
     def _add_figures(self, page: _Page, now: Figures) -> None:
         """Add the gauges; one that is not known has no sample."""
         drafting, roofline = now.drafting, now.roofline
-        rate = now.decode_tok_s if now.live_tok_s is None else now.live_tok_s
-        page.maybe("decode_tokens_per_second", "Decode speed.", rate)
+        page.maybe("decode_tokens_per_second", "Decode speed.", now.tok_s)
         page.maybe("prefill_tokens_per_second", "Prefill speed.", now.prefill_tok_s)
         page.maybe("context_used_tokens", "Tokens in the KV cache.", now.n_past)
         page.maybe("acceptance_ratio", "Drafted tokens accepted by drafted.", drafting.acceptance)
         page.maybe("tokens_per_pass", "Tokens generated per pass of the target model.", drafting.tokens_per_pass)
         read = "Memory read by decoding, by the model's header."
         page.maybe("read_bandwidth_bytes_per_second", read, roofline.estimate)
-        peak = roofline.peak.bytes_per_s if roofline.peak is not None else None
-        page.maybe("read_bandwidth_peak_bytes_per_second", "Read bandwidth measured with the same cores.", peak)
+        peak, why = roofline.peak.value, roofline.peak.why
+        peak_rate = Metric.of(peak.bytes_per_s if peak is not None else None, why)
+        page.maybe("read_bandwidth_peak_bytes_per_second", "Read bandwidth measured with the same cores.", peak_rate)
         page.maybe("bandwidth_utilization_ratio", "Memory read by decoding by the measured peak.", roofline.utilization)
 
 
@@ -185,10 +186,10 @@ class _Page:
         self.family(name, kind, help, prefix=prefix)
         self._lines.append(f"{prefix}{name} {value:.10g}")
 
-    def maybe(self, name: str, help: str, value: float | None) -> None:
+    def maybe(self, name: str, help: str, figure: Metric[float] | Metric[int]) -> None:
         self.family(name, "gauge", f"{help} Of the running answer, else the last one.")
-        if value is not None:
-            self.sample(name, value)
+        if figure.value is not None:
+            self.sample(name, figure.value)
 
 
 def _escaped(text: str) -> str:

@@ -1,11 +1,7 @@
-"""Turns a backend's events into figures. Definitions: docs/figures.md.
+"""Turns a backend's events into figures: speeds, context, what a server reports, time left of a prompt.
 
-Pure: time comes in as an argument. Rates while an answer is written use the worker's own clock (`TextDelta.at_ms`),
-so what the way through pipe and event loop costs is not booked as slow decoding.
-
-How long the rest of a prompt takes.
-
-Measures how long a model reasons before it answers.
+Definitions: docs/figures.md. Rates while an answer is written use the worker's own clock (`TextDelta.at_ms`), so what
+the way through pipe and event loop costs is not booked as slow decoding.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import monotonic
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -38,12 +34,16 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Reuse
-from cpuchat.telemetry.machine import MachineSample, ServerFigures, ServerMeter
+from cpuchat.protocol.timings import Reuse, Timings
+from cpuchat.telemetry.machine import MachineSample
+from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import Reach, Roofline, RooflineMeter
 from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
 from cpuchat.telemetry.speech import Speech
 
+_T = TypeVar("_T")
+AT_THE_END = "at the end"
+"""Why a figure of a server is missing that it reports with the end of the answer."""
 _LEAST_SECONDS = 0.5  # of prefill, before its speed is known
 
 
@@ -93,76 +93,61 @@ _LIVE_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The current figures; None is "unknown", and `why_missing` says why.
+class ServerFigures:
+    """What a server reports beside an answer.
 
-    `load_fraction` 0-1. `prefill_*` in tokens of the prompt; `prefill_cached` of them were reused from the KV cache;
-    `reuse` as in `Timings`.
+    `network_s` and `queue_s` are parts of the time to the first token. `load`: the requests that it is at and that
+    wait, and the share of its KV cache in use; other users' requests are in them (None: not known yet).
+    `unreported` has pairs of a figure and the reason why this server does not report it.
+    """
+
+    network_s: Metric[float]
+    queue_s: Metric[float]
+    load: ServerLoad | None
+    unreported: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The current figures.
+
+    `load_fraction` 0-1, None: not loading, or of an unknown size. `prefill_*` in tokens of the prompt;
+    `prefill_cached` of them were reused from the KV cache; `reuse` as in `Timings`.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
-    `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `history` is
-    decoding speed, one sample per half second of decoding, oldest first, over answers too. `drafting`, `roofline` and
-    `server` have their own `why_missing`. `approximate`: tokens are counted by the parts that a server sends.
-    `ahead` requests are answered by a server before this one, 0 once it is its turn. `speech` is filled in by
-    the reader.
+    `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `stop_reason` is
+    None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample per half second of
+    decoding, oldest first, over answers too. `server`: None for a model on this machine. `approximate`: tokens are
+    counted by the parts that a server sends. `ahead` requests are answered by a server before this one, 0 once it is
+    its turn. `speech` is filled in by the reader.
     """
 
     phase: Phase
     load_fraction: float | None
     prefill_processed: int
     prefill_total: int
-    prefill_cached: int | None
-    prefill_tok_s: float | None
-    ttft_s: float | None
-    live_tok_s: float | None
-    decode_tok_s: float | None
+    prefill_cached: Metric[int]
+    prefill_tok_s: Metric[float]
+    ttft_s: Metric[float]
+    live_tok_s: Metric[float]
+    decode_tok_s: Metric[float]
     predicted_n: int
-    n_past: int | None
-    n_ctx: int | None
+    n_past: Metric[int]
+    n_ctx: Metric[int]
     stop_reason: StopReason | None
     history: tuple[float, ...]
-    failed: bool = False
-    drafting: Drafting = field(default_factory=Drafting)
-    roofline: Roofline = field(default_factory=Roofline)
-    server: ServerFigures | None = None
-    approximate: bool = False
-    ahead: int = 0
+    failed: bool
+    drafting: Drafting
+    roofline: Roofline
+    server: ServerFigures | None
+    approximate: bool
+    ahead: int
+    reuse: Reuse | None
     speech: Speech = field(default_factory=Speech)
-    reuse: Reuse | None = None
 
-    def why_missing(self, name: str) -> str:
-        """Return why that field is None, in a few words; "" when it is not None.
-
-        Raises:
-            AttributeError: no such field.
-        """
-        if getattr(self, name) is not None:
-            return ""
-        if self.server is not None and (unreported := self.server.why_unreported(name)):
-            return unreported
-        if name in ("n_ctx", "n_past"):
-            absent = "model is loading" if self.phase == "loading" else "no model loaded"
-            return absent if self.n_ctx is None else "no answer yet"
-        if name == "load_fraction":
-            return "size unknown" if self.phase == "loading" else "not loading"
-        if self.phase == "loading":
-            return "model is loading"
-        if self.phase == "idle":
-            return "no answer yet"
-        if name == "stop_reason":
-            return "answer failed" if self.failed else "answer in progress"
-        if name in ("prefill_tok_s", "prefill_cached"):
-            if self.prefill_total and (self.prefill_cached or 0) >= self.prefill_total - 1:
-                return "prompt fully cached"
-            if self.ahead:
-                return "queued"
-            if self.server is not None and self.phase == "decoding":
-                return "at the end"
-            return "in progress" if self.phase == "prefill" else "nothing evaluated"
-        if self.phase == "prefill":
-            return "no token yet"
-        if name == "live_tok_s" and self.phase == "done":
-            return "idle"
-        return "needs two tokens" if self.predicted_n else "no tokens generated"
+    @property
+    def tok_s(self) -> Metric[float]:
+        """Return the live speed; where there is none, the average of the answer."""
+        return self.decode_tok_s if self.live_tok_s.value is None else self.live_tok_s
 
 
 class Meter:
@@ -177,7 +162,9 @@ class Meter:
         self._failed = False
         self._speculation = SpeculationMeter()
         self._roofline = RooflineMeter()
-        self._server = ServerMeter()
+        self._model: ModelInfo | None = None
+        self._server_load: ServerLoad | None = None
+        self._reported: set[str] = set()  # figures that the server did report, against `ModelInfo.unreported`
         self._reset(0)
 
     def _reset(self, request_id: int) -> None:
@@ -188,17 +175,16 @@ class Meter:
         self._ahead = 0
         self._prefill_rate: float | None = None
         self._ttft_s: float | None = None
-        self._decode_rate: float | None = None
         self._predicted_n = 0
         self._points: deque[tuple[float, int]] = deque()  # (at_ms, predicted_n), the last second and a bit
         self._first: tuple[float, int] | None = None
         self._next_sample = 0.0
         self._newest_at = 0.0
         self._stop_reason: StopReason | None = None
+        self._timings: Timings | None = None  # of the answer, once it is complete
         self._failed = False
         self._speculation.reset()
         self._roofline.reset()
-        self._server.reset()
 
     def expect(self, speculation: Speculation) -> None:
         """Set how the next answer (or the one that begins) is drafted."""
@@ -256,7 +242,7 @@ class Meter:
                 self._ahead = event.ahead
                 self._prefill_start = (now, 0)  # waiting is no prefill
             case ServerLoad():
-                self._server.load(event)
+                self._server_load = event
             case LoadProgress():
                 if self._phase != "loading":
                     self._without_model()
@@ -282,16 +268,22 @@ class Meter:
         self._for_model(None)
 
     def _for_model(self, model: ModelInfo | None) -> None:
+        self._model, self._server_load, self._reported = model, None, set()
+        if model is not None:
+            self._timings = None
         self._speculation.model(model)
         self._roofline.model(model)
-        self._server.model(model)
+
+    @property
+    def _on_server(self) -> bool:
+        return self._model is not None and bool(self._model.server)
 
     def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
         first, self._prefill = self._prefill is None, event
         self._ahead = 0
         self._n_past = event.processed
         start = self._prefill_start
-        if self._server.is_used and (first or start is None):
+        if self._on_server and (first or start is None):
             # The network and a queue before it are no prefill, and a size that comes with the first text gives no rate.
             self._prefill_start = start = (now, event.processed)
         elif start is None or start[1] < event.cache_n:
@@ -346,10 +338,13 @@ class Meter:
         self._stop_reason = event.stop_reason
         self._predicted_n = timings.predicted_n
         self._prefill_rate = timings.prompt_per_second
-        self._decode_rate = timings.predicted_per_second
+        self._timings = timings
+        values = {"queue_s": timings.queue_ms, "prefill_tok_s": timings.prompt_per_second}
+        self._reported |= {name for name, value in values.items() if value is not None}
+        if timings.reused_known and timings.prompt_n:
+            self._reported.add("prefill_cached")
         self._speculation.update(timings.speculation, timings.predicted_n, timings.predicted_ms)
         self._roofline.finish(timings)
-        self._server.finish(timings)
         if timings.ttft_ms > 0:
             self._ttft_s = timings.ttft_ms / 1e3
         if timings.n_ctx:
@@ -392,8 +387,8 @@ class Meter:
         return written / min(_LIVE_MS, end - points[0][0]) * 1e3
 
     def _decode(self) -> float | None:
-        if self._phase == "done" and self._decode_rate is not None:
-            return self._decode_rate
+        if self._timings is not None and self._timings.predicted_per_second is not None:
+            return self._timings.predicted_per_second
         if self._first is None or not self._points or self._points[-1][0] <= self._first[0]:
             return None
         return (self._points[-1][1] - self._first[1]) / (self._points[-1][0] - self._first[0]) * 1e3
@@ -404,33 +399,87 @@ class Meter:
 
     def figures(self, now: float | None = None) -> Figures:
         """Return the figures at `now` (monotonic seconds), which lowers the live rate while no token arrives."""
-        prefill = self._prefill
+        prefill, timings = self._prefill, self._timings
         live, decode = self._live(now), self._decode()
+        unreported = self._unreported()
+        no_model = "model is loading" if self._phase == "loading" else NO_MODEL
+        no_answer = {"loading": "model is loading", "idle": NO_ANSWER}.get(self._phase, "")
+        no_rate = no_answer or self._why_no_rate()
+        no_prefill = no_answer or self._why_no_prefill()
+
+        def figure(name: str, value: _T | None, why: str) -> Metric[_T]:
+            return Metric.of(value, unreported.get(name, why))
+
+        server = None
+        if self._on_server:
+            server = ServerFigures(
+                network_s=figure("network_s", _seconds(timings and timings.network_ms), AT_THE_END),
+                queue_s=figure("queue_s", _seconds(timings and timings.queue_ms), AT_THE_END),
+                load=self._server_load,
+                unreported=tuple(unreported.items()),
+            )
         return Figures(
             phase=self._phase,
             load_fraction=self._load_fraction,
             prefill_processed=prefill.processed if prefill else 0,
             prefill_total=prefill.total if prefill else 0,
-            prefill_cached=self._server.reused(prefill.cache_n if prefill else 0),
-            reuse=prefill.reuse if prefill else None,
-            prefill_tok_s=self._prefill_rate,
-            ttft_s=self._ttft_s,
-            live_tok_s=live,
-            decode_tok_s=decode,
+            prefill_cached=figure("prefill_cached", self._reused(), no_prefill),
+            prefill_tok_s=figure("prefill_tok_s", self._prefill_rate, no_prefill),
+            ttft_s=figure("ttft_s", self._ttft_s, no_rate),
+            live_tok_s=figure("live_tok_s", live, "idle" if self._phase == "done" else no_rate),
+            decode_tok_s=figure("decode_tok_s", decode, no_rate),
             predicted_n=self._predicted_n,
-            n_past=self._n_past,
-            n_ctx=self._n_ctx,
+            n_past=figure("n_past", self._n_past, no_model if self._n_ctx is None else NO_ANSWER),
+            n_ctx=figure("n_ctx", self._n_ctx, no_model),
             stop_reason=self._stop_reason,
             history=tuple(self._history),
             failed=self._failed,
-            server=self._server.figures(),
-            approximate=self._server.approximate,
-            ahead=self._ahead if self._phase == "prefill" else 0,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
             roofline=self._roofline.roofline(
                 live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth
             ),
+            server=server,
+            approximate=timings.approximate if timings is not None else self._hides("tokens"),
+            ahead=self._ahead if self._phase == "prefill" else 0,
+            reuse=prefill.reuse if prefill else None,
         )
+
+    def _unreported(self) -> dict[str, str]:
+        """Return the reasons why the server does not report figures, by their names."""
+        pairs = self._model.unreported if self._model is not None else ()
+        return {name: why for name, why in pairs if name not in self._reported}
+
+    def _hides(self, figure: str) -> bool:
+        return self._model is not None and bool(self._model.why_unreported(figure))
+
+    def _reused(self) -> int | None:
+        """Return the reused tokens of the prompt, by its progress; None while a server does not tell."""
+        timings = self._timings
+        if timings is not None and self._on_server:
+            return timings.cache_n if timings.reused_known else None
+        if timings is None and self._hides("prefill_cached"):
+            return None
+        return self._prefill.cache_n if self._prefill is not None else 0
+
+    def _why_no_rate(self) -> str:
+        """Return why an answer that has begun has no speed yet."""
+        if self._phase == "prefill":
+            return "no token yet"
+        return "needs two tokens" if self._predicted_n else "no tokens generated"
+
+    def _why_no_prefill(self) -> str:
+        """Return why an answer that has begun has no speed of its prompt."""
+        if self._prefill is not None and 0 < self._prefill.total <= (self._reused() or 0) + 1:
+            return "fully cached"
+        if self._ahead and self._phase == "prefill":
+            return "queued"
+        if self._on_server and self._phase == "decoding":
+            return AT_THE_END
+        return "in progress" if self._phase == "prefill" else "none evaluated"
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
 
 
 async def with_reasoning_time(events: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:

@@ -1,10 +1,6 @@
-"""Compares decoding with the limits of the machine, and names the bottleneck. Definitions: docs/figures.md.
+"""Compares decoding with the limits of the machine: bytes that a pass reads, bandwidth, ceilings, the bottleneck.
 
-Pure arithmetic over plain values. Bandwidths in bytes per second, rates in tokens per second.
-
-Follows an answer for the roofline: its evaluations in the last second, and the counters' samples meanwhile.
-
-Computes the bytes that a pass reads from memory. Definitions: docs/figures.md.
+Definitions: docs/figures.md. Bandwidths in bytes per second, rates in tokens per second.
 """
 
 from __future__ import annotations
@@ -12,12 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from cpuchat.costs.model import ALIKE, experts_read
 from cpuchat.protocol.model_info import ModelInfo, Traffic
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
+from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
 from cpuchat.telemetry.units import plural
 
 
@@ -59,6 +56,11 @@ _FAR_BELOW = 0.5
 _LEAST_PASSES = 20
 
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
+NO_ESTIMATE = "no estimate for this model"
+"""Reasons for a missing figure: of a model in the caches, and of one whose tensors are not known."""
+_TOO_LOW = "peak measured too low"
+_COUNTER_OFF = "counter above the measured peak"  # although nothing else ran
+_NO_FIGURE: Metric[Any] = missing(NO_MODEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,70 +96,35 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The figures of the roofline; None is "unknown", and `why_missing` says why.
+    """The figures of the roofline.
 
     `bandwidth` is that of `source`: a counter's name, or "estimated" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
     together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that
-    was exceeded is none. `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one measured
-    sentence. `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in what the
-    counter reads, also while nothing is written.
+    was exceeded is missing. `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one
+    measured sentence. `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in
+    what the counter reads, also while nothing is written.
     """
 
-    bandwidth: float | None = None
+    bandwidth: Metric[float] = _NO_FIGURE
     source: str = "estimated"
-    estimate: float | None = None
-    counted: Bandwidth | None = None
-    peak: Peak | None = None
-    utilization: float | None = None
+    estimate: Metric[float] = _NO_FIGURE
+    counted: Metric[Bandwidth] = _NO_FIGURE
+    peak: Metric[Peak] = _NO_FIGURE
+    utilization: Metric[float] = _NO_FIGURE
     off: str = ""
     remark: str = ""
-    ceiling_plain: float | None = None
-    ceiling_accepted: float | None = None
-    ceiling_compute: float | None = None
-    bytes_per_pass: float | None = None
+    ceiling_plain: Metric[float] = _NO_FIGURE
+    ceiling_accepted: Metric[float] = _NO_FIGURE
+    ceiling_compute: Metric[float] = _NO_FIGURE
+    bytes_per_pass: Metric[float] = _NO_FIGURE
     limit: Limit = ""
     advice: str = ""
-    watts: float | None = None
-    joules_per_token: float | None = None
+    watts: Metric[float] = _NO_FIGURE
+    joules_per_token: Metric[float] = _NO_FIGURE
     fits_cache: bool = False
     l3_groups: int = 0
-    exceeded: tuple[str, ...] = ()
-    has_model: bool = False
-    has_traffic: bool = False
-    no_counter: str = ""
-    no_power: str = ""
-
-    def why_missing(self, field: str) -> str:
-        """Return why that field is None, in a few words; "" when it is not None.
-
-        Raises:
-            AttributeError: no such field.
-        """
-        if getattr(self, field) is not None:
-            return ""
-        if field == "counted":
-            return self.no_counter or "counters not read"
-        if field in ("watts", "joules_per_token"):
-            if field == "joules_per_token" and self.watts is not None:
-                return "answer too short"
-            return self.no_power or "power not read"
-        if not self.has_model:
-            return "no model loaded"
-        if field == "peak":
-            return "not measured · run cpuchat probe"
-        if field in self.exceeded:
-            return "peak measured too low"
-        if field == "ceiling_compute":
-            return f"needs a prompt of {LEAST_PREFILL} tokens"
-        if not self.has_traffic:
-            return "no estimate for this model"
-        if self.fits_cache and field in ("utilization", "ceiling_plain", "ceiling_accepted"):
-            return NO_MEMORY_LIMIT
-        if self.peak is None and field in ("utilization", "ceiling_plain", "ceiling_accepted"):
-            return "no peak · run cpuchat probe"
-        return "nothing drafted" if field == "ceiling_accepted" else "no answer yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +165,13 @@ def peak_of(model: ModelInfo) -> Peak | None:
     return Peak(model.peak_read, f"measured, {plural(n, 'core')}", model.compute_cpus)
 
 
-def prefill_rate(model: ModelInfo, measured: float | None, predicted: float = 0.0) -> float | None:
-    """tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
+def _prefill_rate(model: ModelInfo, measured: float | None, predicted: float) -> float | None:
+    """Return tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
     calibrated pass."""
-    known = [one for one in (measured, predicted) if one]
+    rates = [measured or 0.0, predicted]
     if len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0:
-        known.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
-    return max(known, default=None)
+        rates.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
+    return max(rates) or None
 
 
 def fits_cache(model: ModelInfo) -> bool:
@@ -228,52 +195,62 @@ def roofline(
 
     Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them.
     """
-    power = machine.power if machine is not None else None
-    read = machine.bandwidth if machine is not None else None
-    base = Roofline(
-        watts=power.watts if power is not None else None,
-        joules_per_token=joules_per_token,
-        l3_groups=len(read.per_l3) if read is not None else 0,
-        no_counter=machine.no_bandwidth if machine is not None else "",
-        no_power=machine.no_power if machine is not None else "",
-    )
+    machine = machine or MachineSample()
+    read, no_power = machine.bandwidth, machine.no_power or "power not read"
+    watts = Metric.of(machine.power.watts if machine.power is not None else None, no_power)
+    joules = Metric.of(joules_per_token, no_power if watts.value is None else "answer too short")
+    groups = len(read.per_l3) if read is not None else 0
+    no_counter = machine.no_bandwidth or "counters not read"
     if model is None:
-        return base
+        return Roofline(watts=watts, joules_per_token=joules, l3_groups=groups, counted=missing(no_counter))
     peak, cached = peak_of(model), fits_cache(model)
-    compute = prefill_rate(model, prefill_tok_s, reach.compute_tok_s)
-    most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None and not cached else None
-    whole = now.whole
-    per_pass = _bytes_per_pass(model, whole, now.n_past)
+    no_figure = NO_ANSWER if model.traffic is not None else NO_ESTIMATE
+    of_target = pass_bytes(model.traffic, now.whole.n_per_pass, now.n_past) if model.traffic is not None else None
     recent = _bytes_per_pass(model, now.recent, now.n_past)
     estimate = average = None
     if recent is not None and now.tok_s is not None:
         estimate = now.tok_s / now.recent.tokens_per_pass * recent
+    per_pass = _bytes_per_pass(model, now.whole, now.n_past)
     if per_pass is not None and now.average_tok_s is not None:
-        average = now.average_tok_s / whole.tokens_per_pass * per_pass
-    ceilings, exceeded = _ceilings(model, now, most, compute)
+        average = now.average_tok_s / now.whole.tokens_per_pass * per_pass
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
-    utilization = bandwidth / peak.bytes_per_s if bandwidth is not None and peak is not None and not cached else None
+    no_limit = _why_no_memory_limit(model, peak)
+    utilization = None if bandwidth is None or peak is None or no_limit else bandwidth / peak.bytes_per_s
     remark = _remark(counted, estimate, cached)
-    return replace(
-        base,
-        bandwidth=bandwidth,
+    over_peak = counted is not None and utilization is not None and utilization > OFF
+    most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
+    plain, accepted = _memory_ceilings(model, now, most, no_limit)
+    compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
+    return Roofline(
+        bandwidth=Metric.of(bandwidth, no_figure),
         source="estimated" if counted is None else counted.source,
-        estimate=estimate,
-        counted=counted,
-        peak=peak,
-        utilization=utilization,
-        off=_off(model, average, peak, cached) or _counter_off(utilization if counted is not None else None, remark),
+        estimate=Metric.of(estimate, no_figure),
+        counted=Metric.of(counted, no_counter),
+        peak=Metric.of(peak, "not measured · run cpuchat probe"),
+        utilization=Metric.of(utilization, no_limit or no_figure),
+        off=_off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else ""),
         remark=remark,
-        bytes_per_pass=None if model.traffic is None else pass_bytes(model.traffic, whole.n_per_pass, now.n_past),
-        limit=_limit(now, ceilings, utilization),
+        ceiling_plain=plain,
+        ceiling_accepted=accepted,
+        ceiling_compute=compute,
+        bytes_per_pass=Metric.of(of_target, NO_ESTIMATE),
+        limit=_limit(now, plain.value, accepted.value, compute.value, utilization),
         advice=better_depth(model.pass_ms, now.by_position, now.fixed_depth, now.draft_ms),
+        watts=watts,
+        joules_per_token=joules,
         fits_cache=cached,
-        exceeded=exceeded,
-        has_model=True,
-        has_traffic=model.traffic is not None,
-        **ceilings,
+        l3_groups=groups,
     )
+
+
+def _why_no_memory_limit(model: ModelInfo, peak: Peak | None) -> str:
+    """Return why memory sets this model no limit that is known; "" where it does."""
+    if model.traffic is None:
+        return NO_ESTIMATE
+    if fits_cache(model):
+        return NO_MEMORY_LIMIT
+    return "no peak · run cpuchat probe" if peak is None else ""
 
 
 def after_answer(model: ModelInfo, timings: Timings) -> Roofline:
@@ -305,18 +282,12 @@ def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | N
 
 
 def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: bool) -> str:
+    """Return why the estimate over the answer, if it exceeds the peak, does so."""
     if average is None or peak is None or cached or average <= OFF * peak.bytes_per_s:
         return ""
     if _weights(model) < PARTLY_CACHED * model.cache_bytes:
         return "above the memory peak: part of the weights stays in L3"
     return "peak measured too low · run cpuchat probe again"
-
-
-def _counter_off(utilization: float | None, remark: str) -> str:
-    """Return a remark if the counter exceeds the peak although nothing else ran."""
-    if utilization is None or utilization <= OFF or remark:
-        return ""
-    return "counter above the measured peak"
 
 
 def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> str:
@@ -329,48 +300,59 @@ def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> 
     return ""
 
 
-def _ceilings(
-    model: ModelInfo, now: Decoding, read: float | None, compute: float | None
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the ceilings by field, and the fields left out because measurements clearly exceed them. `read` in bytes
-    per second.
-
-    The acceptance is the better of that of the whole answer and that of its last second: both rates are shown.
-    """
-    parts = [part for part in (now.whole, now.recent) if part.passes] or [now.whole]
-    ceilings: dict[str, float] = {}
-    if compute is not None:
-        ceilings["ceiling_compute"] = compute * max(part.tokens_per_pass / part.n_per_pass for part in parts)
-    if read is not None and model.traffic is not None:
-        ceilings["ceiling_plain"] = read / pass_bytes(model.traffic, 1, now.n_past)
-        if now.whole.draft_n:
-            each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in parts]
-            ceilings["ceiling_accepted"] = read * max(tokens / nbytes for tokens, nbytes in each if nbytes)
-    written = max(now.tok_s or 0.0, now.average_tok_s or 0.0)
-    plain = now.plain_tok_s or 0.0
-    measured = {
-        "ceiling_compute": max(written, plain),
-        "ceiling_plain": plain if now.whole.draft_n else max(written, plain),
-        "ceiling_accepted": written,
-    }
-    exceeded = tuple(name for name, ceiling in ceilings.items() if measured[name] > OFF * ceiling)
-    return {name: ceiling for name, ceiling in ceilings.items() if name not in exceeded}, exceeded
+def _parts(now: Decoding) -> list[Evaluated]:
+    """Return the stretches whose acceptance counts for a ceiling, the better of them: both rates are shown."""
+    return [part for part in (now.whole, now.recent) if part.passes] or [now.whole]
 
 
-def _limit(now: Decoding, ceilings: dict[str, float], utilization: float | None) -> Limit:
-    """Return what takes most of an average pass; "" if unknown, or in contradiction to the utilization."""
+def _memory_ceilings(
+    model: ModelInfo, now: Decoding, read: float, no_limit: str
+) -> tuple[Metric[float], Metric[float]]:
+    """Return the ceilings without drafts and at this acceptance; `read` in bytes per second."""
+    if no_limit or model.traffic is None:
+        return missing(no_limit), missing(no_limit)
+    written, measured_plain = _fastest(now), now.plain_tok_s or 0.0
+    drafted = now.whole.draft_n > 0
+    ceiling = read / pass_bytes(model.traffic, 1, now.n_past)
+    plain = _unless_exceeded(ceiling, measured_plain if drafted else max(written, measured_plain))
+    if not drafted:
+        return plain, missing("nothing drafted")
+    each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]
+    return plain, _unless_exceeded(read * max(tokens / nbytes for tokens, nbytes in each if nbytes), written)
+
+
+def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
+    """Return tok/s if only computing took time; `prefill` is what the cores compute."""
+    if prefill is None:
+        return missing(f"needs a prompt of {LEAST_PREFILL} tokens")
+    ceiling = prefill * max(part.tokens_per_pass / part.n_per_pass for part in _parts(now))
+    return _unless_exceeded(ceiling, max(_fastest(now), now.plain_tok_s or 0.0))
+
+
+def _fastest(now: Decoding) -> float:
+    return max(now.tok_s or 0.0, now.average_tok_s or 0.0)
+
+
+def _unless_exceeded(ceiling: float, measured: float) -> Metric[float]:
+    """Return a ceiling, unless what was measured clearly exceeds it."""
+    return Metric(ceiling) if measured <= OFF * ceiling else missing(_TOO_LOW)
+
+
+def _limit(
+    now: Decoding, plain: float | None, accepted: float | None, compute: float | None, utilization: float | None
+) -> Limit:
+    """Return what takes most of an average pass by the ceilings; "" if unknown, or contradicted by `utilization`."""
     rate = now.average_tok_s
     if not rate:
         return ""
-    by_memory = ceilings.get("ceiling_accepted" if now.whole.draft_n else "ceiling_plain")
-    by_compute = ceilings.get("ceiling_compute")
+    by_memory = accepted if now.whole.draft_n else plain
     memory = rate / by_memory if by_memory else 0.0
-    computing = rate / by_compute if by_compute else 0.0
+    computing = rate / compute if compute else 0.0
     if max(memory, computing) >= AT_THE_LIMIT:
         if computing > memory:
             return "compute"
         return "memory" if utilization is None or utilization >= _FAR_BELOW else ""
-    if not by_memory or not by_compute or rate > _FAR_BELOW * min(ceilings.values()):
+    if not by_memory or not compute or rate > _FAR_BELOW * min(plain or by_memory, by_memory, compute):
         return ""
     return "overhead" if utilization is None or utilization <= _FAR_BELOW else ""
 
@@ -405,41 +387,33 @@ class _Average:
     """Averages the samples taken while decoding."""
 
     def __init__(self) -> None:
-        self._n = 0
         self._bandwidth: list[Bandwidth] = []
-        self._power: list[Power] = []
-        self._first: tuple[float, int] | None = None  # (joules, tokens written)
-        self._last: tuple[float, int] = (0.0, 0)
+        self._power: list[tuple[Power, int]] = []  # with the tokens written by then
 
     def add(self, sample: MachineSample, predicted_n: int) -> None:
         if sample.bandwidth is not None:
             self._bandwidth.append(sample.bandwidth)
         if sample.power is not None:
-            self._power.append(sample.power)
-            self._last = (sample.power.joules, predicted_n)
-            if self._first is None:
-                self._first = self._last
+            self._power.append((sample.power, predicted_n))
 
     @property
     def joules_per_token(self) -> float | None:
-        if self._first is None:
+        if not self._power:
             return None
-        tokens = self._last[1] - self._first[1]
-        return (self._last[0] - self._first[0]) / tokens if tokens > 0 else None
+        (first, begun), (last, ended) = self._power[0], self._power[-1]
+        return (last.joules - first.joules) / (ended - begun) if ended > begun else None
 
     def sample(self, last: MachineSample) -> MachineSample:
         """Return the means, with the reasons of the `last` sample for missing figures; power is the current one if it
         was never sampled.
         """
-        return MachineSample(
-            bandwidth=_mean_bandwidth(self._bandwidth),
-            power=_mean_power(self._power) or last.power,
-            no_bandwidth=last.no_bandwidth,
-            no_power=last.no_power,
-        )
+        power = last.power
+        if self._power:
+            power = replace(self._power[-1][0], watts=_mean([one.watts for one, _ in self._power]))
+        return replace(last, bandwidth=_mean_bandwidth(self._bandwidth), power=power)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
@@ -451,21 +425,13 @@ def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
     same = [one for one in samples if (one.source, len(one.per_l3)) == (newest.source, len(newest.per_l3))]
     reads = [one.read for one in same if one.read is not None]
     writes = [one.write for one in same if one.write is not None]
-    return Bandwidth(
+    return replace(
+        newest,
         total=_mean([one.total for one in same]),
-        source=newest.source,
-        scope=newest.scope,
         read=_mean(reads) if newest.read is not None else None,
         write=_mean(writes) if newest.write is not None else None,
-        per_l3=tuple(_mean(list(values)) for values in zip(*(one.per_l3 for one in same), strict=True)),
+        per_l3=tuple(map(_mean, zip(*(one.per_l3 for one in same), strict=True))),
     )
-
-
-def _mean_power(samples: list[Power]) -> Power | None:
-    if not samples:
-        return None
-    newest = samples[-1]
-    return Power(_mean([one.watts for one in samples]), newest.joules, newest.source)
 
 
 class RooflineMeter:

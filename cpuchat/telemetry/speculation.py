@@ -6,60 +6,36 @@ from dataclasses import dataclass
 
 from cpuchat.protocol.messages import Speculation
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
+from cpuchat.protocol.timings import SpeculationFigures
+from cpuchat.telemetry.metric import NO_ANSWER, Metric, missing
+
+_OFF: Metric[float] = missing("drafting is off")
+_NO_COUNTS = SpeculationFigures()
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """The figures of drafting; None is "unknown", and `why_missing` says why.
+    """The figures of drafting: `counts` as the worker or a server sent them last, and what follows from them.
 
     `wanted`: drafters are chosen; `adaptive`: the depth is not fixed by the user. Acceptance is accepted by drafted
     tokens (0-1), `acceptance_now` over the last passes, `acceptance` over the answer. `tokens_per_pass` written per
-    evaluation of the target. `by_position`: (drafted, accepted) for the first, second, ... token of a draft.
-    `drafter` proposed last ("" none yet). `depth` tokens are drafted per pass now, 0 = plain decoding. `draft_share`
-    of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain decoding
-    does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is off.
-    `source` names who counted at a server ("server", "server-wide"; "" for the engine of this machine). `disturbed`: no
-    comparison with plain decoding, because other programs had the cores for part of the answer.
+    evaluation of the target. `depth` tokens are drafted per pass now, 0 = plain decoding, None: not known.
+    `draft_share` of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain
+    decoding does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is
+    off, before the first counts, too.
     """
 
+    counts: SpeculationFigures = _NO_COUNTS
     wanted: bool = False
     adaptive: bool = True
-    acceptance_now: float | None = None
-    acceptance: float | None = None
-    tokens_per_pass: float | None = None
-    by_position: tuple[tuple[int, int], ...] = ()
-    by_drafter: tuple[DrafterCount, ...] = ()
-    drafter: str = ""
     depth: int | None = None
-    overlap: bool = False
-    draft_share: float | None = None
-    plain_tok_s: float | None = None
-    speed_up: float | None = None
     reason: str = ""
-    answered: bool = False
-    source: str = ""
-    disturbed: bool = False
-
-    def why_missing(self, field: str) -> str:
-        """Return why that field is None, in a few words; "" when it is not None.
-
-        Raises:
-            AttributeError: no such field.
-        """
-        if getattr(self, field) is not None:
-            return ""
-        if not self.wanted:
-            return "drafting is off"
-        if field in ("plain_tok_s", "speed_up") and self.disturbed:
-            return "busy cores"
-        if field == "plain_tok_s":
-            return "not reported" if self.source else "not calibrated"
-        if not self.answered:
-            return "no answer yet"
-        if field == "speed_up" and self.plain_tok_s is None:
-            return "plain speed not measured"
-        return "answer too short" if field == "draft_share" and self.depth is not None else "nothing drafted"
+    acceptance_now: Metric[float] = _OFF
+    acceptance: Metric[float] = _OFF
+    tokens_per_pass: Metric[float] = _OFF
+    draft_share: Metric[float] = _OFF
+    plain_tok_s: Metric[float] = _OFF
+    speed_up: Metric[float] = _OFF
 
 
 class SpeculationMeter:
@@ -75,9 +51,7 @@ class SpeculationMeter:
 
     def reset(self) -> None:
         """Begin another answer."""
-        self._figures: SpeculationFigures | None = None
-        self._predicted_n = 0
-        self._decode_ms = 0.0
+        self.update(None, 0, 0.0)
 
     def model(self, model: ModelInfo | None) -> None:
         """Set the loaded model, or None."""
@@ -97,40 +71,39 @@ class SpeculationMeter:
         adaptive = self.asked.depth == 0 and not self._server
         if not self.asked.drafters and not self._remote:
             return Drafting(adaptive=adaptive)
-        now = self._figures or SpeculationFigures(reason=self._no_speculation)
-        # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
-        long_enough = self._figures is not None and self._decode_ms >= max(now.draft_ms, 1.0)
-        timed = long_enough and not self._server and (now.draft_n or now.draft_ms)
-        share = now.draft_ms / self._decode_ms if timed else None
+        counts = self._figures or SpeculationFigures(reason=self._no_speculation)
+        nothing = "nothing drafted" if answered else NO_ANSWER
+        depth = None if self._figures is None or self._server else self.asked.depth or counts.depth
+        plain = self._plain_tok_s(counts)
         return Drafting(
+            counts=counts,
             wanted=True,
             adaptive=adaptive,
-            acceptance_now=_share(now.recent_draft_n_accepted, now.recent_draft_n),
-            acceptance=_share(now.draft_n_accepted, now.draft_n),
-            tokens_per_pass=now.tokens_per_pass(self._predicted_n),
-            by_position=now.by_position,
-            by_drafter=now.by_drafter,
-            drafter=now.drafter,
-            depth=None if self._figures is None or self._server else self.asked.depth or now.depth,
-            overlap=now.overlap,
-            draft_share=share,
-            plain_tok_s=self._plain_tok_s(now),
-            speed_up=now.speed_up(tok_s, self._predicted_n),
-            reason=now.reason or (self._no_speculation if not now.draft_n else ""),
-            answered=answered,
-            source=now.source,
-            disturbed=now.disturbed,
+            depth=depth,
+            reason=counts.reason or (self._no_speculation if not counts.draft_n else ""),
+            acceptance_now=_share(counts.recent_draft_n_accepted, counts.recent_draft_n, nothing),
+            acceptance=_share(counts.draft_n_accepted, counts.draft_n, nothing),
+            tokens_per_pass=Metric.of(counts.tokens_per_pass(self._predicted_n), nothing),
+            draft_share=self._draft_share(counts, "answer too short" if answered and depth is not None else nothing),
+            plain_tok_s=plain,
+            speed_up=Metric.of(counts.speed_up(tok_s, self._predicted_n), plain.why or nothing),
         )
 
-    def _plain_tok_s(self, now: SpeculationFigures) -> float | None:
+    def _draft_share(self, counts: SpeculationFigures, why: str) -> Metric[float]:
+        # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
+        long_enough = self._figures is not None and self._decode_ms >= max(counts.draft_ms, 1.0)
+        timed = long_enough and not self._server and (counts.draft_n or counts.draft_ms)
+        return Metric(counts.draft_ms / self._decode_ms) if timed else missing(why)
+
+    def _plain_tok_s(self, counts: SpeculationFigures) -> Metric[float]:
         """Return the plain speed: of an answer without drafts, its own average speed."""
-        if self._server:
-            return None
-        if self._figures is not None and not now.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
-            return (self._predicted_n - 1) * 1e3 / self._decode_ms
-        plain_ms = now.plain_ms or (self._model_plain_ms if not now.disturbed else None)
-        return 1e3 / plain_ms if plain_ms else None
+        if not self._server:
+            if self._figures is not None and not counts.draft_n and self._predicted_n > 1 and self._decode_ms > 0:
+                return Metric((self._predicted_n - 1) * 1e3 / self._decode_ms)
+            if plain_ms := counts.plain_ms or (self._model_plain_ms if not counts.disturbed else None):
+                return Metric(1e3 / plain_ms)
+        return missing("busy cores" if counts.disturbed else "not reported" if counts.source else "not calibrated")
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, whole: int, why: str) -> Metric[float]:
+    return Metric(part / whole) if whole else missing(why)

@@ -466,7 +466,7 @@ def _basis(
         return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
     acceptance = None
     if model.draft_traffic is not None and figures.drafting.wanted and not figures.drafting.reason:
-        acceptance = measured_acceptance(figures.drafting)
+        acceptance = measured_acceptance(figures.drafting.counts)
         if acceptance is None:
             acceptance = _ASSUMED_ACCEPTANCE
             source += f", {100 * acceptance:.0f} % acceptance assumed"
@@ -480,7 +480,7 @@ def _basis(
             (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
             survey.one_core.bytes_per_s if survey is not None else None,
         ),
-        figures.n_past or N_PAST,
+        figures.n_past.value or N_PAST,
         acceptance,
         source,
         figures.roofline.limit == "compute",
@@ -540,8 +540,8 @@ def _scale(predicted: float, figures: Figures) -> float:
     slower, no answer was long enough, or other programs had the cores. Of very small models much of a token's time is
     spent outside of passes.
     """
-    measured = figures.decode_tok_s or 0.0
-    counts = figures.predicted_n >= LEAST_TOKENS and not figures.drafting.disturbed
+    measured = figures.decode_tok_s.value or 0.0
+    counts = figures.predicted_n >= LEAST_TOKENS and not figures.drafting.counts.disturbed
     return measured / predicted if counts and 0 < measured < predicted else 1.0
 
 

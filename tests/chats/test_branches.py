@@ -219,7 +219,7 @@ async def test_an_answer_and_what_it_was_before_are_both_there() -> None:
         await core.open_chat(core.chat.id, one.id)
         assert texts(core) == ["First?", "One.", "Second?", "More one."]
         assert core.messages[:2] == [question, one] and one.sampling and one.sampling.temperature > 0
-        assert core.figures().n_past == core.messages[-1].timings.n_past  # type: ignore[union-attr]
+        assert core.figures().n_past.value == core.messages[-1].timings.n_past  # type: ignore[union-attr]
         await core.open_chat(core.chat.id, two.id)
         assert texts(core)[-1] == "More two."
         assert two.sampling and two.sampling.temperature == 0

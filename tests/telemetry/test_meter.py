@@ -22,6 +22,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.metric import Metric
 
 INFO = ModelInfo(
     path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
@@ -46,24 +47,24 @@ def test_the_way_of_one_answer():
     assert (meter.figures().phase, meter.figures().load_fraction) == ("loading", 0.25)
     meter.observe(ModelLoaded(model=INFO), 1.0)
     figures = meter.figures()
-    assert (figures.phase, figures.load_fraction, figures.n_ctx, figures.n_past) == ("idle", None, 4096, 0)
+    assert (figures.phase, figures.load_fraction, figures.n_ctx.value, figures.n_past.value) == ("idle", None, 4096, 0)
 
     meter.request_started(10.0)
     assert meter.figures().phase == "prefill"
     meter.observe(PrefillProgress(request_id=1, processed=100, total=300, cache_n=100), 10.0)
     meter.observe(PrefillProgress(request_id=1, processed=200, total=300, cache_n=100), 10.5)
     figures = meter.figures()
-    assert (figures.prefill_processed, figures.prefill_total, figures.prefill_cached) == (200, 300, 100)
-    assert figures.prefill_tok_s == pytest.approx(200)
+    assert (figures.prefill_processed, figures.prefill_total, figures.prefill_cached.value) == (200, 300, 100)
+    assert figures.prefill_tok_s.value == pytest.approx(200)
 
     steady(meter, rate=20, seconds=3, start_ms=1000)
     figures = meter.figures()
     assert figures.phase == "decoding"
-    assert figures.ttft_s == pytest.approx(1.0)
-    assert figures.live_tok_s == pytest.approx(20)
-    assert figures.decode_tok_s == pytest.approx(20)
+    assert figures.ttft_s.value == pytest.approx(1.0)
+    assert figures.live_tok_s.value == pytest.approx(20)
+    assert figures.decode_tok_s.value == pytest.approx(20)
     assert figures.predicted_n == 61
-    assert figures.n_past == 360  # the newest token is not evaluated yet
+    assert figures.n_past.value == 360  # the newest token is not evaluated yet
     assert figures.history == pytest.approx([20.0] * 6)
 
     timings = Timings(
@@ -71,11 +72,11 @@ def test_the_way_of_one_answer():
     )
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 14.0)
     figures = meter.figures()
-    assert (figures.phase, figures.stop_reason, figures.n_past) == ("done", "end", 362)
-    assert figures.prefill_tok_s == pytest.approx(400)
-    assert figures.decode_tok_s == pytest.approx(20)
-    assert figures.ttft_s == pytest.approx(0.99)
-    assert figures.live_tok_s is None
+    assert (figures.phase, figures.stop_reason, figures.n_past.value) == ("done", "end", 362)
+    assert figures.prefill_tok_s.value == pytest.approx(400)
+    assert figures.decode_tok_s.value == pytest.approx(20)
+    assert figures.ttft_s.value == pytest.approx(0.99)
+    assert figures.live_tok_s.value is None
 
 
 def test_live_follows_the_last_second_and_decode_the_whole_answer():
@@ -85,22 +86,22 @@ def test_live_follows_the_last_second_and_decode_the_whole_answer():
     for i in range(1, 31):
         meter.observe(delta(steady_end + i * 100, 201 + i), 0.0)
     figures = meter.figures()
-    assert figures.live_tok_s == pytest.approx(10)
-    assert figures.decode_tok_s == pytest.approx(230 / 7)
+    assert figures.live_tok_s.value == pytest.approx(10)
+    assert figures.decode_tok_s.value == pytest.approx(230 / 7)
 
 
 def test_a_first_delta_of_several_tokens_does_not_count_as_speed():
     meter = Meter()
     meter.observe(delta(500, 8), 0.0)
-    assert meter.figures().decode_tok_s is None
+    assert meter.figures().decode_tok_s.value is None
     meter.observe(delta(1000, 18), 0.5)
-    assert meter.figures().decode_tok_s == pytest.approx(20)
+    assert meter.figures().decode_tok_s.value == pytest.approx(20)
 
 
 def test_slow_models_give_an_even_line():
     meter = Meter()
     steady(meter, rate=0.5, seconds=20)
-    assert meter.figures().live_tok_s == pytest.approx(0.5)
+    assert meter.figures().live_tok_s.value == pytest.approx(0.5)
     assert meter.figures().history == pytest.approx([0.5] * 40)
 
 
@@ -109,15 +110,15 @@ def test_a_stall_shows():
     meter = Meter()
     steady(meter, rate=20, seconds=2)
     newest = 10 + 2.2
-    assert meter.figures(newest + 0.09).live_tok_s == pytest.approx(20)
-    assert meter.figures(newest + 0.6).live_tok_s == pytest.approx(10)
-    assert meter.figures(newest + 1.2).live_tok_s == meter.figures(newest + 60).live_tok_s == 0
+    assert meter.figures(newest + 0.09).live_tok_s.value == pytest.approx(20)
+    assert meter.figures(newest + 0.6).live_tok_s.value == pytest.approx(10)
+    assert meter.figures(newest + 1.2).live_tok_s.value == meter.figures(newest + 60).live_tok_s.value == 0
     meter.observe(delta(62_200, 42), newest + 60)
-    assert meter.figures(newest + 60).live_tok_s == pytest.approx(1 / 60)
+    assert meter.figures(newest + 60).live_tok_s.value == pytest.approx(1 / 60)
     slow = Meter()
     steady(slow, rate=0.5, seconds=10)
-    assert slow.figures(10 + 10.2 + 3).live_tok_s == pytest.approx(0.5)
-    assert slow.figures(10 + 10.2 + 6).live_tok_s == 0
+    assert slow.figures(10 + 10.2 + 3).live_tok_s.value == pytest.approx(0.5)
+    assert slow.figures(10 + 10.2 + 6).live_tok_s.value == 0
 
 
 def test_history_is_bounded_and_goes_on_over_answers():
@@ -137,10 +138,10 @@ def test_a_new_request_starts_fresh():
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=21)), 5.0)
     meter.request_started(6.0)
     figures = meter.figures()
-    assert (figures.phase, figures.predicted_n, figures.ttft_s, figures.stop_reason) == ("prefill", 0, None, None)
+    assert (figures.phase, figures.predicted_n, figures.ttft_s.value, figures.stop_reason) == ("prefill", 0, None, None)
     meter.observe(ContextTrimmed(request_id=2, dropped_messages=2, dropped_tokens=50, n_ctx=4096), 6.0)
     meter.observe(PrefillProgress(request_id=2, processed=40, total=40, cache_n=0), 8.0)
-    assert meter.figures().prefill_tok_s == pytest.approx(20)
+    assert meter.figures().prefill_tok_s.value == pytest.approx(20)
     unannounced = Meter()
     steady(unannounced, rate=10, seconds=2)
     unannounced.observe(delta(100, 1, request=2), 20.0)
@@ -151,18 +152,17 @@ def test_failures_and_unloading():
     meter = Meter()
     meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
     assert meter.figures().load_fraction is None
-    assert meter.figures().why_missing("load_fraction") == "size unknown"
     meter.observe(Failed(code="does_not_fit", message="no"), 0.0)
     assert meter.figures().phase == "idle"
     meter.observe(ModelLoaded(model=INFO), 0.0)
     meter.request_started(1.0)
     meter.observe(Failed(code="worker_died", message="no", request_id=1), 2.0)
     assert meter.figures().phase == "done"
-    assert meter.figures().why_missing("stop_reason") == "answer failed"
-    assert meter.figures().why_missing("decode_tok_s") == "no tokens generated"
+    assert (meter.figures().stop_reason, meter.figures().failed) == (None, True)
+    assert meter.figures().decode_tok_s.why == "no tokens generated"
     meter.observe(LoadCancelled(), 3.0)
-    assert meter.figures().n_ctx is None
-    assert meter.figures().why_missing("n_past") == "no model loaded"
+    assert meter.figures().n_ctx.value is None
+    assert meter.figures().n_past.why == "no model loaded"
     assert meter.figures().phase == "done"  # not "no answer yet" beside the figures of one
 
 
@@ -172,8 +172,8 @@ def test_while_another_model_loads_the_context_of_the_one_before_is_gone():
     meter.observe(PrefillProgress(request_id=1, processed=46, total=46, cache_n=0), 1.0)
     meter.observe(LoadProgress(phase="preparing", done=1, total=2), 2.0)
     figures = meter.figures()
-    assert (figures.n_past, figures.n_ctx) == (None, None)
-    assert meter.figures().why_missing("n_ctx") == "model is loading"
+    assert (figures.n_past.value, figures.n_ctx.value) == (None, None)
+    assert meter.figures().n_ctx.why == "model is loading"
 
 
 def test_a_load_in_front_of_an_answer_is_no_prefill():
@@ -184,7 +184,7 @@ def test_a_load_in_front_of_an_answer_is_no_prefill():
     meter.observe(PrefillProgress(request_id=1, processed=0, total=40, cache_n=0), 100.0)
     assert meter.figures().phase == "prefill"
     meter.observe(PrefillProgress(request_id=1, processed=40, total=40, cache_n=0), 102.0)
-    assert meter.figures().prefill_tok_s == pytest.approx(20)
+    assert meter.figures().prefill_tok_s.value == pytest.approx(20)
 
 
 @pytest.mark.parametrize(("per_token", "per_pair"), [(0.001, 0.0), (0.001, 1e-6), (0.0, 1e-6)])
@@ -216,10 +216,10 @@ def test_waiting_at_a_server_is_no_prefill():
     for second in (1.0, 10.0):
         meter.observe(Queued(request_id=1, ahead=2), second)
     waiting = meter.figures(10.0)
-    assert (waiting.ahead, waiting.why_missing("prefill_tok_s")) == (2, "queued")
+    assert (waiting.ahead, waiting.prefill_tok_s.why) == (2, "queued")
     meter.observe(PrefillProgress(request_id=1, processed=0, total=100, cache_n=0), 10.5)
     meter.observe(PrefillProgress(request_id=1, processed=100, total=100, cache_n=0), 11.0)
-    assert meter.figures(11.0).prefill_tok_s == 100
+    assert meter.figures(11.0).prefill_tok_s.value == 100
     assert meter.figures(11.0).ahead == 0
 
 
@@ -229,9 +229,9 @@ def test_prefill_of_a_server_runs_from_its_first_progress():
     meter.observe(ModelLoaded(model=served), 0.0)
     meter.request_started(0.0)
     meter.observe(PrefillProgress(request_id=1, processed=100, total=300, cache_n=100), 5.0)  # after a queue
-    assert meter.figures().prefill_tok_s is None
+    assert meter.figures().prefill_tok_s.value is None
     meter.observe(PrefillProgress(request_id=1, processed=300, total=300, cache_n=100), 6.0)
-    assert (meter.figures().prefill_tok_s, meter.figures().prefill_cached) == (200, 100)
+    assert (meter.figures().prefill_tok_s.value, meter.figures().prefill_cached.value) == (200, 100)
 
 
 def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reused_tokens():
@@ -245,31 +245,42 @@ def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reus
         for event in (whole, delta(500.0, 1)):
             meter.observe(event, 0.5)
         figures = meter.figures()
-        assert (figures.prefill_tok_s, figures.prefill_cached, figures.n_past) == (None, None, 300)
-        assert {figures.why_missing(name) for name, _ in pairs[:2]} == {"at the end" if reused else flag}
+        assert (figures.prefill_tok_s.value, figures.prefill_cached.value, figures.n_past.value) == (None, None, 300)
+        assert {figures.prefill_tok_s.why, figures.prefill_cached.why} == {"at the end" if reused else flag}
         timings = Timings(prompt_n=300, prompt_ms=100.0, predicted_n=1, ttft_ms=500.0, reused_known=False)
         finished = GenerationFinished(request_id=1, stop_reason="end", timings=timings)
         meter.observe(finished, 1.0)
-        assert (meter.figures().prefill_tok_s, meter.figures().prefill_cached) == (None, None)
+        assert (meter.figures().prefill_tok_s.value, meter.figures().prefill_cached.value) == (None, None)
         timings = msgspec.structs.replace(timings, prompt_n=100, cache_n=200, reused_known=True, queue_ms=3.0)
         meter.observe(msgspec.structs.replace(finished, timings=timings), 1.0)
-        assert (meter.figures().prefill_tok_s, meter.figures().prefill_cached) == (1000, 200)
+        assert (meter.figures().prefill_tok_s.value, meter.figures().prefill_cached.value) == (1000, 200)
         server = meter.figures().server
         assert server is not None and server.unreported == ()
 
 
 def test_what_is_missing_says_why():
     meter = Meter()
-    assert meter.figures().why_missing("live_tok_s") == "no answer yet"
-    assert meter.figures().why_missing("predicted_n") == ""
+    assert meter.figures().live_tok_s.why == "no answer yet"
     meter.request_started(0.0)
     meter.observe(PrefillProgress(request_id=1, processed=9, total=10, cache_n=9), 0.0)
-    assert meter.figures().why_missing("prefill_tok_s") == "prompt fully cached"
-    assert meter.figures().why_missing("ttft_s") == "no token yet"
+    assert meter.figures().prefill_tok_s.why == "fully cached"
+    assert meter.figures().ttft_s.why == "no token yet"
     meter.observe(delta(10, 1), 0.0)
-    assert meter.figures().why_missing("live_tok_s") == "needs two tokens"
-    with pytest.raises(AttributeError):
-        meter.figures().why_missing("nonsense")
+    assert meter.figures().live_tok_s.why == "needs two tokens"
+
+
+def metrics(figures: object) -> list[Metric[object]]:
+    """Return all figures of a record."""
+    values = (getattr(figures, field.name) for field in dataclasses.fields(figures))  # type: ignore[arg-type]
+    return [value for value in values if isinstance(value, Metric)]
+
+
+def test_a_figure_is_a_value_or_a_reason():
+    assert Metric.of(0.0, "no token yet") == Metric(0.0)
+    assert Metric.of(None, "no token yet").why == "no token yet"
+    for value, why in ((None, ""), (1.0, "no token yet")):
+        with pytest.raises(ValueError, match="a value or a reason"):
+            Metric(value, why)
 
 
 events = st.one_of(
@@ -300,5 +311,5 @@ def test_any_order_of_events_gives_figures_or_a_reason(sequence: list[Event]):
     for i, event in enumerate(sequence):
         meter.observe(event, float(i))
         figures = meter.figures(i + 3.0)
-        for field in dataclasses.fields(figures):
-            assert (getattr(meter.figures(), field.name) is None) == bool(meter.figures().why_missing(field.name))
+        assert all((figure.value is None) == bool(figure.why) for figure in metrics(figures))
+        assert figures.server is None

@@ -50,84 +50,89 @@ def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, Figures, Mode
 
 
 def measured(figures: Figures) -> float:
-    return max(figures.live_tok_s or 0.0, figures.decode_tok_s or 0.0)
+    return max(figures.live_tok_s.value or 0.0, figures.decode_tok_s.value or 0.0)
 
 
 def check_ceilings(figures: Figures, now: Roofline, drafting: Drafting) -> None:
     """Assert that no rate on the screen is more than 5 % above one of its ceilings."""
-    fastest, plain = measured(figures), (drafting.plain_tok_s or 0.0) if drafting.answered else 0.0
-    drafted = drafting.tokens_per_pass is not None
+    fastest, plain = measured(figures), (drafting.plain_tok_s.value or 0.0) if figures.ttft_s.value is not None else 0.0
+    drafted = drafting.tokens_per_pass.value is not None
     of = {
         "ceiling_plain": plain if drafted else max(fastest, plain),
         "ceiling_accepted": fastest,
         "ceiling_compute": max(fastest, plain),
     }
     for name in CEILINGS:
-        ceiling = getattr(now, name)
+        ceiling = getattr(now, name).value
         assert ceiling is None or of[name] <= OFF * ceiling * 1.001, name
-        assert ceiling is not None or now.why_missing(name)
     if now.fits_cache:
-        assert now.ceiling_plain is now.ceiling_accepted is now.utilization is None
-    if now.ceiling_accepted is not None:
+        assert now.ceiling_plain.value is now.ceiling_accepted.value is now.utilization.value is None
+    if now.ceiling_accepted.value is not None:
         assert drafted
 
 
 def check_limit(figures: Figures, now: Roofline, drafting: Drafting) -> None:
     """Assert that the stated limit agrees with the bar and the ceilings."""
-    shown = [ceiling for name in CEILINGS if (ceiling := getattr(now, name)) is not None]
-    average = figures.decode_tok_s or 0.0
+    shown = [ceiling for name in CEILINGS if (ceiling := getattr(now, name).value) is not None]
+    average = figures.decode_tok_s.value or 0.0
     if now.limit == "memory":
-        by = now.ceiling_accepted if now.ceiling_accepted is not None else now.ceiling_plain
+        by = now.ceiling_accepted.value if now.ceiling_accepted.value is not None else now.ceiling_plain.value
         assert by is not None and average >= 0.99 * AT_THE_LIMIT * by
-        assert now.utilization is None or now.utilization >= 0.5
+        assert now.utilization.value is None or now.utilization.value >= 0.5
     elif now.limit == "compute":
-        assert now.ceiling_compute is not None and average >= 0.99 * AT_THE_LIMIT * now.ceiling_compute
+        assert now.ceiling_compute.value is not None and average >= 0.99 * AT_THE_LIMIT * now.ceiling_compute.value
     elif now.limit == "overhead":
         assert shown and average <= 0.5 * min(shown)
-        assert now.utilization is None or now.utilization <= 0.5
-    if now.peak is not None and now.utilization is not None and now.bandwidth is not None:
-        assert now.utilization == pytest.approx(now.bandwidth / now.peak.bytes_per_s)
-    if figures.phase == "done" and now.utilization is not None and now.utilization > 1.06:
+        assert now.utilization.value is None or now.utilization.value <= 0.5
+    if now.peak.value is not None and now.utilization.value is not None and now.bandwidth.value is not None:
+        assert now.utilization.value == pytest.approx(now.bandwidth.value / now.peak.value.bytes_per_s)
+    if figures.phase == "done" and now.utilization.value is not None and now.utilization.value > 1.06:
         assert now.off and not now.limit
 
 
 def check_drafting(figures: Figures, drafting: Drafting) -> None:
     """Assert that depth, acceptance, tokens per pass and speed-up are there together, and fit each other."""
-    nothing = drafting.acceptance is None
-    assert (drafting.tokens_per_pass is None) == nothing
-    assert not nothing or drafting.speed_up is None
-    if drafting.acceptance is None or drafting.tokens_per_pass is None or drafting.acceptance_now is None:
+    nothing = drafting.acceptance.value is None
+    assert (drafting.tokens_per_pass.value is None) == nothing
+    assert not nothing or drafting.speed_up.value is None
+    if (
+        drafting.acceptance.value is None
+        or drafting.tokens_per_pass.value is None
+        or drafting.acceptance_now.value is None
+    ):
         return
-    drafted = sum(n for n, _ in drafting.by_position)
-    accepted = sum(n for _, n in drafting.by_position)
-    assert drafting.acceptance == pytest.approx(accepted / drafted)
-    assert sum(one.draft_n for one in drafting.by_drafter) == drafted
-    assert sum(one.draft_n_accepted for one in drafting.by_drafter) == accepted
-    assert 0 <= drafting.acceptance <= 1 and 0 <= drafting.acceptance_now <= 1
-    assert 1 <= drafting.tokens_per_pass <= 1 + len(drafting.by_position)
+    drafted = sum(n for n, _ in drafting.counts.by_position)
+    accepted = sum(n for _, n in drafting.counts.by_position)
+    assert drafting.acceptance.value == pytest.approx(accepted / drafted)
+    assert sum(one.draft_n for one in drafting.counts.by_drafter) == drafted
+    assert sum(one.draft_n_accepted for one in drafting.counts.by_drafter) == accepted
+    assert 0 <= drafting.acceptance.value <= 1 and 0 <= drafting.acceptance_now.value <= 1
+    assert 1 <= drafting.tokens_per_pass.value <= 1 + len(drafting.counts.by_position)
     if not drafting.reason:
         assert drafting.depth is not None and drafting.depth >= 1
-    if drafting.speed_up is not None:
-        assert drafting.plain_tok_s is not None
-        rate = figures.decode_tok_s if figures.live_tok_s is None else figures.live_tok_s
-        assert drafting.speed_up * drafting.plain_tok_s == pytest.approx(rate)
+    if drafting.speed_up.value is not None:
+        assert drafting.plain_tok_s.value is not None
+        rate = figures.decode_tok_s.value if figures.live_tok_s.value is None else figures.live_tok_s.value
+        assert drafting.speed_up.value * drafting.plain_tok_s.value == pytest.approx(rate)
 
 
 def check_counts(event: AnyEvent, figures: Figures, model: ModelInfo | None) -> None:
     """Assert that the context is never fuller than it is long, and the same after the last event as before."""
-    if figures.n_ctx is not None and figures.n_past is not None:
-        assert 0 <= figures.n_past <= figures.n_ctx
-        used, _, size = units.context(figures.n_past, figures.n_ctx).partition("/")
+    if figures.n_ctx.value is not None and figures.n_past.value is not None:
+        assert 0 <= figures.n_past.value <= figures.n_ctx.value
+        used, _, size = units.context(figures.n_past.value, figures.n_ctx.value).partition("/")
         assert as_number(used) <= as_number(size)
-    assert figures.prefill_cached <= figures.prefill_processed <= figures.prefill_total or not figures.prefill_total
+    assert (
+        figures.prefill_cached.value <= figures.prefill_processed <= figures.prefill_total or not figures.prefill_total
+    )
     if isinstance(event, GenerationFinished):
-        assert figures.phase == "done" and figures.live_tok_s is None
-        assert figures.n_past == event.timings.n_past and figures.n_ctx == event.timings.n_ctx
+        assert figures.phase == "done" and figures.live_tok_s.value is None
+        assert figures.n_past.value == event.timings.n_past and figures.n_ctx.value == event.timings.n_ctx
         assert figures.predicted_n == event.timings.predicted_n
         # What was read or written stays in the context; the last token is not evaluated any more.
-        assert figures.n_past >= figures.prefill_processed + max(0, figures.predicted_n - 1) - 1
+        assert figures.n_past.value >= figures.prefill_processed + max(0, figures.predicted_n - 1) - 1
         drafting, timings = figures.drafting, event.timings
-        assert drafting.tokens_per_pass == timings.tokens_per_pass and drafting.speed_up == timings.speed_up
+        assert drafting.tokens_per_pass.value == timings.tokens_per_pass and drafting.speed_up.value == timings.speed_up
 
 
 def as_number(words: str) -> float:

@@ -22,7 +22,8 @@ from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, Roofline, after_answer, better_depth, roofline
+from cpuchat.telemetry.metric import Metric
+from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, after_answer, better_depth, roofline
 
 GB = 1_000_000_000
 MODEL = ModelInfo(
@@ -47,31 +48,31 @@ def with_(model: ModelInfo = MODEL, **more: object) -> ModelInfo:
 
 def test_plain_decoding():
     now = roofline(MODEL, decoding(20))
-    assert now.bandwidth == now.estimate == pytest.approx(40 * GB)
-    assert now.utilization == pytest.approx(0.8)
-    assert now.ceiling_plain == pytest.approx(25)
-    assert now.ceiling_accepted is None
+    assert now.bandwidth.value == now.estimate.value == pytest.approx(40 * GB)
+    assert now.utilization.value == pytest.approx(0.8)
+    assert now.ceiling_plain.value == pytest.approx(25)
+    assert now.ceiling_accepted.value is None
     assert (now.source, now.limit, now.off, now.remark) == ("estimated", "memory", "", "")
-    assert now.peak is not None
-    assert now.peak.source == "measured, 2 cores"
-    assert now.bytes_per_pass == 2 * GB
+    assert now.peak.value is not None
+    assert now.peak.value.source == "measured, 2 cores"
+    assert now.bytes_per_pass.value == 2 * GB
 
 
 def test_the_context_is_read_too():
     long = with_(traffic=Traffic(weights=2 * GB, kv=(KVTraffic(bytes_per_token=100_000),)))
     now = roofline(long, decoding(15, n_past=9_999))
-    assert now.bandwidth == pytest.approx(15 * 3 * GB)
-    assert now.ceiling_plain == pytest.approx(50 / 3)
+    assert now.bandwidth.value == pytest.approx(15 * 3 * GB)
+    assert now.ceiling_plain.value == pytest.approx(50 / 3)
 
 
 def test_drafting_reads_the_draft_model_as_often_as_it_was_asked():
     now = roofline(WITH_DRAFT, decoding(25, DRAFTED))
     # 2.5 tokens a pass: 10 passes a second over 2 GB, each with 4 passes over 0.1 GB
-    assert now.bandwidth == pytest.approx(10 * 2.4 * GB)
-    assert now.ceiling_plain == pytest.approx(25)
-    assert now.ceiling_accepted == pytest.approx(2.5 * 50 / 2.4)
+    assert now.bandwidth.value == pytest.approx(10 * 2.4 * GB)
+    assert now.ceiling_plain.value == pytest.approx(25)
+    assert now.ceiling_accepted.value == pytest.approx(2.5 * 50 / 2.4)
     # 5 tokens are computed for 2.5 that are written; 32 tokens take 112 ms
-    assert now.ceiling_compute == pytest.approx(32 / 0.112 / 2)
+    assert now.ceiling_compute.value == pytest.approx(32 / 0.112 / 2)
     assert now.limit == ""  # as fast as it could be without drafts: not far below all ceilings
 
 
@@ -82,28 +83,29 @@ def test_drafting_reads_the_draft_model_as_often_as_it_was_asked():
 def test_a_ceiling_that_was_exceeded_is_none(prefill: float, plain_tok_s: float, exceeded: tuple[str, ...]) -> None:
     """By the rate of the answer or that of plain decoding; 5 % are the luck of a measurement."""
     now = roofline(MODEL, dataclasses.replace(decoding(20), plain_tok_s=plain_tok_s), prefill)
-    assert now.exceeded == exceeded
+    too_low = "peak measured too low"
+    ceilings = ("ceiling_compute", "ceiling_plain")
+    assert tuple(name for name in ceilings if getattr(now, name).why == too_low) == exceeded
     for name in exceeded:
-        assert getattr(now, name) is None
-        assert now.why_missing(name) == "peak measured too low"
+        assert getattr(now, name).value is None
     assert now.limit != "compute" or "ceiling_compute" not in exceeded
 
 
 def test_compute_is_the_best_that_was_measured():
-    assert roofline(MODEL, decoding(20)).ceiling_compute is None
-    assert roofline(MODEL, decoding(20), 90.0).ceiling_compute == pytest.approx(90)
-    assert roofline(WITH_DRAFT, decoding(20), 90.0).ceiling_compute == pytest.approx(32 / 0.112)
-    assert roofline(WITH_DRAFT, decoding(20), 900.0).ceiling_compute == pytest.approx(900)
+    assert roofline(MODEL, decoding(20)).ceiling_compute.value is None
+    assert roofline(MODEL, decoding(20), 90.0).ceiling_compute.value == pytest.approx(90)
+    assert roofline(WITH_DRAFT, decoding(20), 90.0).ceiling_compute.value == pytest.approx(32 / 0.112)
+    assert roofline(WITH_DRAFT, decoding(20), 900.0).ceiling_compute.value == pytest.approx(900)
     reach = Reach(120.0, 60 * GB)
-    assert roofline(MODEL, decoding(20), reach=reach).ceiling_compute == pytest.approx(120)
-    assert roofline(MODEL, decoding(20), 150.0, reach=reach).ceiling_compute == pytest.approx(150)
+    assert roofline(MODEL, decoding(20), reach=reach).ceiling_compute.value == pytest.approx(120)
+    assert roofline(MODEL, decoding(20), 150.0, reach=reach).ceiling_compute.value == pytest.approx(150)
 
 
 def test_no_prediction_exceeds_the_memory_ceiling():
     plain, more, less = (roofline(MODEL, decoding(20), reach=Reach(0.0, gb * GB)) for gb in (0, 60, 40))
-    assert plain.ceiling_plain == less.ceiling_plain == pytest.approx(25)  # the measured peak
-    assert more.ceiling_plain == pytest.approx(30)
-    assert more.utilization == plain.utilization
+    assert plain.ceiling_plain.value == less.ceiling_plain.value == pytest.approx(25)  # the measured peak
+    assert more.ceiling_plain.value == pytest.approx(30)
+    assert more.utilization.value == plain.utilization.value
 
 
 def test_what_takes_most_of_a_pass_is_the_limit():
@@ -116,7 +118,7 @@ def test_what_takes_most_of_a_pass_is_the_limit():
 
 def test_more_than_the_peak_is_shown_and_called_wrong():
     now = roofline(MODEL, decoding(30))
-    assert now.utilization == pytest.approx(1.2)
+    assert now.utilization.value == pytest.approx(1.2)
     assert now.off == "peak measured too low · run cpuchat probe again"
     assert roofline(MODEL, decoding(26)).off == ""  # 104 %
 
@@ -130,18 +132,18 @@ def test_a_model_that_fits_the_caches_has_no_memory_limit():
     toy = with_(traffic=Traffic(weights=8_000_000), draft_traffic=Traffic(weights=1_000_000))
     now = roofline(toy, decoding(9000))
     assert now.fits_cache
-    assert now.bandwidth == pytest.approx(72 * GB)
-    assert (now.utilization, now.ceiling_plain, now.off) == (None, None, "")
-    assert now.why_missing("utilization") == now.why_missing("ceiling_plain") == "weights fit in L3: no memory limit"
+    assert now.bandwidth.value == pytest.approx(72 * GB)
+    assert (now.utilization.value, now.ceiling_plain.value, now.off) == (None, None, "")
+    assert now.utilization.why == now.ceiling_plain.why == "weights fit in L3: no memory limit"
 
 
 def test_without_a_peak_there_is_a_figure_and_no_share():
     now = roofline(with_(peak_read=0.0), decoding(20))
-    assert now.bandwidth == pytest.approx(40 * GB)
-    assert now.why_missing("utilization") == "no peak · run cpuchat probe"
-    assert now.why_missing("peak") == "not measured · run cpuchat probe"
+    assert now.bandwidth.value == pytest.approx(40 * GB)
+    assert now.utilization.why == "no peak · run cpuchat probe"
+    assert now.peak.why == "not measured · run cpuchat probe"
     unknown = roofline(with_(traffic=None), decoding(20))
-    assert unknown.why_missing("bandwidth") == "no estimate for this model"
+    assert unknown.bandwidth.why == "no estimate for this model"
 
 
 def counted(total: float, read: float | None = None, scope: str = "machine") -> MachineSample:
@@ -150,15 +152,15 @@ def counted(total: float, read: float | None = None, scope: str = "machine") -> 
 
 def test_a_counter_has_the_word_and_the_estimate_stays_beside_it():
     now = roofline(MODEL, decoding(20), machine=counted(44, 42))
-    assert (now.source, now.bandwidth, now.estimate) == ("hsmp", 42 * GB, pytest.approx(40 * GB))
-    assert now.utilization == pytest.approx(0.84)
+    assert (now.source, now.bandwidth.value, now.estimate.value) == ("hsmp", 42 * GB, pytest.approx(40 * GB))
+    assert now.utilization.value == pytest.approx(0.84)
     assert now.remark == ""
-    assert roofline(MODEL, decoding(20), machine=counted(44)).bandwidth == 44 * GB
+    assert roofline(MODEL, decoding(20), machine=counted(44)).bandwidth.value == 44 * GB
 
 
 def test_a_counter_above_the_peak_is_called_wrong_where_nothing_else_explains_it():
     over = roofline(MODEL, decoding(22), machine=counted(53))  # 106 % of the peak, 1.2 times the estimate
-    assert over.utilization == pytest.approx(1.06) and over.remark == ""
+    assert over.utilization.value == pytest.approx(1.06) and over.remark == ""
     assert over.off == "counter above the measured peak"
     assert roofline(MODEL, decoding(22), machine=counted(52)).off == ""
     assert roofline(MODEL, decoding(10), machine=counted(53)).off == ""  # other load explains it
@@ -166,9 +168,9 @@ def test_a_counter_above_the_peak_is_called_wrong_where_nothing_else_explains_it
 
 def test_both_models_read_with_the_cores_that_were_measured():
     apart = with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(4, 5))
-    peak = roofline(apart, decoding(20)).peak
+    peak = roofline(apart, decoding(20)).peak.value
     assert peak is not None and (peak.source, peak.cpus) == ("measured, 4 cores", (0, 1, 4, 5))
-    among = roofline(with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(1,)), decoding(20)).peak
+    among = roofline(with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(1,)), decoding(20)).peak.value
     assert among is not None and (among.source, among.cpus) == ("measured, 2 cores", (0, 1))
 
 
@@ -198,11 +200,11 @@ def test_a_whole_answer_counts_what_its_decoding_evaluated():
         speculation=SpeculationFigures(passes=40, draft_n=160, draft_passes=160),
     )  # fmt: skip
     now = after_answer(WITH_DRAFT, timings)
-    assert now.bandwidth == pytest.approx((40 * 2 + 160 * 0.1) / 5 * GB)
+    assert now.bandwidth.value == pytest.approx((40 * 2 + 160 * 0.1) / 5 * GB)
     plain = after_answer(MODEL, msgspec.structs.replace(timings, speculation=None))
-    assert plain.bandwidth == pytest.approx(20 * 2 * GB)
-    assert plain.ceiling_compute == pytest.approx(200)
-    assert after_answer(MODEL, Timings(predicted_n=1)).bandwidth is None
+    assert plain.bandwidth.value == pytest.approx(20 * 2 * GB)
+    assert plain.ceiling_compute.value == pytest.approx(200)
+    assert after_answer(MODEL, Timings(predicted_n=1)).bandwidth.value is None
 
 
 # The meter
@@ -226,42 +228,42 @@ def test_the_ceiling_is_known_before_the_first_answer():
     meter = Meter()
     meter.observe(ModelLoaded(model=MODEL), 0.0)
     now = meter.figures().roofline
-    assert now.ceiling_plain == pytest.approx(25)
-    assert (now.bandwidth, now.why_missing("bandwidth")) == (None, "no answer yet")
+    assert now.ceiling_plain.value == pytest.approx(25)
+    assert (now.bandwidth.value, now.bandwidth.why) == (None, "no answer yet")
     meter.observe(LoadCancelled(), 1.0)
-    assert meter.figures().roofline.why_missing("ceiling_plain") == "no model loaded"
+    assert meter.figures().roofline.ceiling_plain.why == "no model loaded"
 
 
 def test_what_cores_compute_is_shown_when_it_is_measured_after_the_load():
     meter = Meter()
     meter.predicted(Reach(900.0))  # no model
     meter.observe(ModelLoaded(model=msgspec.structs.replace(MODEL, pass_ms=())), 0.0)
-    assert meter.figures().roofline.ceiling_compute is None
+    assert meter.figures().roofline.ceiling_compute.value is None
     meter.predicted(Reach(900.0))
-    assert meter.figures().roofline.ceiling_compute == pytest.approx(900)
+    assert meter.figures().roofline.ceiling_compute.value == pytest.approx(900)
 
 
 def test_only_decoding_has_a_bandwidth_and_its_average_stays():
     meter = started()
-    assert meter.figures().roofline.bandwidth is None
+    assert meter.figures().roofline.bandwidth.value is None
     written(meter, 20, 4)
-    assert meter.figures().roofline.bandwidth == pytest.approx(40 * GB)
+    assert meter.figures().roofline.bandwidth.value == pytest.approx(40 * GB)
     timings = Timings(prompt_n=100, prompt_ms=400, predicted_n=81, predicted_ms=8000, n_past=181)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
     now = meter.figures().roofline
-    assert now.bandwidth == pytest.approx(20 * GB)
-    assert now.utilization == pytest.approx(0.4)
+    assert now.bandwidth.value == pytest.approx(20 * GB)
+    assert now.utilization.value == pytest.approx(0.4)
     meter.request_started(10.0)
-    assert meter.figures().roofline.bandwidth is None
+    assert meter.figures().roofline.bandwidth.value is None
 
 
 def test_the_prefill_of_a_long_prompt_tells_what_the_cores_can_compute():
     meter = started()
     written(meter, 20, 1)
-    assert meter.figures().roofline.ceiling_compute == pytest.approx(200)
+    assert meter.figures().roofline.ceiling_compute.value == pytest.approx(200)
     short = started(prompt=20)
     written(short, 20, 1)
-    assert short.figures().roofline.why_missing("ceiling_compute") == "needs a prompt of 64 tokens"
+    assert short.figures().roofline.ceiling_compute.why == "needs a prompt of 64 tokens"
 
 
 def test_the_passes_of_the_last_second_count_while_writing():
@@ -274,10 +276,10 @@ def test_the_passes_of_the_last_second_count_while_writing():
 
     for n in range(1, 7):  # plain at first
         told(1 + 10 * n, 10 * n)
-    assert meter.figures().roofline.estimate == pytest.approx(20 * 2 * GB)
+    assert meter.figures().roofline.estimate.value == pytest.approx(20 * 2 * GB)
     for n in range(1, 7):  # then 5 tokens a pass, with 4 passes of the draft model each
         told(61 + 10 * n, 60 + 2 * n, 8 * n)
-    assert meter.figures().roofline.estimate == pytest.approx(4 * 2.4 * GB)
+    assert meter.figures().roofline.estimate.value == pytest.approx(4 * 2.4 * GB)
 
 
 def test_counters_are_averaged_over_the_answer():
@@ -286,27 +288,27 @@ def test_counters_are_averaged_over_the_answer():
     written(meter, 10, 1)
     meter.machine(MachineSample(Bandwidth(20e9, "umc", "machine", per_l3=(1.0, 3.0)), Power(100, 200, "rapl")))
     now = meter.figures().roofline
-    assert (now.bandwidth, now.source, now.watts, now.joules_per_token) == (20e9, "umc", 100, None)
-    assert now.why_missing("joules_per_token") == "answer too short"
+    assert (now.bandwidth.value, now.source, now.watts.value, now.joules_per_token.value) == (20e9, "umc", 100, None)
+    assert now.joules_per_token.why == "answer too short"
     written(meter, 10, 1, start=11)
     meter.machine(MachineSample(Bandwidth(30e9, "umc", "machine", per_l3=(3.0, 5.0)), Power(120, 233, "rapl")))
-    assert meter.figures().roofline.bandwidth == 30e9
+    assert meter.figures().roofline.bandwidth.value == 30e9
     timings = Timings(predicted_n=22, predicted_ms=2100, n_past=122)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
     meter.machine(MachineSample(Bandwidth(1e9, "umc", "machine"), Power(40, 999, "rapl")))
     now = meter.figures().roofline
-    assert (now.bandwidth, now.watts, now.joules_per_token) == (25e9, 110, pytest.approx(33 / 11))
-    assert now.counted is not None
-    assert now.counted.per_l3 == (2.0, 4.0)
+    assert (now.bandwidth.value, now.watts.value, now.joules_per_token.value) == (25e9, 110, pytest.approx(33 / 11))
+    assert now.counted.value is not None
+    assert now.counted.value.per_l3 == (2.0, 4.0)
 
 
 def test_why_there_is_no_counter_is_told():
     meter = started()
-    assert meter.figures().roofline.why_missing("counted") == "counters not read"
+    assert meter.figures().roofline.counted.why == "counters not read"
     meter.machine(MachineSample(no_bandwidth="needs cpuchat-bwd", no_power="needs root"))
     written(meter, 10, 1)
     now = meter.figures().roofline
-    assert (now.why_missing("counted"), now.why_missing("watts")) == ("needs cpuchat-bwd", "needs root")
+    assert (now.counted.why, now.watts.why) == ("needs cpuchat-bwd", "needs root")
     assert now.source == "estimated"
 
 
@@ -324,10 +326,5 @@ def test_every_figure_is_there_or_says_why_not(
     model: ModelInfo | None, now: Decoding, prefill: float | None, machine: MachineSample | None
 ):
     found = roofline(model, now, prefill, machine)
-    for field in dataclasses.fields(Roofline):
-        assert (getattr(found, field.name) is None) == bool(found.why_missing(field.name)), field.name
-
-
-def test_an_unknown_field_is_an_error():
-    with pytest.raises(AttributeError):
-        Roofline().why_missing("nonsense")
+    figures = [getattr(found, field.name) for field in dataclasses.fields(found)]
+    assert all((one.value is None) == bool(one.why) for one in figures if isinstance(one, Metric))

@@ -13,7 +13,8 @@ from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculati
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
+from cpuchat.telemetry.metric import Metric
+from cpuchat.telemetry.speculation import SpeculationMeter
 
 ASKED = Speculation(drafters=("suffix", "draft"))
 FIGURES = SpeculationFigures(
@@ -55,8 +56,8 @@ def test_no_comparison_with_plain_decoding_beside_other_programs() -> None:
     figures = msgspec.structs.replace(FIGURES, plain_ms=None, disturbed=True)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=200, figures=figures), 4.0)
     now = meter.figures().drafting
-    assert now.plain_tok_s is now.speed_up is None
-    assert now.why_missing("plain_tok_s") == now.why_missing("speed_up") == "busy cores"
+    assert now.plain_tok_s.value is now.speed_up.value is None
+    assert now.plain_tok_s.why == now.speed_up.why == "busy cores"
 
 
 def test_figures_while_writing() -> None:
@@ -64,15 +65,14 @@ def test_figures_while_writing() -> None:
     writing(meter, rate=50, seconds=4)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=200, figures=FIGURES), 4.0)
     now = meter.figures().drafting
-    assert now.acceptance_now == pytest.approx(0.25)
-    assert now.acceptance == pytest.approx(0.75)
-    assert now.tokens_per_pass == pytest.approx(199 / 50)  # the prompt gives the first token
-    assert now.by_position == FIGURES.by_position
-    assert now.by_drafter == FIGURES.by_drafter
-    assert (now.drafter, now.depth, now.adaptive, now.overlap, now.reason) == ("draft", 4, True, False, "")
-    assert now.draft_share == pytest.approx(500 / 4000)
-    assert now.plain_tok_s == pytest.approx(25)
-    assert now.speed_up == pytest.approx(2.0)
+    assert now.acceptance_now.value == pytest.approx(0.25)
+    assert now.acceptance.value == pytest.approx(0.75)
+    assert now.tokens_per_pass.value == pytest.approx(199 / 50)  # the prompt gives the first token
+    assert now.counts == FIGURES
+    assert (now.depth, now.adaptive, now.reason) == (4, True, "")
+    assert now.draft_share.value == pytest.approx(500 / 4000)
+    assert now.plain_tok_s.value == pytest.approx(25)
+    assert now.speed_up.value == pytest.approx(2.0)
 
 
 def test_the_finished_answer_has_the_last_word() -> None:
@@ -82,9 +82,9 @@ def test_the_finished_answer_has_the_last_word() -> None:
     timings = Timings(predicted_n=201, predicted_ms=5000, draft_n=200, speculation=FIGURES)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
     now = meter.figures().drafting
-    assert now.tokens_per_pass == timings.tokens_per_pass == pytest.approx(200 / 50)
-    assert now.draft_share == pytest.approx(0.1)
-    assert now.speed_up == pytest.approx(timings.speed_up)
+    assert now.tokens_per_pass.value == timings.tokens_per_pass == pytest.approx(200 / 50)
+    assert now.draft_share.value == pytest.approx(0.1)
+    assert now.speed_up.value == pytest.approx(timings.speed_up)
 
 
 def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
@@ -94,7 +94,7 @@ def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
     timings = Timings(predicted_n=201, predicted_ms=5000, speculation=figures)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
     now = meter.figures()
-    assert now.drafting.plain_tok_s == now.decode_tok_s == pytest.approx(40)
+    assert now.drafting.plain_tok_s.value == now.decode_tok_s.value == pytest.approx(40)
 
 
 def test_a_new_answer_begins_with_nothing() -> None:
@@ -103,8 +103,8 @@ def test_a_new_answer_begins_with_nothing() -> None:
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
     meter.request_started(2.0)
     now = meter.figures().drafting
-    assert (now.acceptance, now.depth, now.speed_up, now.by_position) == (None, None, None, ())
-    assert now.why_missing("acceptance") == "no answer yet"
+    assert (now.acceptance.value, now.depth, now.speed_up.value, now.counts.by_position) == (None, None, None, ())
+    assert now.acceptance.why == "no answer yet"
 
 
 def test_without_drafters_nothing_is_wanted() -> None:
@@ -112,16 +112,16 @@ def test_without_drafters_nothing_is_wanted() -> None:
     writing(meter, rate=50, seconds=1)
     now = meter.figures().drafting
     assert not now.wanted
-    assert now.why_missing("acceptance_now") == "drafting is off"
+    assert now.acceptance_now.why == "drafting is off"
 
 
 def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_better() -> None:
     meter = Meter()
     meter.expect(ASKED)
     meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, pass_ms=(50.0, 60.0))), 0.0)
-    assert meter.figures().drafting.plain_tok_s == pytest.approx(20)
+    assert meter.figures().drafting.plain_tok_s.value == pytest.approx(20)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
-    assert meter.figures().drafting.plain_tok_s == pytest.approx(25)
+    assert meter.figures().drafting.plain_tok_s.value == pytest.approx(25)
 
 
 def test_a_model_that_cannot_take_back_says_so_before_its_first_answer() -> None:
@@ -138,9 +138,9 @@ def test_nothing_drafted_is_no_speed_up() -> None:
     figures = SpeculationFigures(passes=100, plain_ms=40.0, reason="off: it does not pay")
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=figures), 2.0)
     now = meter.figures().drafting
-    assert (now.speed_up, now.acceptance, now.depth, now.tokens_per_pass) == (None, None, 0, None)
-    assert now.why_missing("speed_up") == "nothing drafted"
-    assert now.draft_share is None
+    assert (now.speed_up.value, now.acceptance.value, now.depth, now.tokens_per_pass.value) == (None, None, 0, None)
+    assert now.speed_up.why == "nothing drafted"
+    assert now.draft_share.value is None
     timings = Timings(predicted_n=100, predicted_ms=1000, speculation=figures)
     assert timings.tokens_per_pass is timings.speed_up is None
 
@@ -150,8 +150,8 @@ def test_the_share_of_drafting_waits_until_there_is_something_to_share() -> None
     meter.observe(TextDelta(request_id=1, text="x", predicted_n=1, at_ms=100), 0.1)
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=1, figures=FIGURES), 0.1)
     now = meter.figures().drafting
-    assert now.draft_share is None
-    assert now.why_missing("draft_share") == "answer too short"
+    assert now.draft_share.value is None
+    assert now.draft_share.why == "answer too short"
 
 
 def test_the_fixed_depth_of_the_user_is_told() -> None:
@@ -186,11 +186,6 @@ def test_every_figure_is_there_or_says_why_not(
     meter.asked = asked
     meter.update(found, 30, decode_ms)
     now = meter.drafting(tok_s, answered)
-    for field in dataclasses.fields(Drafting):
-        assert (getattr(now, field.name) is None) == bool(now.why_missing(field.name))
-    assert now.draft_share is None or 0 <= now.draft_share <= 1
-
-
-def test_an_unknown_field_is_an_error() -> None:
-    with pytest.raises(AttributeError):
-        Drafting().why_missing("nonsense")
+    shown = [getattr(now, field.name) for field in dataclasses.fields(now)]
+    assert all((one.value is None) == bool(one.why) for one in shown if isinstance(one, Metric))
+    assert now.draft_share.value is None or 0 <= now.draft_share.value <= 1

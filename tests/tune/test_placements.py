@@ -20,9 +20,10 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import N_PAST, traffic_of
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import DrafterCount
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.tune.candidates import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
@@ -139,8 +140,10 @@ def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(tmp
     costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"))
 
     def after(tok_s: float | None, n: int = 40, disturbed: bool = False) -> PlacementOptions:
-        drafting = Drafting(disturbed=disturbed)
-        answered = dataclasses.replace(figures(), decode_tok_s=tok_s, predicted_n=n, drafting=drafting)
+        drafting = Drafting(counts=SpeculationFigures(disturbed=disturbed))
+        answered = dataclasses.replace(
+            figures(), decode_tok_s=Metric.of(tok_s, "no answer yet"), predicted_n=n, drafting=drafting
+        )
         return compare_placements(topology, surveyed(topology), None, model, answered, PlacementSpec(), costs)
 
     before = after(None).options
@@ -169,11 +172,8 @@ def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, t
         model, draft="draft", draft_path=str(small_draft), draft_traffic=traffic_of(read_model(small_draft)),
         pass_ms=tuple(10 + 0.5 * n for n in range(32)),
     )  # fmt: skip
-    right = Drafting(
-        wanted=True,
-        by_drafter=(DrafterCount(name="draft", draft_n=500, draft_n_accepted=400),),
-        by_position=((500, 400),),
-    )
+    drafted = (DrafterCount(name="draft", draft_n=500, draft_n_accepted=400),)
+    right = Drafting(wanted=True, counts=SpeculationFigures(by_drafter=drafted, by_position=((500, 400),)))
     now = dataclasses.replace(figures(), drafting=right)
     costs = loaded_costs(pair, "local")
     options = compare_placements(topology, None, None, pair, now, PlacementSpec(), costs).options

@@ -39,7 +39,6 @@ from cpuchat.telemetry.roofline import pass_bytes
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.hub.repository import RepoModel, Repository
-    from cpuchat.telemetry.speculation import Drafting
 
 
 Kind = Literal["measured", "prose", "code"]
@@ -159,7 +158,7 @@ def _why_none(pass_ms: Sequence[float], draft_ms: float) -> str:
     return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
 
 
-def measured_acceptance(figures: SpeculationFigures | Drafting | None) -> float | None:
+def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
     """Return the acceptance rate per token of an answer; None when too little was drafted, or not by a draft model.
 
     Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token.

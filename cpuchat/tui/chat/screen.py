@@ -40,12 +40,11 @@ from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.call_screen import CallScreen
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.composer import ACTIONS, Composer, Paths, QueuedMessages, commands, running_command
-from cpuchat.tui.chat.live_figures import LiveFigures
 from cpuchat.tui.chat.menus import UNDO, Menus, chat_provider, model_provider
 from cpuchat.tui.chat.probes import BuildProbe, ChatTitler, PassProbe
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
-from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.telemetry import LiveFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import COMPARE, WelcomePane, questions, start_of
 from cpuchat.tui.markdown.render import warm_up
@@ -355,7 +354,8 @@ class ChatScreen(TypingScreen):
 
     def _show_context(self) -> None:
         """Show how full the context is; warn once that it is almost full."""
-        used, model, chat = self.conversation.figures().n_past or 0, self.conversation.model, self.conversation.chat
+        used = self.conversation.figures().n_past.value or 0
+        model, chat = self.conversation.model, self.conversation.chat
         self._status.show_context(used)
         if model is None or chat is None or not (used and model.n_ctx):
             return

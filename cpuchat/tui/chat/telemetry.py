@@ -1,4 +1,4 @@
-"""Live figures: a panel for wide screens, one line for narrow ones.
+"""Live figures: a panel for wide screens, one line for narrow ones, and what updates both while something runs.
 
 Both are drawn by hand: an update compares rows and never causes a layout. While an answer is written every value keeps
 its place.
@@ -6,32 +6,41 @@ its place.
 
 from __future__ import annotations
 
-import functools
-import re
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+from typing import Any, ClassVar
 
 from rich.cells import cell_len
-from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
-from textual.renderables.digits import Digits
+from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cpuchat.present import answers as words
-from cpuchat.present.answers import stop_reason
+from cpuchat.protocol.timings import SERVER_WIDE
 from cpuchat.telemetry import units
-from cpuchat.tui.chat.drafting import drafting, drafting_in_line, speed_up
-from cpuchat.tui.chat.frame import LABEL, NUMBER, Frame, Line, Section, fit, rate
-from cpuchat.tui.chat.roofline import bandwidth_in_line, roofline
-from cpuchat.tui.chat.serving import serving, waited
-from cpuchat.tui.chat.speech import speech, speech_in_line
-from cpuchat.tui.chat.status import WARNING_SHARE
-from cpuchat.tui.widgets.charts import braille, nice_max, over_time
-
-if TYPE_CHECKING:
-    from cpuchat.telemetry.machine import ProcessMemory
-    from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.machine import ProcessMemory, process_memory
+from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.speech import Speech
+from cpuchat.tui.chat.figure_sections import (
+    SCALE,
+    SECTIONS,
+    WAITED,
+    Frame,
+    Line,
+    byte_words,
+    draw,
+    percent,
+    reuse,
+    shown_speed,
+    speed_up,
+    state,
+    timeline,
+)
+from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
+from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.services import SPARE, Services, pace_beside_model
 
 PARTS = ("label", "value", "now", "fill", "track", "limit", "missing")
 _CSS = """
@@ -46,135 +55,6 @@ _CSS = """
             text-style: dim;
         }
 """
-
-_MINUTE = 120  # samples of Figures.history, two per second
-
-
-def _size(count: int) -> tuple[str, str]:
-    """Return bytes as number and unit, decimal: ("312", "MB"), ("1.61", "GB")."""
-    if count < 999_500_000:
-        return f"{count / 1e6:.0f}", "MB"
-    return f"{count / 1e9:.2f}", "GB"
-
-
-def _state(frame: Frame) -> Line:
-    """Draw the phase, with a progress bar where there is one."""
-    figures = frame.figures
-    if figures.phase == "loading" and figures.load_fraction is not None:
-        return frame.gauge(figures.load_fraction, f"{int(100 * figures.load_fraction):3d} %", "loading")
-    if figures.phase == "prefill" and figures.prefill_total:
-        done, total = figures.prefill_processed, figures.prefill_total
-        return frame.gauge(done / total, f"{done:>{len(str(total))}}/{total}", "prefill")
-    words = {"loading": "loading", "prefill": "prefill", "decoding": "decoding", "done": "done"}
-    text = "queued" if figures.ahead else words.get(figures.phase, figures.phase)
-    if figures.phase == "done":
-        reason = figures.stop_reason
-        text = " · ".join(filter(None, (text, stop_reason(reason)))) if reason else "failed"
-    elif figures.phase == "idle":
-        text = "ready" if figures.n_ctx else frame.why("n_ctx")
-    return [frame.text("label", fit(text, frame.width))]
-
-
-def speed(frame: Frame) -> list[Line]:
-    """Draw live tok/s in large digits and the phase; the average once the answer is done."""
-    figures = frame.figures
-    number, part = rate(figures.live_tok_s), "now"
-    if number is None and figures.phase == "done":
-        number, part = rate(figures.decode_tok_s), "value"
-    if number is None and frame.settled:
-        return [_state(frame)]
-    if not frame.tall:
-        head = frame.row("tok/s", "live_tok_s", number, "")
-        if number is not None:
-            mark = [frame.text("label", "≈")] if frame.figures.approximate else []
-            head[1:] = [frame.text(part, f"{number:>{NUMBER}}"), *speed_up(frame, part), *mark]
-        return [head, _state(frame)]
-    shown = number or "-"
-    left = max(0, LABEL + NUMBER - Digits.get_width(shown))
-    segments = Digits(shown, "bold").render(Style(bold=True))
-    drawn = [part.text for part in segments if isinstance(part, Segment) and part.text != "\n"]
-    rows = [[frame.text(part if number else "missing", " " * left + text)] for text in drawn]
-    if number:
-        rows[1] += speed_up(frame, part)
-    rows[2].append(frame.text("label", f" tok/s{frame.approximately}"))
-    return [*rows, _state(frame)]
-
-
-def timing(frame: Frame) -> list[Line]:
-    """Draw averages and counts of this answer."""
-    figures = frame.figures
-    ttft, unit = (None, "s") if figures.ttft_s is None else units.duration(figures.ttft_s)
-    asked = figures.phase not in ("idle", "loading")
-    reused = f"{figures.prefill_cached:,}" if asked and figures.prefill_cached is not None else None
-    written, token = units.plural(figures.predicted_n, "token").split()
-    return [
-        frame.row("average", "decode_tok_s", rate(figures.decode_tok_s), f"tok/s{frame.approximately}"),
-        frame.row("first token", "ttft_s", ttft, unit),
-        *waited(frame),
-        frame.row("prefill", "prefill_tok_s", rate(figures.prefill_tok_s), "tok/s"),
-        _reused(frame) if asked and figures.reuse else frame.row("reused", "prefill_cached", reused, "tokens"),
-        frame.row("written", "ttft_s", written if asked else None, f"{token}{frame.approximately}"),
-    ]
-
-
-def _reused(frame: Frame) -> Line:
-    """Draw `reused 3,102 of 3,140 tokens`, without the unit where the numbers need its place."""
-    figures, label = frame.figures, "reused"
-    total = f"{figures.prefill_cached or 0:,} of {figures.prefill_total:,}"
-    unit = " tokens" if len(label) + 1 + len(total) + 7 <= frame.width else ""
-    value = f"{total:>{frame.width - len(label) - len(unit)}}"
-    return [frame.text("label", label), frame.text("value", value), frame.text("label", unit)]
-
-
-def reuse(frame: Frame) -> list[Line]:
-    """Draw why not more of the prompt was reused, and from where what was reused came; nothing if that is not known."""
-    if frame.figures.reuse is None:
-        return []
-    texts = filter(None, (*words.brief_reasons(frame.figures.reuse), words.restored(frame.figures.reuse)))
-    shortest = (text if len(text) <= frame.width else re.sub("^(anew:|restored) ", "", text) for text in texts)
-    return [[frame.text("label", fit(text, frame.width))] for text in shortest]
-
-
-def context(frame: Frame) -> list[Line]:
-    """Draw the tokens used and left in the context."""
-    used, size = frame.figures.n_past, frame.figures.n_ctx
-    if used and not size and frame.figures.server is not None:
-        return [frame.row("context", "", f"{used:,}", "tokens")]
-    if not size or used is None:
-        return [frame.row("context", "n_past" if size else "n_ctx", None, "")]
-    total = f"{used:,} of {size:,}"
-    left = f"{max(0, size - used):,} left"
-    return [
-        [frame.text("label", "context"), frame.text("value", f"{total:>{max(len(total) + 1, frame.width - 7)}}")],
-        frame.gauge(used / size, f"{left:>{len(f'{size:,} left')}}", warns=used >= WARNING_SHARE * size),
-    ]
-
-
-def memory(frame: Frame) -> list[Line]:
-    """Draw the memory of the worker: private, and shared with the page cache (the mapped model file)."""
-    if frame.memory is None:
-        return []
-    return [
-        frame.row("private mem", "", *_size(frame.memory.private)),
-        frame.row("shared mem", "", *_size(frame.memory.shared)),
-    ]
-
-
-def timeline(frame: Frame, rows: int) -> list[Line]:
-    """Draw tok/s of the last minute, from zero to a round maximum."""
-    history = frame.figures.history
-    top, drawn = _curve(history, frame.width, rows)
-    scale = f"0–{top:g}" if history else ""
-    title = "tok/s, last 60 s"
-    head = frame.text("label", f"{title}{scale:>{max(1, frame.width - len(title))}}")
-    return [[head], *([frame.text("fill", row)] for row in drawn)]
-
-
-@functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
-def _curve(history: tuple[float, ...], width: int, rows: int) -> tuple[float, list[str]]:
-    """Return the end of the scale and the curve."""
-    top = nice_max(max(history, default=0.0))
-    return top, braille(over_time(history, _MINUTE, 2 * width), width, rows, top)
 
 
 class _Figures(Widget):
@@ -238,13 +118,7 @@ class _Figures(Widget):
 
 
 _TALL = 20
-_BAR_FROM = 76  # cells: below, the line has no room for another bar
 _CURVE = (2, 6)  # rows of the timeline, at least and at most
-
-
-def _rows(section: Section, frame: Frame) -> list[Line]:
-    rows = section(frame)
-    return [row for row in rows if any(part.text.strip() for part in row)] if frame.settled else [*rows]
 
 
 class TelemetryPanel(_Figures):
@@ -255,12 +129,11 @@ class TelemetryPanel(_Figures):
     """
 
     DEFAULT_CSS = f"TelemetryPanel {{ width: 32; {_CSS} }}"
-    SECTIONS: ClassVar[tuple[Section, ...]] = (speed, timing, speech, drafting, roofline, serving, context, memory)
-    FOR_THE_CURVE: ClassVar[tuple[tuple[Section, int], ...]] = ((memory, 0), (timing, 3))
+    FOR_THE_CURVE: ClassVar[tuple[tuple[str, int], ...]] = (("memory", 0), ("timing", 3))
     """Sections cut to their first rows, in this order, if the timeline fits then."""
-    TO_FIT: ClassVar[tuple[tuple[Section, int], ...]] = (
-        (memory, 0), (serving, 3), (speech, 4), (timing, 3), (drafting, 2), (roofline, 7), (context, 1), (roofline, 4),
-        (speech, 2), (timing, 0), (speech, 0),
+    TO_FIT: ClassVar[tuple[tuple[str, int], ...]] = (
+        ("memory", 0), ("serving", 3), ("speech", 4), ("timing", 3), ("drafting", 2), ("roofline", 7), ("context", 1),
+        ("roofline", 4), ("speech", 2), ("timing", 0), ("speech", 0),
     )  # fmt: skip
     """Else sections cut to their first rows, in this order, until everything fits."""
 
@@ -270,20 +143,20 @@ class TelemetryPanel(_Figures):
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         gap = int(frame.tall)
         least = _CURVE[0]
-        drawn = {section: rows for section in self.SECTIONS if (rows := _rows(section, frame))}
-        waits = len(waited(frame))  # rows of a server, before that of prefill
+        drawn = {name: rows for name, section in SECTIONS.items() if (rows := draw(section, frame))}
+        waits = len(WAITED) if frame.figures.server is not None else 0  # rows before that of prefill
 
-        def size(parts: dict[Section, list[Line]]) -> int:
+        def size(parts: dict[str, list[Line]]) -> int:
             return sum(len(part) + gap for part in parts.values()) - gap
 
-        def cut(cuts: tuple[tuple[Section, int], ...], most: int) -> dict[Section, list[Line]]:
+        def cut(cuts: tuple[tuple[str, int], ...], most: int) -> dict[str, list[Line]]:
             parts = dict(drawn)
-            for section, kept in cuts:
+            for name, rows in cuts:
                 if size(parts) <= most:
                     break
-                kept += waits if section is timing and kept else 0
-                parts[section] = parts.get(section, [])[:kept]
-                parts = {one: part for one, part in parts.items() if part}
+                rows += waits if name == "timing" and rows else 0
+                parts[name] = parts.get(name, [])[:rows]
+                parts = {name: part for name, part in parts.items() if part}
             return parts
 
         with_curve = height - (1 + least + gap)
@@ -306,14 +179,19 @@ class TelemetryPanel(_Figures):
         least, most = _CURVE
         gap: list[Line] = [[]] if frame.tall else []
         needed = len(gap) + 1 + least
-        told = [*gap, *told] if (told := reuse(frame)) else []
-        if frame.figures.phase == "decoding" and height >= needed > height - len(told):
-            told = []
-        rows = told[:height]
+        reused = [*gap, *rows] if (rows := reuse(frame)) else []
+        if frame.figures.phase == "decoding" and height >= needed > height - len(reused):
+            reused = []
+        rows = reused[:height]
         room = height - len(rows) - len(gap) - 1
         if room >= least and (frame.figures.history or not frame.settled):
             rows += [*gap, *timeline(frame, min(most, room))]
         return rows
+
+
+_BAR_FROM = 76  # cells: below, the line has no room for another bar
+_BAR = 8
+_FIRST_AUDIO_FROM = 100  # cells of a line that has room for first audio
 
 
 class TelemetryLine(_Figures):
@@ -323,52 +201,166 @@ class TelemetryLine(_Figures):
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
         figures = frame.figures
-        average = rate(figures.decode_tok_s)
-        number, part = rate(figures.live_tok_s), "now"
-        if number is None and figures.phase == "done":
-            number, part, average = average, "value", None
-        line = _state(frame.narrow(30))
+        number, part = shown_speed(frame)
+        line = state(frame.narrow(30))
         parts: list[Line] = []
-        if number is not None or not frame.settled:
+        if number or not frame.settled:
             parts = [] if figures.phase == "decoding" else [line]
             line = [
-                frame.text(part if number else "missing", f"{number or 'n/a':>5}"),
+                frame.text(part, f"{number or 'n/a':>5}"),
                 frame.text("label", f" tok/s{frame.approximately}"),
-                *(speed_up(frame, part) if figures.drafting.speed_up is not None else []),
+                *(speed_up(frame, part) if figures.drafting.speed_up.value is not None else []),
             ]
-        if drafted := drafting_in_line(frame):
-            parts.append(drafted)
-        if spoken := speech_in_line(frame):
-            parts.append(spoken)
-        if read := bandwidth_in_line(frame, bar=frame.width >= _BAR_FROM):
-            parts.append(read)
-        if figures.ttft_s is not None:
-            parts.append([frame.text("label", "first "), frame.text("value", " ".join(units.duration(figures.ttft_s)))])
-        if figures.server is not None and (queue := figures.server.queue_s) is not None:
-            parts.append([frame.text("label", "queue "), frame.text("value", " ".join(units.duration(queue)))])
-        if figures.n_ctx and figures.n_past is not None:
-            share = figures.n_past / figures.n_ctx
-            used = f"ctx {units.context(figures.n_past, figures.n_ctx)}"
-            parts.append(
-                frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used, warns=share >= WARNING_SHARE)
-            )
-        if average is not None:
-            unit = f" tok/s{frame.approximately}"
-            parts.append([frame.text("label", "avg "), frame.text("value", average), frame.text("label", unit)])
-        if (prefill := rate(figures.prefill_tok_s)) is not None:
-            parts.append([frame.text("label", "prefill "), frame.text("value", prefill), frame.text("label", " tok/s")])
-        if figures.predicted_n:
-            unit = f" tokens{frame.approximately}"
-            parts.append([frame.text("value", f"{figures.predicted_n:,}"), frame.text("label", unit)])
-        if frame.memory is not None:
-            parts.append([frame.text("label", "mem "), frame.text("value", " ".join(_size(frame.memory.private)))])
+        parts += [
+            _drafting_in_line(frame),
+            speech_in_line(frame),
+            _bandwidth_in_line(frame),
+            *_figures_in_line(frame, is_average=part == "value"),
+        ]
         room = frame.width - _cells(line)
-        for part in parts:
-            if (need := _cells(part) + 3) <= room:
-                line += [frame.text("track", " · "), *part]
+        for drawn in filter(None, parts):
+            if (need := _cells(drawn) + 3) <= room:
+                line += [frame.text("track", " · "), *drawn]
                 room -= need
         return [line]
 
 
+def _figures_in_line(frame: Frame, is_average: bool) -> list[Line]:
+    """Draw waiting times, context, averages and memory for one line; `is_average`: the line begins with that."""
+    figures, parts = frame.figures, list[Line]()
+    if figures.ttft_s.value is not None:
+        parts.append(frame.item("first ", " ".join(units.duration(figures.ttft_s.value))))
+    if figures.server is not None and (queue := figures.server.queue_s.value) is not None:
+        parts.append(frame.item("queue ", " ".join(units.duration(queue))))
+    if figures.n_ctx.value and figures.n_past.value is not None:
+        share = figures.n_past.value / figures.n_ctx.value
+        used = f"ctx {units.context(figures.n_past.value, figures.n_ctx.value)}"
+        gauge = frame.narrow(len(used) + 13).gauge(share, f"{100 * share:3.0f} %", used, warns=share >= WARNING_SHARE)
+        parts.append(gauge)
+    if figures.decode_tok_s.value is not None and not is_average:
+        parts.append(frame.item("avg ", units.rate(figures.decode_tok_s.value), f" tok/s{frame.approximately}"))
+    if figures.prefill_tok_s.value is not None:
+        parts.append(frame.item("prefill ", units.rate(figures.prefill_tok_s.value), " tok/s"))
+    if figures.predicted_n:
+        parts.append(frame.item("", f"{figures.predicted_n:,}", f" tokens{frame.approximately}"))
+    if frame.memory is not None:
+        parts.append(frame.item("mem ", " ".join(byte_words(frame.memory.private))))
+    return parts
+
+
+def _drafting_in_line(frame: Frame) -> Line:
+    """Draw acceptance and tokens per pass for one line; nothing without drafters or before the first draft."""
+    now = frame.figures.drafting
+    if not now.wanted:
+        return []
+    if now.acceptance_now.value is None:
+        return [frame.text("label", "drafts off")] if now.reason and frame.figures.server is None else []
+    wide = f" {SERVER_WIDE}" if now.counts.source == SERVER_WIDE else ""
+    line = frame.item("acc ", f"{percent(now.acceptance_now.value):>3}", f" %{wide}")
+    if now.reason:
+        return [*line, frame.text("label", " drafts off")]
+    per_pass = now.tokens_per_pass.value
+    return line if per_pass is None else [*line, *frame.item("", f"{per_pass:>5.1f}", "/pass")]
+
+
+def speech_in_line(frame: Frame) -> Line:
+    """Draw the audio queued, and first audio where there is room, for one line; nothing while nothing is read."""
+    now = frame.figures.speech
+    if not now.reading:
+        return []
+    if frame.width < _FIRST_AUDIO_FROM:
+        return frame.item("audio ", f"{f'+{now.queued_s:.1f}':>5}", " s")
+    first = "n/a" if now.first_audio_s is None else " ".join(units.duration(now.first_audio_s))
+    return [
+        frame.text("label", "first audio "),
+        frame.text("missing" if now.first_audio_s is None else "value", f"{first:>6}"),
+        *frame.item(", queued ", f"{now.queued_s:>4.1f}", " s"),
+    ]
+
+
+def _bandwidth_in_line(frame: Frame) -> Line:
+    """Draw `44/51 GB/s ████──╎ 86 % ≈` for one line; nothing before the first token."""
+    now = frame.figures.roofline
+    if now.bandwidth.value is None:
+        return []
+    used, mark = units.bandwidth(now.bandwidth.value), "≈" if now.counted.value is None else now.source
+    if now.peak.value is None or now.utilization.value is None:
+        return frame.item("", f"{used:>3}", f" GB/s {mark}")
+    peak = units.bandwidth(now.peak.value.bytes_per_s)
+    line = frame.item("", f"{used:>{len(peak)}}", f"/{peak} GB/s ")
+    share = f"{100 * now.utilization.value:3.0f} %"
+    if frame.width >= _BAR_FROM:
+        line += frame.narrow(_BAR + len(share) + 1).gauge(now.utilization.value / SCALE, share, peak=1 / SCALE)
+    else:
+        line.append(frame.text("value", share))
+    return [*line, frame.text("limit" if now.off else "label", f" {'peak too low' if now.off else mark}")]
+
+
 def _cells(line: Line) -> int:
     return sum(cell_len(segment.text) for segment in line)
+
+
+class LiveFigures:
+    """Updates status line and figures from the meter, the worker process and the counters.
+
+    Where text is drawn, they are drawn with it: each frame has a price of its own. Created paused, when `screen` is
+    mounted. Use from the event loop.
+    """
+
+    def __init__(self, screen: Screen[Any], services: Services) -> None:
+        self._screen = screen
+        self._services = services
+        self._status = screen.query_one(StatusLine)
+        self._transcript = screen.query_one(Transcript)
+        self._transcript.on_flush = self._with_text
+        self.speech: Callable[[], Speech] = Speech
+        """Returns the figures of reading aloud."""
+        self._running = False
+        self._shown = self._drawn = 0.0  # when the figures were, and the text
+        self._pace = SPARE
+        self._timer = screen.set_interval(SPARE.figures, self._without_text, pause=True)
+
+    def start(self) -> None:
+        """Update periodically."""
+        self._running = True
+        self._timer.resume()
+
+    def stop(self) -> None:
+        """Update once more, then only on request."""
+        self._running = False
+        self._timer.pause()
+        self.show()
+
+    def share_the_cores(self) -> None:
+        """Choose the pace: slower if the model uses every core."""
+        self._pace = pace_beside_model(self._services.conversation.model)
+        self._services.conversation.frame_seconds = self._pace.text
+        self._transcript.min_interval = self._pace.interval
+        self._timer.stop()
+        self._timer = self._screen.set_interval(self._pace.figures, self._without_text, pause=not self._running)
+
+    def _with_text(self) -> None:
+        self._drawn = monotonic()
+        if self._running and self._drawn - self._shown > 0.9 * self._pace.figures:
+            self.show()
+
+    def _without_text(self) -> None:
+        if monotonic() - self._drawn > self._pace.figures:
+            self.show()
+
+    def show(self) -> None:
+        self._shown = monotonic()
+        conversation, watch = self._services.conversation, self._services.machine_watch
+        pid = conversation.backend.pid
+        if not conversation.settings.hardware.counters:
+            watch.close()
+        elif pid is not None and (sample := watch.sample(pid)) is not None:
+            conversation.meter.machine(sample)
+        figures = replace(conversation.figures(), speech=self.speech())
+        self._status.show_drafting(figures.drafting)
+        self._status.show_engine(conversation.backend.engine)
+        memory = None if pid is None else process_memory(pid)
+        self._status.show_context(figures.n_past.value or 0)
+        shown = TelemetryPanel if self._screen.has_class("-wide") else TelemetryLine
+        for one in self._screen.query(shown):  # none when the app ends while a model loads
+            one.show(figures, memory)

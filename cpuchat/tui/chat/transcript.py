@@ -41,7 +41,7 @@ from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
-from cpuchat.tui.chat.frame import fit
+from cpuchat.tui.chat.figure_sections import fit
 from cpuchat.tui.markdown.message_view import Spans, Step
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
 from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage

@@ -102,11 +102,11 @@ async def test_figures_are_the_servers(demo: str) -> None:
         meter.observe(event, time.monotonic())
     got, last = Answer(events), [one for one in seen if one][-1]
     figures = meter.figures()
-    assert figures.decode_tok_s == pytest.approx(last["predicted_per_second"], rel=0.01)
-    assert figures.prefill_tok_s == pytest.approx(last["prompt_per_second"], rel=0.01)
+    assert figures.decode_tok_s.value == pytest.approx(last["predicted_per_second"], rel=0.01)
+    assert figures.prefill_tok_s.value == pytest.approx(last["prompt_per_second"], rel=0.01)
     assert got.timings.predicted_n == last["predicted_n"] and not figures.approximate
-    assert figures.n_past == got.timings.n_past == last["cache_n"] + last["prompt_n"] + last["predicted_n"] - 1
-    assert figures.n_ctx == 2048
+    assert figures.n_past.value == got.timings.n_past == last["cache_n"] + last["prompt_n"] + last["predicted_n"] - 1
+    assert figures.n_ctx.value == 2048
     assert got.timings.network_ms is not None and got.timings.queue_ms is not None
     assert figures.server is not None and figures.server.running is not None
     assert got.of(PrefillProgress)[-1].processed == got.of(PrefillProgress)[-1].total

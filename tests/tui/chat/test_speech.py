@@ -15,9 +15,8 @@ from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.speech import Speech
-from cpuchat.tui.chat.frame import Frame
-from cpuchat.tui.chat.speech import speech, speech_in_line
-from cpuchat.tui.chat.telemetry import PARTS
+from cpuchat.tui.chat.figure_sections import Frame, speech
+from cpuchat.tui.chat.telemetry import PARTS, speech_in_line
 from cpuchat.tui.services import CROWDED
 from tests.support.chat_app import RunningApp, running
 from tests.support.listening import listen

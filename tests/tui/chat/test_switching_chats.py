@@ -49,16 +49,16 @@ async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> N
     async with running(prepare=two_chats, size=size) as app:
         await app.ready()
         await app.send("A question")
-        assert app.conversation.figures().decode_tok_s is not None
+        assert app.conversation.figures().decode_tok_s.value is not None
         assert "40.0" in app.screen_text
         await open_chat(app, "About apples")
         figures = app.conversation.figures()
-        assert figures.decode_tok_s is figures.ttft_s is None and figures.history == ()
-        assert figures.n_past == SLOWER.n_past
+        assert figures.decode_tok_s.value is figures.ttft_s.value is None and figures.history == ()
+        assert figures.n_past.value == SLOWER.n_past
         assert "40.0" not in app.screen_text
         assert "49/8k" in app.screen_text
         await app.press("ctrl+n")
-        assert app.conversation.figures().n_past == 0
+        assert app.conversation.figures().n_past.value == 0
         assert "0/8k" in app.screen_text
 
 
@@ -69,7 +69,7 @@ async def test_the_context_of_a_chat_that_is_open_before_the_model_is_loaded_is_
         await open_chat(app, "About apples")
         gate.open()
         await app.ready()
-        assert app.conversation.figures().n_past == SLOWER.n_past
+        assert app.conversation.figures().n_past.value == SLOWER.n_past
         await app.until(lambda: "49/8k" in app.screen_text)
 
 

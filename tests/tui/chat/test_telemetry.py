@@ -13,10 +13,12 @@ from textual.containers import Horizontal
 
 from cpuchat.protocol.messages import ModelLoaded, Speculation
 from cpuchat.protocol.timings import DrafterCount, Reuse, SpeculationFigures
+from cpuchat.telemetry import units
+from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.metric import Metric, missing
 from cpuchat.telemetry.speech import Speech
-from cpuchat.tui.chat.drafting import drafting
-from cpuchat.tui.chat.frame import Frame
-from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel, context, speed
+from cpuchat.tui.chat.figure_sections import SECTIONS, TIMING, Frame, Row, context, drafting, speed
+from cpuchat.tui.chat.telemetry import PARTS, TelemetryLine, TelemetryPanel
 from tests.support.meter_states import (
     EDITED,
     FINISHED,
@@ -148,7 +150,7 @@ def test_what_was_reused_moves_nothing_and_fits(height: int) -> None:
 
 def test_a_long_context_leaves_no_room_for_the_unit_of_reused_tokens() -> None:
     assert "reused    131,071 of 131,072" in drawn(
-        "done", 40, reuse=Reuse(), prefill_cached=131_071, prefill_total=131_072
+        "done", 40, reuse=Reuse(), prefill_cached=Metric(131_071), prefill_total=131_072
     )
 
 
@@ -271,6 +273,46 @@ def test_no_row_is_cut_off(figures: SpeculationFigures, height: int, reason: str
         assert sum(cell_len(segment.text) for segment in row) <= 28, [segment.text for segment in row]
 
 
+@dataclasses.dataclass(frozen=True)
+class ToyFigures(Figures):
+    """The figures with one more, as a contributor adds it to its record."""
+
+    toy_s: Metric[float] = dataclasses.field(default_factory=lambda: missing("no toy yet"))
+
+
+@pytest.mark.parametrize(
+    ("toy", "row"),
+    [
+        (Metric(2.5), "toy             2.50 s"),
+        (missing("no toy yet"), "toy         n/a · no toy yet"),
+        (missing("no toys at all"), "toy         no toys at all"),
+        (missing("a reason that is longer than its place"), "toy              n/a"),
+        (missing("no answer yet"), "toy              n/a"),  # as of all other figures, which the panel says once
+    ],
+)
+def test_a_new_figure_needs_a_field_and_a_row(toy: Metric[float], row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def value(now: Figures) -> Metric[float]:
+        assert isinstance(now, ToyFigures)
+        return now.toy_s
+
+    monkeypatch.setitem(SECTIONS, "timing", (*TIMING, Row("toy", value, units.duration)))
+    plain = STATES["writing"][0].figures()
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    figures = ToyFigures(**fields, toy_s=toy)
+    assert row in composed(Frame(figures, None, 28, True, defaultdict(Style)), 40)
+    settled = dataclasses.replace(figures, phase="done", stop_reason="end")
+    shown = [
+        line for line in composed(Frame(settled, None, 28, True, defaultdict(Style)), 40) if line.startswith("toy")
+    ]
+    assert shown == ([row] if toy.value is not None else [])
+
+
+def composed(frame: Frame, height: int) -> list[str]:
+    """Return the rows of the panel as text."""
+    rows = TelemetryPanel().compose_rows(frame, height)
+    return ["".join(segment.text for segment in row).rstrip() for row in rows]
+
+
 async def test_without_drafters_the_section_is_one_row() -> None:
     meter = meter_after(*LOADED, *READING, *writing(10), speculation=Speculation())
     frame = Frame(meter.figures(), MEMORY, 28, True, defaultdict(Style))
@@ -363,19 +405,26 @@ async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> Non
 
 def test_the_gauge_of_a_context_that_is_nearly_full_has_the_color_of_limits() -> None:
     figures = meter_after(*LOADED).figures()
-    assert figures.n_ctx == 8192
+    assert figures.n_ctx.value == 8192
     for used, part in ((6553, "fill"), (6554, "limit")):  # 80 %
-        nearly = dataclasses.replace(figures, n_past=used)
+        nearly = dataclasses.replace(figures, n_past=Metric(used))
         for drawn_rows in (context, lambda frame: TelemetryLine().compose_rows(frame, 1)):
             frame = Frame(nearly, None, 99, True, {one: Style(meta={"part": one}) for one in PARTS})
             bars = [one.style.meta["part"] for row in drawn_rows(frame) for one in row if one.style and "█" in one.text]
             assert bars == [part]
 
 
+@pytest.mark.parametrize(("limit", "words"), [(285.4, "285"), (999.6, "1.0k"), (1407.0, "1.4k"), (16_135.0, "16k")])
+def test_labels_never_run_into_large_limits(limit: float, words: str) -> None:
+    ceilings = dict.fromkeys(("ceiling_plain", "ceiling_accepted", "ceiling_compute"), Metric(limit))
+    now = dataclasses.replace(STATES["writing"][0].figures().roofline, **ceilings)
+    shown = [row.split() for row in drawn("writing", 40, roofline=now) if row.startswith("limit")]
+    assert [row[3:] for row in shown] == [[words, "tok/s"]] * 3
+
+
 def test_labels_never_run_into_values() -> None:
     meter, _ = STATES["writing"]
-    drafting = dataclasses.replace(meter.figures().drafting, overlap=True, draft_share=None)
+    drafting = dataclasses.replace(meter.figures().drafting, draft_share=missing("answer too short"))
     rows = drawn("writing", 33, drafting=drafting, predicted_n=1)
-    assert not [row for row in rows if "aheadanswer" in row]
     assert "drafting    answer too short" in rows
     assert any(row.startswith("written") and row.endswith(" 1 token") for row in rows)
