@@ -123,7 +123,7 @@ async def reach(quantization: str, rounds: int, n_tokens: int, n_threads: int) -
 def _conversation(n_tokens: int, n_threads: int) -> Conversation:
     """Plain decoding with a model that is calibrated all the same."""
     settings = Settings(
-        engine=EngineSection(ctx=1024, threads=n_threads),
+        engine=EngineSection(n_ctx=1024, threads=n_threads),
         speculation=SpeculationSection(drafters="free", draft_model="none"),
         sampling=SamplingSection(temperature=0.0, seed=1),
         chat=ChatSection(max_tokens=n_tokens),

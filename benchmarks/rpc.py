@@ -88,7 +88,7 @@ def rpc_worker(cpu: int, log: Path) -> Iterator[int]:
 async def loaded(spawner: Spawner, folder: Path, file: Path, cpu: int, port: int = 0, layers: int = 0) -> HeadBackend:
     """Return a llama-server on one CPU, with `layers` on the worker at `port`. Raises MeasureError."""
     backend = HeadBackend(spawner, folder)
-    rpc = (f"127.0.0.1:{port}",) if port else ()
+    rpc = f"127.0.0.1:{port}" if port else ""
     options = LoadOptions(n_ctx=N_CTX, rpc=rpc, rpc_layers=layers)
     async for event in backend.load(file, options, PlacementSpec(cores=str(cpu))):
         if isinstance(event, Failed):
