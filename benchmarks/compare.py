@@ -34,10 +34,10 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Round, Side
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.roofline import pass_bytes
 
 SIZE = (120, 40)

@@ -22,14 +22,15 @@ from common import MeasureError, Row, Target, arguments, machine, report, run_ma
 from drafting import Side, Workers, compare, fixed, workers
 from models import FOLDER
 from pairs import Shapes, typical_texts
+from planner import decode_rate
 from product import PLAIN, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costs.fit import fit
-from cpuchat.costs.model import CostProfile, ModelWork, decode_rate, pair_costs, prefill_cost, tokens_per_pass
+from cpuchat.costs.model import CostProfile, ModelWork, pair_costs, prefill_cost, tokens_per_pass
 from cpuchat.costs.observations import Fitted, Observation
-from cpuchat.hardware.bandwidth.measuring import measure
+from cpuchat.hardware.bandwidth.read_bandwidth import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import with_points

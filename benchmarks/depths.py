@@ -24,7 +24,6 @@ from drafting import (
     tokens_per_pass,
     workers,
 )
-from models import model
 from pairs import Shapes, expected_tokens, known, typical_texts
 from product import answer
 
@@ -275,17 +274,3 @@ def large_draft(setup: Setup) -> Section:
     if setup.quick:
         grid = {"Q8_0": (0.9,)}
     return _all_pairs(setup, shapes, grid, setup.choose(2), setup.depths or 1)
-
-
-def full_vocabulary(setup: Setup) -> Section:
-    """The same pair with the 151,936 words of Qwen2.5: the draft's head is most of what it computes."""
-    if setup.quick:
-        shapes, target = replace(setup.shapes, n_vocab=4096), replace(setup.shapes, n_vocab=4096).target_file("Q8_0")
-    else:
-        shapes, target = replace(setup.shapes, n_vocab=151936), model("1.5b", "Q8_0")
-    n = 33 if setup.quick else N_TOKENS["Q8_0"]
-    with workers(setup.threads) as loaded:
-        found = measure_pair(loaded, target, "Q8_0", shapes, 0.9, rounds=setup.choose(3), most=2, n=n)
-    section = _section([found], shapes.draft, 2)
-    section.rows = [replace(row, what=f"vocabulary {shapes.n_vocab}: {row.what}", target=None) for row in section.rows]
-    return section

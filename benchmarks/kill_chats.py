@@ -30,11 +30,11 @@ from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, LoadOptions, TextDelta
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.session.conversation import Conversation
 
 PACE = 0.004  # seconds per word
 WORDS = 100_000  # more than are written before the kill
@@ -73,6 +73,9 @@ class Paced:
         yield GenerationFinished(request_id=1, stop_reason="end", timings=Timings())
 
     async def cancel(self) -> None: ...
+
+    async def end_reasoning(self) -> bool:
+        return False
 
     async def unload(self) -> None: ...
 

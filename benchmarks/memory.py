@@ -126,9 +126,9 @@ async def child(options: argparse.Namespace) -> dict[str, float]:
     from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
     from cpuchat.config import settings
-    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
     from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, PrefillProgress, TextDelta
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.app import ChatApp
     from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
 

@@ -15,7 +15,7 @@ import time
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
 
-from cpuchat.protocol.messages import messages, model_info
+from cpuchat.protocol import messages, model_info
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 
 PROSE = (

@@ -19,15 +19,20 @@ from typing import Any
 import msgspec
 from common import Row, Target, arguments, machine, report, run_main
 
-from cpuchat.costs.model import Figure, bytes_read, decode_rate, prefill_cost
+from cpuchat.costs.model import CostProfile, Figure, ModelWork, bytes_read, pass_cost, prefill_cost
 from cpuchat.models.traffic import dimensions_of, typical_work
-from cpuchat.planner.specs import MachineSpec, PlannedModel, by_size
+from cpuchat.planner.specs import MachineSpec, PlannedModel
 
 FILE = Path(__file__).with_name("published.toml")
 N_PAST = 64  # the middle of llama-bench's tg128
 MEDIAN = 20.0  # % that the median error may have
 # Pass over n tokens by one over a single token: DeepSeek-R1 on a NUMA machine (llama.cpp pull request 17034).
 MIXTURE = {2: 1.21, 4: 1.66, 8: 2.65, 16: 4.46}
+
+
+def decode_rate(profile: CostProfile, work: ModelWork, n_past: float) -> float:
+    """Return tok/s of plain decoding with `n_past` tokens in the context."""
+    return 1 / pass_cost(profile, work, 1, n_past).seconds
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,13 @@ def read_points(content: dict[str, Any]) -> list[Point]:
                 active=about.get("active", about["params"]) / about["params"],
                 dims=dimensions_of(about["dims"]),
             )
-            model = by_size(name, quantization, 1e9 * size, work)
+            model = PlannedModel(
+                name=name,
+                quantization=quantization,
+                size=1e9 * size,
+                work=work,
+                kv_rows={one.window: one.nbytes for one in work.attention},
+            )
             place, engine = places[group["machine"]], group.get("engine", "llama.cpp")
             prefill, constant = group.get("prefill", 0), group.get("constant", False)
             points.append(Point(place, model, measured, prefill, engine, constant, group["source"]))

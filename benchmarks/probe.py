@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from common import HERE, WORK, MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
-from cpuchat.hardware.bandwidth.measuring import buffer_bytes, measure
+from cpuchat.hardware.bandwidth.read_bandwidth import buffer_bytes, measure
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 

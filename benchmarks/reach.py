@@ -22,10 +22,10 @@ from product import default_threads
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.config.settings import ChatSection, EngineSection, SamplingSection, Settings, SpeculationSection
-from cpuchat.conversation import Conversation
-from cpuchat.hardware.bandwidth.measuring import measure
+from cpuchat.hardware.bandwidth.read_bandwidth import measure
 from cpuchat.protocol.messages import Failed, GenerationFinished, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import Figures
 
 PROMPT_TOKENS = 32

@@ -8,9 +8,9 @@ From the project's root: .venv/bin/python benchmarks/record_traces.py TARGET.ggu
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -65,12 +65,16 @@ def tokens(model: Model, text: str) -> list[int]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("draft", type=Path)
+    options = parser.parse_args()
     demo, demo_draft = (load(paths.demo_dir() / DEMO_FILES[name]) for name in ("demo", "demo-draft"))
     traces: dict[str, list[str]] = {"demo pair": []}
     for text in DEMO_PROMPTS:
         prompt = tokens(demo, text)
         traces["demo pair"].append(score(demo_draft, prompt, write(demo, prompt, N_ANSWER)))
-    target, draft = load(Path(sys.argv[1])), load(Path(sys.argv[2]))
+    target, draft = load(options.target), load(options.draft)
     texts: dict[str, dict[str, list[int]]] = {}
     dialogue = [json.loads(line)["messages"] for line in (TEXTS / "dialogue.jsonl").read_text().splitlines()]
     sources = {
@@ -105,4 +109,5 @@ def main() -> None:
         print(name, [round(one.count("1") / max(1, len(one)), 2) for one in answers])
 
 
-main()
+if __name__ == "__main__":
+    main()

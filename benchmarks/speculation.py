@@ -2,9 +2,9 @@
 
     python benchmarks/speculation.py [--quick] [--rounds N] [--depths N] [--threads N] [--only adaptive,copy,...]
 
-Pairs with a known acceptance rate (1.5B shape in Q4_K_M, Q8_0 and F16; drafts of 0.05B and 0.5B), texts that are known
-beforehand, and the demo pair. All sides of a comparison run in one worker, in turn; every answer is compared with the
-known text. The parts (`--only`) are kept one by one in results/speculation.json; the plot, results/speculation.svg, is
+Pairs with a known acceptance rate (1.5B shape in Q4_K_M, Q8_0 and F16; drafts of 0.05B and 0.5B) and texts that are
+known beforehand. All sides of a comparison run in one worker, in turn; every answer is compared with the known text.
+The parts (`--only`) are kept one by one in results/speculation.json; the plot, results/speculation.svg, is
 drawn from that file. `--plot` only draws it.
 """
 
@@ -21,12 +21,10 @@ from typing import Any
 
 from accuracy import accuracy
 from common import RESULTS, WORK, MeasureError, Row, arguments, machine, run_main, save, say, table
-from demo_pair import demo
-from depths import ALPHAS, full_vocabulary, large_draft, longer, small_draft
+from depths import ALPHAS, large_draft, longer, small_draft
 from drafting import Section, Setup
 from free_drafters import copy, prose, text
 from never_slower import free_drafters, hopeless_pair, noise
-from overlap import overlap
 from pairs import Shapes
 from plots import COLOURS, INK, PALE, Chart, Dot, Line, Panel
 from product import default_threads
@@ -45,9 +43,6 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
     "prose": prose,
     "text": text,
     "server": server,
-    "overlap": overlap,
-    "vocabulary": full_vocabulary,
-    "demo": demo,
 }
 MEASURED = "fixed depths"
 THIN = ("3", "7", "15")

@@ -35,7 +35,7 @@ UBATCHES = (128, 256, 512)
 
 def words(chosen: Settings) -> str:
     engine = chosen.engine
-    return f"threads {engine.threads or 'auto'}, cores {engine.cores}, FA {engine.flash_attn}, ubatch {engine.ubatch}"
+    return f"threads {engine.threads or 'auto'}, cores {engine.cores}, FA {engine.flash_attn}, ubatch {engine.n_ubatch}"
 
 
 def combinations(quick: bool) -> list[Settings]:

@@ -44,8 +44,8 @@ def child(options: argparse.Namespace) -> None:
     from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
     from cpuchat.config import settings
-    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.app import ChatApp
 
     command = [sys.executable, str(HERE / "paced_worker.py"), str(options.root), str(options.rate)]

@@ -227,8 +227,8 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
     from cpuchat.config.settings import Settings
-    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
+    from cpuchat.session.conversation import Conversation
 
     settings_ = Settings()
     settings_.sampling.temperature = 0.0

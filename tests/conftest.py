@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from cpuchat.base.paths import cache_dir
 from cpuchat.config.servers import ServerModel
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
 from tests.support.cores import ON_ONE_CPU

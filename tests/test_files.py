@@ -110,9 +110,9 @@ def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkey
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from cpuchat import files; from cpuchat.base.files import JsonCache\n"
+        "import sys; from pathlib import Path; from cpuchat.base import files\n"
         "files.LOCK_SECONDS = 1000\n"
-        "cache = JsonCache(Path(sys.argv[1]), int, version=1, max_entries=99)\n"
+        "cache = files.JsonCache(Path(sys.argv[1]), int, version=1, max_entries=99)\n"
         "for name in sys.argv[2:]: cache.put(name, 1)"
     )
     names = [f"{n}" for n in range(40)]

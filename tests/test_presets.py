@@ -10,16 +10,16 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError, UsageError
-from cpuchat.chat_preset import reasoning_of
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer.formats import Document, encoded
 from cpuchat.chats.transfer.importing import export_chat, import_chats
 from cpuchat.cli.options import laid_over, with_preset
 from cpuchat.config.presets import Preset, delete_preset, find_preset, load_presets, save_preset
 from cpuchat.config.settings import SamplingSection, Settings
-from cpuchat.conversation import Conversation
 from cpuchat.present.chats import markdown
 from cpuchat.protocol.messages import AnyEvent
+from cpuchat.session.conversation import Conversation
+from cpuchat.session.preset import reasoning_of
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")

@@ -22,7 +22,7 @@ from tests.support.head_files import target_file
 
 def test_addresses_have_the_usual_port() -> None:
     assert parse_workers(" big-1, 10.0.0.2:50053,big-1:50052,") == ("big-1:50052", "10.0.0.2:50053")
-    assert EngineSection(rpc="big-1").load_options().rpc == ("big-1:50052",)
+    assert EngineSection(rpc="big-1").load_options().rpc == "big-1:50052"
 
 
 @pytest.mark.parametrize("text", ["a:b", "a:0", "a:70000", "http://a", "::1", "a b"])
@@ -35,23 +35,23 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_workers_get_the_layers_that_do_not_fit(tmp_path: Path) -> None:
     header = read_header(target_file(tmp_path / "m.gguf"))
-    options = LoadOptions(n_ctx=512, rpc=("a:1",))
+    options = LoadOptions(n_ctx=512, rpc="a:1")
     one = header.tensors[0].nbytes + kv_bytes(header, 512) // 4
     assert layers_elsewhere(header, options, 512, 0) == (0, 0)
     assert layers_elsewhere(header, options, 512, one + 1) == (2, 2 * one)
     assert layers_elsewhere(header, options, 512, 100 * one) == (4, 4 * one)
-    assert layers_elsewhere(header, LoadOptions(rpc=("a:1",), rpc_layers=3), 512, 0) == (3, 3 * one)
+    assert layers_elsewhere(header, LoadOptions(rpc="a:1", rpc_layers=3), 512, 0) == (3, 3 * one)
 
     need = required_memory(header, options, 512).least
     assert needs_workers(header, options, need - 1) and not needs_workers(header, options, need)
-    assert needs_workers(header, LoadOptions(rpc=("a:1",), rpc_layers=1), need)
+    assert needs_workers(header, LoadOptions(rpc="a:1", rpc_layers=1), need)
     assert not needs_workers(header, LoadOptions(), 0)
 
 
 def test_the_command_line_keeps_the_embedding_and_the_output_here() -> None:
     server = ServerOptions(
         program="x", model="/m.gguf", head="", kind=None, port=1, n_ctx=512, drafting=Drafting(), cpus=(0,),
-        rpc_layers=3, options=LoadOptions(rpc=("a:1", "b:2")),
+        rpc_layers=3, options=LoadOptions(rpc="a:1,b:2"),
     )  # fmt: skip
     words = " ".join(command(server))
     assert "--rpc a:1,b:2 --device RPC0,RPC1" in words and "--n-gpu-layers 4" in words

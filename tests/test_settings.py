@@ -186,7 +186,7 @@ def test_what_the_app_remembers_by_itself_leaves_config_toml_alone() -> None:
 
 
 def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
-    dotfiles = tmp_path / "dotfiles" / "cpuchat.base.toml"
+    dotfiles = tmp_path / "dotfiles" / "cpuchat.toml"
     dotfiles.parent.mkdir()
     dotfiles.write_text("# mine\n")
     dotfiles.chmod(0o640)
@@ -204,7 +204,7 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
 
 def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     script = (
-        "import sys; from cpuchat import files; from cpuchat.config.settings import update\n"
+        "import sys; from cpuchat.base import files; from cpuchat.config.settings import update\n"
         "files.LOCK_SECONDS = 1000\n"
         "for n in range(20): update({'engine': {sys.argv[1]: n}})"
     )
@@ -212,7 +212,7 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
     assert [program.wait(120) for program in programs] == [0, 0, 0]
     engine = settings.load().engine
-    assert (engine.threads, engine.poll, engine.experts) == (19, 19, 19)
+    assert (engine.threads, engine.poll, engine.n_experts) == (19, 19, 19)
 
 
 @pytest.mark.timeout(180)
@@ -262,7 +262,7 @@ def test_environment_variables_stand_over_the_file_and_are_never_written(monkeyp
     monkeypatch.setenv("CPUCHAT_MODEL_FOLDERS", "/models, /more")
     monkeypatch.setenv("CPUCHAT_MODEL_LAST", "")
     chosen = settings.update({"chat": {"max_tokens": 7}})
-    assert (chosen.engine.threads, chosen.engine.batch, chosen.engine.mlock) == (3, 64, True)
+    assert (chosen.engine.threads, chosen.engine.n_batch, chosen.engine.mlock) == (3, 64, True)
     assert (chosen.sampling.temperature, chosen.model.folders) == (0.5, ["/models", "/more"])
     assert (chosen.model.last, chosen.chat.max_tokens) == ("/seen.gguf", 7)
     text = paths.settings_file().read_text()

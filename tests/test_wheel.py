@@ -58,11 +58,11 @@ def test_the_installed_program_answers_and_finds_what_it_brings(
     assert "qwen3-8b" in run_installed(site, tmp_path, program, "models", "catalog")
     assert run_installed(site, tmp_path, program, "ask", "--max-tokens", "4", "Hello").strip()
     brought = (
-        "from cpuchat.bench import prompts; from cpuchat.quality import questions, texts;"
-        " print(all([prompts.load(), questions.load(), texts.prose(), texts.code(), texts.dialogues()]))"
+        "from cpuchat.bench import matrix; from cpuchat.quality import questions, texts;"
+        " print(all([matrix.load(), questions.load(), texts.prose(), texts.code(), texts.dialogues()]))"
     )
     assert run_installed(site, tmp_path, brought) == "True\n"
-    places = "from cpuchat import paths; print(paths.packaged_themes_dir(), paths.demo_dir())"
+    places = "from cpuchat.base import paths; print(paths.packaged_themes_dir(), paths.demo_dir())"
     assert run_installed(site, tmp_path, places).split() == [
         str(site / "cpuchat/themes"), str(site / "cpuchat/models/demo")
     ]  # fmt: skip

@@ -27,7 +27,7 @@ import msgspec
 
 from cpuchat.base.errors import Interrupted, WorkerStuck
 from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command
-from cpuchat.hardware.numa.launch import launch_command
+from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.protocol.messages import (
     HEADER_SIZE,
     AnyEvent,

@@ -1,8 +1,5 @@
-"""Child processes: commands without the current folder on their path, environments without secrets, and their end.
-
-A Python process of this package that takes requests and gives answers as lines of JSON.
-
-Runs a blocking call in a thread that does not delay the exit.
+"""Child processes: their commands, environments without secrets, and their end; children of this package that talk in
+lines of JSON; and threads for blocking calls that do not delay the exit.
 """
 
 from __future__ import annotations

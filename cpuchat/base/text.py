@@ -3,8 +3,6 @@
 Two gates stand before the terminal, and everything passes one of them: `tui.terminal.gate` for rows that the app draws,
 `cli.output` for text that a command prints. Names and messages also go through `clean_line` and `clean` before layout,
 so that replaced characters stay visible (an escape character becomes ␛) and have the right width.
-
-Common prefixes of sequences.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Parses TOML that people edit, in a time bounded by its size.
-
-Reads the files that people edit, and changes those in TOML: settings, presets and keys.
+"""TOML files that people edit (settings, presets, keys): parsed in a time bounded by their size, and changed in place
+with the comments kept.
 """
 
 from __future__ import annotations

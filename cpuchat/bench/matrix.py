@@ -1,7 +1,6 @@
 """Expands what is measured: the product of models, quantizations, drafters, threads, cores, memory policies, KV types
-and flash attention, each with every test.
-
-The prompts that speed is measured on: code, summaries, maths and chat differ in how well they can be drafted.
+and flash attention, each with every test. Prompts are code, summaries, maths and chat: they differ in how well they can
+be drafted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,16 @@ import msgspec
 from cpuchat.base import paths, toml
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
-from cpuchat.config.settings import WANTED, Cores, MemoryPolicy, Section, Settings, explained
+from cpuchat.config.settings import (
+    DECLARED,
+    Cores,
+    MemoryPolicy,
+    Section,
+    Settings,
+    explained,
+    value_of,
+    with_changes,
+)
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
@@ -27,7 +35,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import tuned_settings
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
-from cpuchat.protocol.messages import CacheType, FlashAttention
+from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 
 Kind = Literal["code", "summary", "maths", "chat"]
 
@@ -60,7 +68,6 @@ OFF: Final = "off"
 MIN_ROUNDS = 3
 _MAX_DEPTH = 31
 _WITH_DRAFT_MODEL = ("auto", "draft")
-_UNQUANTIZED = ("f32", "f16", "bf16")
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +97,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded;
-    `batch`, `ubatch` 0: those of the settings.
+    """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded.
+
+    The other fields are settings of the section engine, by their keys; `batch`, `ubatch` 0: as they are set.
     """
 
     model: str
@@ -105,9 +113,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 0
     ubatch: int = 0
 
-    def placement(self, chosen: Settings) -> PlacementSpec:
-        """Return the placement; the draft model's cores are those of the settings."""
-        return PlacementSpec(self.cores, chosen.speculation.draft_cores, self.memory, self.threads)
+    def settings(self, chosen: Settings) -> Settings:
+        """Return the settings with those that the setup has in their place."""
+        engine = {name: getattr(self, name) for name in self.__struct_fields__ if f"engine.{name}" in DECLARED}
+        for name in ("batch", "ubatch"):
+            engine[name] = engine[name] or value_of(chosen, f"engine.{name}")
+        return with_changes(chosen, {"engine": engine})
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +201,7 @@ def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
         name = re.sub(r"\[.*", "", key)
         if "matching regex" in reason:
             words = {"cores": "engine.cores", "memory_policies": "engine.memory"}
-            reason = WANTED[words[name]]
+            reason = f"must be {DECLARED[words[name]].wanted}"
         option = f"--{name.replace('_', '-')}: " if name and name in values else f"{name}: " if name else ""
         raise UsageError(f"{'' if name in values else origin}{option}{reason}.", "See cpuchat bench --help.") from None
 
@@ -253,7 +264,7 @@ def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
     """Raises UsageError for threads, cores or memory policies that this machine does not have."""
     topology = read_topology()
     for setup in dict.fromkeys(cell.setup for cell in cells):
-        place(topology, setup.placement(chosen), with_draft=bool(setup.draft))
+        place(topology, PlacementSpec.of(setup.settings(chosen)), with_draft=bool(setup.draft))
 
 
 def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
@@ -264,7 +275,7 @@ def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
         for quantization in (matrix.quantizations or [""])
     )  # fmt: skip
     found = [setup for file in files for setup in setups_of(file, matrix, chosen)]
-    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in _UNQUANTIZED]
+    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in UNQUANTIZED]
     if not possible:
         raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
     return list(dict.fromkeys(possible))
@@ -275,10 +286,10 @@ def setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
     tuned = tuned_settings(file, chosen)
     placed = (chosen if matrix.threads or matrix.cores or matrix.memory_policies else tuned).engine
     attending = (chosen if matrix.kv_types or matrix.flash_attn else tuned).engine
-    now, before = ((one.engine.batch, one.engine.ubatch) for one in (tuned, chosen))
+    now, before = ((one.engine.n_batch, one.engine.n_ubatch) for one in (tuned, chosen))
     batch, ubatch = now if now != before else (0, 0)
     flash: list[FlashAttention] = matrix.flash_attn or [attending.flash_attn]
-    kv_types = [_kv_types(text) for text in matrix.kv_types] or [(attending.cache_type_k, attending.cache_type_v)]
+    kv_types = [_kv_types(text) for text in matrix.kv_types] or [(attending.type_k, attending.type_v)]
     return [
         Setup(
             model=str(file), threads=threads, cores=cores, memory=memory,

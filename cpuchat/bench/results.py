@@ -1,12 +1,7 @@
-"""Holds the results of a benchmark: for each cell medians and spreads of its rounds, with llama-bench's field names.
+"""The results of a benchmark: its environment, its journal, its report, and the comparison of two reports.
 
-Keeps the measurements so far in a file of JSON lines, so that a killed benchmark resumes.
-
-A line is appended for each measurement that counts; a torn last line is ignored.
-
-Records machine, engine and files of a benchmark, so that it can be repeated.
-
-Two benchmarks of the same cells: which differences exceed the spread of their rounds.
+The journal is a file of JSON lines, one for each measurement that counts, from which a killed benchmark resumes; a torn
+last line is ignored. The report has medians and spreads of each cell's rounds, with llama-bench's field names.
 """
 
 from __future__ import annotations
@@ -38,8 +33,8 @@ from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import split_parts
-from cpuchat.protocol.messages import FlashAttention
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.options import FlashAttention
 from cpuchat.telemetry import units
 
 

@@ -1,14 +1,9 @@
-"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal.
+"""Runs a benchmark: one load per setup, its cells by the protocol, every measurement into the journal. Measures a draft
+model with its target before it is used, too.
 
-Loads a model to measure it.
-
-Orders measurements on a shared machine. Knows nothing of what is measured.
-
-A warm-up of each cell is dropped. Every other round goes through the cells backwards. An anchor (the first cell) is
-measured again every four measurements: when it drifted by more than 10 %, these four are repeated, at most twice; after
-that they are kept and marked noisy.
-
-Measures a draft model with its target before it is used: acceptance and speed-up by kind of prompt.
+The protocol is for a shared machine. A warm-up of each cell is dropped. Every other round goes through the cells
+backwards. An anchor (the first cell) is measured again every four measurements: when it drifted by more than 10 %,
+these four are repeated, at most twice; after that they are kept and marked noisy.
 """
 
 from __future__ import annotations
@@ -329,15 +324,10 @@ class Bench:
         setup = cells[0].setup
         self.progress.what = f"loading {Path(setup.model).name}"
         self._tell()
-        engine = self._chosen.engine
+        chosen = setup.settings(self._chosen)
         options = msgspec.structs.replace(
-            self._chosen.load_options(setup.draft),
-            n_ctx=max(engine.ctx, self._context(cells)),
-            n_batch=setup.batch or engine.batch,
-            n_ubatch=min(setup.ubatch or engine.ubatch, setup.batch or engine.batch),
-            type_k=setup.cache_type_k,
-            type_v=setup.cache_type_v,
-            flash_attn=setup.flash_attn,
+            chosen.load_options(setup.draft),
+            n_ctx=max(chosen.engine.n_ctx, self._context(cells)),
             calibrate=any(cell.drafters != OFF for cell in cells),
         )
 
@@ -347,7 +337,7 @@ class Bench:
             self._tell()
 
         model = await load_to_measure(
-            self._backend, Path(setup.model), options, setup.placement(self._chosen), lambda: self._stopped, tell
+            self._backend, Path(setup.model), options, PlacementSpec.of(chosen), lambda: self._stopped, tell
         )
         if self._speech is not None and any(cell.speech for cell in cells):
             await self._speech.prepare(model)

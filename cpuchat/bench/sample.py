@@ -1,6 +1,5 @@
-"""One measurement of one cell, with the loaded model.
-
-Reads the answers of a benchmark aloud without playing them: what it costs, and how soon there would be sound.
+"""One measurement of one cell, with the loaded model. Answers may be read aloud without being played: what that costs,
+and how soon there would be sound.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The file of the chat database: opening, repairing, transactions, erasing what was deleted.
+"""The file of the chat database: opening, transactions, erasing what was deleted, and repair.
 
-Repairs damaged chat databases: valid rows stay in use, invalid ones are kept aside.
-
-Invalid rows are copied to the table `quarantine` and repaired, or moved there. From a file whose tables or
-pages are damaged, every row that can still be read is copied to a new one, and the file is moved aside.
+Repair keeps valid rows in use. Invalid rows are copied to the table `quarantine` and repaired, or moved there. From a
+file whose tables or pages are damaged, every row that can still be read is copied to a new one, and the file is moved
+aside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The messages of the open chat, kept in sync with the store.
-
-What the model reads of a chat: messages with their attachments, and summaries in place of what they cover.
-
-Counts the tokens of all stored answers. Reads only: it can run beside an app that is writing.
+"""The messages of the open chat, kept in sync with the store, and what the model reads of them: attachments before a
+question, summaries in place of what they cover.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The records of the store, and validation of their rows.
+"""Chats and their messages as records: validation of their rows, titles, and branches.
 
 SQLite takes any value in any column, and a file can be damaged anywhere: nothing is taken from it unchecked.
-
-Titles of chats.
-
-The branches of a chat.
 
 A message follows another one, its parent; messages with the same parent are siblings: alternative answers, or
 edits of a question. Ids grow with time, so a message has a larger id than its parent, and the newest of a branch
@@ -46,12 +42,12 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     `pinned` chats are listed before all others.
     """
 
-    id: str
-    title: str
-    created: float
-    updated: float
-    model: str
-    system_prompt: str
+    id: str = ""
+    title: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+    model: str = ""
+    system_prompt: str = ""
     version: int = 0
     sides: str = ""
     leaf: int | None = None
@@ -154,13 +150,13 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class PortableMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message, in a document. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a chat. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
     its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
-    question, the code of the error that refused it as too long.
+    question, the code of the error that refused it as too long. `chat_id` is of the store: no document has it.
     """
 
     id: int = 0
@@ -175,12 +171,7 @@ class PortableMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     attachments: tuple[Attachment, ...] = ()
     steps: tuple[ToolStep, ...] = ()
     created: float = 0.0
-
-
-class StoredMessage(PortableMessage, frozen=True, kw_only=True):
-    """One message of a chat in the store."""
-
-    chat_id: str
+    chat_id: str = ""
 
     @property
     def sampling(self) -> Sampling | None:

@@ -2,9 +2,8 @@
 
 Every change is committed when the method returns, so a killed app loses nothing but what it had not told the store.
 Write-ahead logging lets a second instance of the app read and write the same file; methods may be called from any
-thread, one at a time. What is deleted or replaced is overwritten in the file, the search index and the log.
-
-Full-text search over chats.
+thread, one at a time. What is deleted or replaced is overwritten in the file, the search index and the log. Search is
+full-text, and letter by letter where that finds nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ from cpuchat.chats.records import (
 from cpuchat.config.presets import Preset
 from cpuchat.protocol.messages import Role
 
-_CHAT_OF_HIT = ", ".join(CHAT_COLUMNS)
+_CHAT = ", ".join(CHAT_COLUMNS)
+_MESSAGE = ", ".join(MESSAGE_COLUMNS)
+_FORK = "Fork: "  # first, so that a narrow list does not cut it off
 _IDS = "(SELECT value FROM json_each(?))"
 _PER_CHAT = 3  # messages
 MOST_CHATS = 100
@@ -133,7 +134,7 @@ def find(
     found = {message_id for hits in by_chat.values() for message_id in hits}
     for query in (_ATTACHED, _CALLED):
         _add_hits((hit for hit in db.execute(query, (pattern,)) if hit[0] not in found), by_chat, limit)
-    query = f"SELECT {_CHAT_OF_HIT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
+    query = f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
     chats = db.execute(query, (_json(by_chat), limit)).fetchall()
     shown = {chat_id: by_chat[chat_id][: -_PER_CHAT - 1 : -1] for chat_id, *_ in chats}
     ids = _json(message_id for hits in shown.values() for message_id in hits)
@@ -153,11 +154,6 @@ def _add_hits(hits: Iterable[tuple[int, str]], by_chat: dict[str, list[int]], li
 
 def _json(ids: Iterable[int | str]) -> str:
     return msgspec.json.encode(list(ids)).decode()
-
-
-_CHAT = ", ".join(CHAT_COLUMNS)
-_MESSAGE = ", ".join(MESSAGE_COLUMNS)
-_FORK = "Fork: "  # first, so that a narrow list does not cut it off
 
 
 class ChatStore(Database):

@@ -19,8 +19,8 @@ from cpuchat.config.servers import Source, last_on_server
 if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
-    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.app import ChatApp, Resume
 
 
@@ -79,7 +79,7 @@ def open_app(
         prepared[0].prepare(PlacementSpec.of(chosen))
 
     from cpuchat.chats.store import ChatStore
-    from cpuchat.conversation import Conversation
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.launch import run
 
     def make(resume: Resume) -> ChatApp:

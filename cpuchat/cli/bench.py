@@ -177,8 +177,8 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
         MeasureFailed: no cell was measured.
     """
     from cpuchat.bench.results import report_of
-    from cpuchat.cli.interrupts import run_stoppable
     from cpuchat.cli.live import LiveTable
+    from cpuchat.cli.session import run_stoppable
 
     live = LiveTable()
     running = make(lambda: live.show(running))

@@ -19,7 +19,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import read_text, shown
-from cpuchat.cli.options import cores_option, file_option, memory_option, overridden, setting, stacked, threads_option
+from cpuchat.cli.options import file_option, overridden, setting, stacked
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -66,7 +66,7 @@ if one side failed, its exit code as in `cpuchat ask --help`, and the other side
     help="Race: both answer at the same time, each on half of the cores, sharing the memory bus.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds, 1 to 100. Default: 1.")
-@setting("--max-tokens", "chat.max_tokens", "Stop after N tokens; 0 = no limit.")
+@setting("chat.max_tokens")
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when all rounds are complete.")
 @file_option("--export", help="Write a Markdown report.")
@@ -263,7 +263,7 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {Me
 )  # fmt: skip
 @click.option("--ctx", "n_ctx", type=int, default=512, metavar="N", help="Window size in tokens; default: 512.")
 @click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
-@stacked(threads_option(), cores_option(), memory_option())
+@stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(
     base: str,

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import Interrupted, UsageError
-from cpuchat.cli.options import (
-    DEMO,
-    cores_option,
-    ctx_option,
-    memory_option,
-    model_path,
-    overridden,
-    stacked,
-    threads_option,
-)
+from cpuchat.cli.options import DEMO, model_path, overridden, setting, stacked
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
@@ -42,10 +33,10 @@ The demo model is a toy that knows cpuchat's own manual. For real work, give a G
 @stacked(
     click.option("--plain", is_flag=True, help="Answer three questions on standard output, with figures."),
     click.option("--tour", is_flag=True, help="Show the app to an audience: three minutes that run by themselves."),
-    threads_option(),
-    cores_option(),
-    memory_option(),
-    ctx_option(),
+    setting("engine.threads"),
+    setting("engine.cores"),
+    setting("engine.memory"),
+    setting("engine.ctx"),
 )
 def demo(plain: bool, tour: bool, **values: Any) -> int:
     """Chat with the bundled demo model: no download, no setup."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 import msgspec
@@ -15,6 +15,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, is_url, last_here, last_on_server, normalized
 from cpuchat.config.settings import Settings
+from cpuchat.protocol.options import UNQUANTIZED
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from cpuchat.backend.switching import SwitchingBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_UNQUANTIZED = ("f32", "f16", "bf16")
 
 
 class Number(click.ParamType):
@@ -56,11 +55,15 @@ class Number(click.ParamType):
 
 def _click_type(hint: Any) -> click.ParamType:
     """Return the click type with the bounds that msgspec enforces for the same field of config.toml."""
-    if NoneType in get_args(hint):  # not set: as the model has it
-        hint = next(one for one in get_args(hint) if one is not NoneType)
     meta = msgspec.Meta()
-    if get_origin(hint) is Annotated:
-        hint, meta = get_args(hint)
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *metadata = get_args(hint)
+            meta = next((one for one in metadata if isinstance(one, msgspec.Meta)), meta)
+        elif NoneType in get_args(hint):  # not set: as the model has it
+            hint = next(one for one in get_args(hint) if one is not NoneType)
+        else:
+            break
     if get_origin(hint) is Literal:
         return click.Choice(get_args(hint))
     if hint in (int, float):
@@ -68,19 +71,32 @@ def _click_type(hint: Any) -> click.ParamType:
     return click.STRING
 
 
-def setting(flag: str, key: str, help: str, *, metavar: str | None = None) -> Decorator:
-    """Make an option that overrides `key` ("engine.threads") of config.toml.
+def setting(key: str, help: str = "") -> Decorator:
+    """Make the option of a setting ("engine.threads"), which overrides config.toml; `help` if it means something else
+    to this command.
 
     The value reaches the command as `engine__threads`, to be handed to `overridden`.
     """
-    table, name = key.split(".")
-    hint = get_type_hints(get_type_hints(Settings)[table], include_extras=True)[name]
-    if hint is bool:
-        return click.option(flag, f"{table}__{name}", is_flag=True, default=None, help=help)
-    kind = _click_type(hint)
-    if metavar is None and isinstance(kind, Number):
-        metavar = "N" if kind.whole else "X"
-    return click.option(flag, f"{table}__{name}", type=kind, default=None, help=help, metavar=metavar)
+    declared = settings.DECLARED[key]
+    name, words = f"{declared.section}__{declared.name}", declared.words
+    if isinstance(declared.default, bool):
+        flags = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
+        return click.option(flags, name, is_flag=True, default=None, help=help or words.help)
+    kind = _click_type(declared.type)
+    metavar = words.metavar or (("N" if kind.whole else "X") if isinstance(kind, Number) else None)
+    return click.option(declared.option, name, type=kind, default=None, help=help or words.help, metavar=metavar)
+
+
+def section_options(*sections: str) -> Decorator:
+    """Return the options of all settings of these sections that have one."""
+    return stacked(
+        *(setting(key) for key, one in settings.DECLARED.items() if one.section in sections and one.words.help)
+    )
+
+
+def engine_options() -> Decorator:
+    """Return the options about cores, loading and drafting of commands that load a model."""
+    return section_options("engine", "speculation")
 
 
 def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
@@ -104,12 +120,6 @@ def server_option() -> Decorator:
         "--server", metavar="URL",
         help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
     )  # fmt: skip
-
-
-def preset_option() -> Decorator:
-    return setting(
-        "--preset", "chat.preset", "Preset by its name: system prompt, sampling, reasoning and model.", metavar="NAME"
-    )
 
 
 def with_preset(name: str | None, model: str | None, server: str | None) -> tuple[Settings | None, str | None]:
@@ -182,90 +192,6 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
 
 
-def threads_option() -> Decorator:
-    return setting("--threads", "engine.threads", "Compute threads; 0 = automatic.")
-
-
-def cores_option() -> Decorator:
-    return setting(
-        "--cores", "engine.cores",
-        "Compute cores: auto, all, CPUs such as 0-7, l3:0, node:0, socket:0 or 4/l3 (4 cores per L3 group).",
-        metavar="LIST",
-    )  # fmt: skip
-
-
-def memory_option() -> Decorator:
-    return setting(
-        "--memory-policy", "engine.memory",
-        "NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
-        metavar="POLICY",
-    )  # fmt: skip
-
-
-def ctx_option() -> Decorator:
-    return setting("--ctx", "engine.ctx", "Context size in tokens; 0 = automatic.")
-
-
-def engine_options() -> Decorator:
-    """Return the options about cores, loading and drafting of commands that load a model."""
-    return stacked(
-        threads_option(),
-        cores_option(),
-        memory_option(),
-        ctx_option(),
-        setting("--batch", "engine.batch", "Prompt tokens per batch."),
-        setting("--cache-type-k", "engine.cache_type_k", "KV cache type of K."),
-        setting("--cache-type-v", "engine.cache_type_v", "KV cache type of V."),
-        setting("--flash-attn", "engine.flash_attn", "Flash attention."),
-        setting("--load-mode", "engine.load_mode", "Memory-map the model file, or read it into memory."),
-        setting("--mlock/--no-mlock", "engine.mlock", "Lock the model in memory (mlock)."),
-        setting(
-            "--from-disk/--no-from-disk",
-            "engine.from_disk",
-            "Load models larger than memory too: weights stay on disk and are read for every token. Slow.",
-        ),
-        setting(
-            "--experts",
-            "engine.experts",
-            "Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
-        ),
-        setting(
-            "--rpc",
-            "engine.rpc",
-            "RPC workers that hold the layers that do not fit here (cpuchat serve --rpc-worker).",
-            metavar="HOST:PORT,…",
-        ),
-        setting("--rpc-layers", "engine.rpc_layers", "Layers on the RPC workers; 0 = those that do not fit here."),
-        speculation_options(),
-    )
-
-
-def speculation_options() -> Decorator:
-    """Return the options about drafting."""
-    return stacked(
-        setting(
-            "--draft-model", "speculation.draft_model",
-            "Draft model with the same vocabulary, or a draft head (mtp: the model's own); default: the catalog's "
-            "recommendation; none = no draft model.",
-            metavar="FILE|REPO|mtp|none",
-        ),
-        setting(
-            "--drafters", "speculation.drafters",
-            "Drafters: auto (all available), free (no draft model), off.",
-        ),
-        setting("--draft-depth", "speculation.depth", "Draft depth in tokens, 1 to 31; 0 = adaptive."),
-        setting(
-            "--draft-min-p", "speculation.min_probability",
-            "Min draft probability, 0 to 1: a draft ends before a less likely token.",
-        ),
-        setting(
-            "--draft-cores", "speculation.draft_cores",
-            "Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
-            metavar="LIST",
-        ),
-    )  # fmt: skip
-
-
 def stacked(*decorators: Decorator) -> Decorator:
     """Apply decorators so that the options appear in the given order."""
 
@@ -303,17 +229,10 @@ def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settin
         raise UsageError(f"{key}: {reason}.") from None
 
 
-_NAMED_OTHERWISE = {"memory": "memory-policy", "depth": "draft-depth", "min_probability": "draft-min-p"}
-
-
 def given_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the options that were given, by the setting that each overrides: `{"engine.threads": "--threads"}`."""
-    given = [name.partition("__") for name, value in values.items() if value is not None]
-    return {
-        f"{table}.{key}": f"--{_NAMED_OTHERWISE.get(key, key.replace('_', '-'))}"
-        for table, separator, key in given
-        if separator
-    }
+    keys = [name.replace("__", ".") for name, value in values.items() if "__" in name and value is not None]
+    return {key: settings.DECLARED[key].option for key in keys}
 
 
 def _check(chosen: Settings) -> None:
@@ -325,9 +244,9 @@ def _check(chosen: Settings) -> None:
             f"Cannot use {engine.threads} threads: this process may use {allowed} CPUs.",
             f"Use --threads {allowed} or less, or 0 for the default.",
         )
-    if engine.flash_attn == "off" and engine.cache_type_v not in _UNQUANTIZED:
+    if engine.flash_attn == "off" and engine.type_v not in UNQUANTIZED:
         raise UsageError(
-            f"A V cache of type {engine.cache_type_v} needs flash attention, which is off.",
+            f"A V cache of type {engine.type_v} needs flash attention, which is off.",
             "Drop --flash-attn off, or use --cache-type-v f16.",
         )
 

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuchat.base import paths
-from cpuchat.base.errors import ContextFull, CpuchatError, UsageError
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.output import error_text
-from cpuchat.cli.plain_chats import Commands, PlainChats
 from cpuchat.cli.terminal import Phrases, Terminal, is_terminal
-from cpuchat.cli.typed_ahead import TypedAhead
-from cpuchat.present import answers as reuse
-from cpuchat.present.answers import WHEN_FULL, full_summary, reasoning, summarized, summary
-from cpuchat.protocol.messages import ContextTrimmed
+from cpuchat.present import answers as words
+from cpuchat.present.tools import title
 
 if TYPE_CHECKING:
     from cpuchat.chats.history import Attach
-    from cpuchat.chats.records import WhenFull
+    from cpuchat.chats.records import Chat, StoredMessage, WhenFull
     from cpuchat.cli.session import Session
     from cpuchat.config.servers import Source
-    from cpuchat.models.library.library import Library
-    from cpuchat.protocol.messages import AnyEvent, GenerationFinished
+    from cpuchat.protocol.messages import Failed, GenerationFinished
+    from cpuchat.session.chat import ChatSession
+    from cpuchat.session.events import SessionEvent
 
+Commands = dict[str, tuple[str, Callable[[str], Coroutine[Any, Any, None]]]]
+"""By name: what `/help` says, and what runs it with the rest of the line."""
 _MANY_LINES = '"""'
+_MOST_CHATS = 20
 
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
@@ -40,6 +43,7 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     from cpuchat.cli.session import Session
     from cpuchat.cli.tools import start_tools, tool_loop
     from cpuchat.models.library.library import Library
+    from cpuchat.session.chat import ChatSession
 
     _, model = with_preset(values.get("chat__preset"), model, server)
     served, chosen = server_model(server, model, values), overridden(values)
@@ -49,11 +53,11 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     terminal = Terminal(plain=True, show_reasoning=chosen.ui.show_reasoning)
     session = Session(chosen, terminal, SwitchingBackend(local, key_ring(chosen, served)), ChatStore(paths.chats_db()))
-    session.conversation.preset.of_new_chats = lambda: chosen.chat.preset
+    session.conversation.library = library
     session.conversation.asks_when_full = is_terminal(sys.stdin)
     with asyncio.Runner() as runner:
         try:
-            chat = PlainChat(session, terminal, library, runner)
+            chat = PlainChat(ChatSession(session.conversation), session, terminal, runner)
             folder, names = values.get("tools_folder"), values.get("tool_servers", ())
             runner.run(start_tools(tool_loop(folder, names, terminal, chat.typed.line), session, terminal))
             return chat.run(initial)
@@ -64,17 +68,28 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
 class PlainChat:
     """Reads lines, and answers them. The loop of `runner` runs only meanwhile, so that Ctrl+C reaches `input`."""
 
-    def __init__(self, session: Session, terminal: Terminal, library: Library, runner: asyncio.Runner) -> None:
-        self._session, self._terminal, self._library, self._do = session, terminal, library, runner.run
-        self._conversation = session.conversation
-        self._conversation.library = library
-        self._loaded: Source | None = None
+    def __init__(self, chat: ChatSession, session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
+        self._chat, self._session, self._terminal, self._do = chat, session, terminal, runner.run
+        self._conversation = chat.conversation
+        chat.no_model = "No model is loaded. /model NAME loads one."
+        chat.listen = self._show
         self.typed = TypedAhead(self._answer_now)
-        self._sink: Phrases | None = None  # of the answer that is being written
+        self._phrases: Phrases | None = None  # of the answer that is being written
+        self._problem: CpuchatError | None = None  # why the last model was not loaded
+        self._is_ready = False  # the first model is loaded
         self._ending: asyncio.Task[None] | None = None
+        self._listed: list[Chat] = []
         self._commands: Commands = {
             "/help": ("list the commands", self._help),
-            **PlainChats(session.conversation, terminal).commands,
+            "/new": ("start a new chat", self._new),
+            "/chats": ("WORDS: list the last chats, or those that have these words", self._chats),
+            "/open": ("N: open chat N of that list", self._open),
+            "/history": ("print the open chat", self._history),
+            "/branch": ("N: show answer N where the last one has several", self._branch),
+            "/fork": ("copy the open branch into a new chat, and open that", self._fork),
+            "/export": ("FILE: write the open chat to a file, as Markdown (.md) or JSON", self._export),
+            "/delete": ("delete the open chat", self._delete),
+            "/undo": ("put back what was deleted last", self._undo),
             "/edit": ("TEXT: ask this in place of your last message, which keeps the other", self._edit),
             "/regenerate": ("regenerate the last answer", self._regenerate),
             "/preset": ("NAME: use a preset from the next answer on, or none; without a name, list them", self._preset),
@@ -92,15 +107,17 @@ class PlainChat:
     def run(self, initial: Source) -> int:
         """Chat until /quit or the end of the input; returns the exit code. Raises CpuchatError: no first model."""
         self._do(self._load(initial))
+        if self._problem is not None:
+            raise self._problem
+        self._is_ready = True
         self._terminal.note("Type a message and press Enter. /help lists commands. Ctrl+C stops, Ctrl+D quits.")
         while (text := self._read()) is not None:
             if text.strip().partition(" ")[0] == "/quit":
                 return 0
             try:
-                try:
-                    self._run(text)
-                except ContextFull as error:
-                    self._do(self._context_full(self._when_full(error)))
+                self._run(text)
+                if self._chat.state == "asking":
+                    self._do(self._choose_when_full(self._ask_when_full()))
             except CpuchatError as error:
                 self._warn(error)
         return 0
@@ -114,10 +131,15 @@ class PlainChat:
         elif command.startswith("/") and "/" not in command[1:]:
             self._terminal.warn(f"No such command: {clean_line(command)}. /help lists them.")
         elif command:
-            self._do(self._ask(text.strip()))
+            self._do(self._send(text.strip()))
 
     def _warn(self, error: CpuchatError) -> None:
         self._terminal.warn(error_text(error))
+
+    async def _settle(self, *, reads: bool = True) -> None:
+        """Wait until nothing runs; Ctrl+C stops it. `reads`: lines that are typed meanwhile are next."""
+        with self._session.interruptible(), self.typed.reading() if reads else contextlib.nullcontext():
+            await self._chat.settled()
 
     # Input
 
@@ -171,21 +193,93 @@ class PlainChat:
             raise UsageError("Standard input is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
         return text
 
+    # Events of the session
+
+    def _show(self, event: SessionEvent) -> None:
+        from cpuchat.protocol.messages import Failed, ModelLoaded
+        from cpuchat.session import events
+
+        match event:
+            case events.Told():
+                self._terminal.note(event.text)
+            case events.LoadBegun():
+                self._terminal.begin_waiting()
+                self._terminal.note(f"Loading {clean_line(event.source.stem) or event.source}.")
+            case events.LoadEnded(last=ModelLoaded(model=model)):
+                place = model.server or f"{model.n_threads} threads"
+                context = f"context {model.n_ctx:,} tokens" if model.n_ctx else ""
+                self._terminal.note(_words(clean_line(model.name), model.quantization, place, context))
+                for note in filter(None, (self._conversation.draft_problem, *model.notes)):
+                    self._terminal.note(note)
+            case events.AnswerBegun():
+                self._begin_answer()
+            case events.AnswerEnded():
+                if not isinstance(event.last, Failed):
+                    self._end_answer(self._session.answer.finished)
+            case events.SummaryEnded():
+                if event.problem is not None:
+                    self._fail(event.problem)
+                else:
+                    self._end_answer(event.finished)
+                    done = words.summarized(event.finished, event.trimmed) if event.finished else ""
+                    self._terminal.note(done if event.is_kept else "Stopped. The chat is unchanged.")
+            case events.NotAnswered():
+                again = "/compact summarizes the chat; then /regenerate answers your message."
+                self._terminal.note(f"Not answered. {again}")
+            case Failed():
+                self._fail(event)
+            case _:
+                self._session.show(event)
+
+    def _begin_answer(self) -> None:
+        model, shows = self._conversation.model, self._conversation.settings.ui.show_reasoning
+        can_end = is_terminal(sys.stdin) and model is not None and not model.server
+        hint = "Enter answers now." if can_end else ""
+        self._phrases = Phrases(self._terminal, self._conversation.model_name, shows, hint)
+        self._session.begin_answer(self._phrases)
+        self._terminal.begin_waiting()
+
+    def _finish_phrases(self) -> None:
+        if self._phrases is not None:
+            self._phrases.finish()
+            self._phrases = None
+            self._terminal.end_answer()
+
+    def _end_answer(self, finished: GenerationFinished | None) -> None:
+        self._finish_phrases()
+        if finished is None:
+            self._warn(Interrupted(self._session.stopped))
+            return
+        self._terminal.note(_words(words.summary(finished.timings, finished.stop_reason), finished.note))
+        if note := words.note(finished.timings):
+            self._terminal.note(note)
+        if self._conversation.history.unsaved is not None:
+            self._terminal.warn(f"The answer could not be saved. {self._conversation.history.save_problem}")
+
+    def _fail(self, failed: Failed) -> None:
+        """Say what failed, unless the chat makes room for the question that failed."""
+        self._finish_phrases()
+        if not self._chat.makes_room(failed):
+            self._problem = self._session.error(failed)
+            if self._is_ready:
+                self._warn(self._problem)
+
     # Answers
 
-    async def _ask(self, text: str) -> None:
-        attach = await self._attached(text)
-        await self._answer(self._conversation.send(text, attach=attach))
+    async def _send(self, text: str, editing: int | None = None) -> None:
+        from cpuchat.session.events import Outgoing
+
+        self._chat.submit(Outgoing(text, await self._attached(text), editing))
+        await self._settle()
 
     async def _edit(self, text: str) -> None:
         if not text:
             raise UsageError("No text given.", "Type it after /edit.")
-        attach = await self._attached(text)
-        await self._answer(self._conversation.edit(text, attach=attach))
+        await self._send(text, editing=0)
 
     async def _attached(self, text: str) -> Attach:
         """Read what a message names, and say it."""
-        from cpuchat.attachments import attach, start_folder
+        from cpuchat.session.attachments import attach, start_folder
 
         sent = await asyncio.to_thread(attach, text, start_folder())
         if sent:
@@ -193,60 +287,36 @@ class PlainChat:
         return lambda: sent
 
     async def _regenerate(self, _: str) -> None:
-        await self._answer(self._conversation.regenerate())
+        self._chat.regenerate()
+        await self._settle()
 
-    async def _answer(self, events: AsyncGenerator[AnyEvent, None]) -> GenerationFinished:
-        from cpuchat.cli.session import Answer
-
-        model, shows = self._conversation.model, self._conversation.settings.ui.show_reasoning
-        can_end = is_terminal(sys.stdin) and model is not None and not model.server
-        hint = "Enter answers now." if can_end else ""
-        self._sink = sink = Phrases(self._terminal, self._conversation.model_name, shows, hint)
-        self._terminal.begin_waiting()
-        with self._session.interruptible(), self.typed.reading():
-            try:
-                finished = await self._session.stream(events, Answer(), sink)
-            finally:
-                sink.finish()
-                self._terminal.end_answer()
-        self._terminal.note(_words(summary(finished.timings, finished.stop_reason), finished.note))
-        if note := reuse.note(finished.timings):
-            self._terminal.note(note)
-        if self._conversation.history.unsaved is not None:
-            self._terminal.warn(f"The answer could not be saved. {self._conversation.history.save_problem}")
-        return finished
+    async def _compact(self, _: str) -> None:
+        self._chat.summarize()
+        await self._settle()
 
     def _answer_now(self) -> None:
         """End the reasoning if the model is reasoning."""
-        if self._sink is not None and self._sink.is_reasoning:
+        if self._phrases is not None and self._phrases.is_reasoning:
             self._ending = asyncio.ensure_future(self._end_reasoning())
 
     async def _end_reasoning(self) -> None:
         if not await self._conversation.end_reasoning():
             self._terminal.note("The server cannot end the reasoning. Ctrl+C stops the answer.")
 
-    async def _compact(self, _: str) -> None:
-        await self._summarized()
+    def _ask_when_full(self) -> WhenFull:
+        """Return what the user wants a full chat to do; "" if that was not answered."""
+        choices = ", ".join(f"{number} {label.lower()}" for number, label in enumerate(words.WHEN_FULL.values(), 1))
+        self._terminal.note(f"What should this chat do when the context is full? {choices}.")
+        try:
+            number = self._input("Number: ").strip()
+        except (EOFError, KeyboardInterrupt):
+            self._terminal.line()
+            return ""
+        return dict(enumerate(words.WHEN_FULL, 1)).get(int(number) if number.isdecimal() else 0, "")
 
-    async def _summarized(self) -> bool:
-        """Summarize the chat; False when that was stopped."""
-        from cpuchat.compacting import compact
-
-        trimmed: ContextTrimmed | None = None
-
-        async def written() -> AsyncGenerator[AnyEvent, None]:
-            nonlocal trimmed
-            async with contextlib.aclosing(compact(self._conversation)) as events:
-                async for event in events:
-                    if isinstance(event, ContextTrimmed):
-                        trimmed = event
-                    else:
-                        yield event
-
-        finished = await self._answer(written())
-        is_done = self._conversation.messages[-1].is_summary
-        self._terminal.note(summarized(finished, trimmed) if is_done else "Stopped. The chat is unchanged.")
-        return is_done
+    async def _choose_when_full(self, choice: WhenFull) -> None:
+        await self._chat.choose_when_full(choice)
+        await self._settle()
 
     async def _preset(self, name: str) -> None:
         from cpuchat.config.presets import find_preset, load_presets
@@ -254,111 +324,210 @@ class PlainChat:
         presets = await asyncio.to_thread(load_presets)
         if not name:
             self._terminal.line(", ".join(map(clean_line, presets)) or "There are no presets.")
-        elif name == "none" and name not in presets:
-            await self._conversation.preset.choose(None)
-            self._terminal.note("No preset from the next answer on.")
         else:
-            preset = await asyncio.to_thread(find_preset, name)
-            await self._conversation.preset.choose(preset)
-            self._terminal.note(f"Preset from the next answer on: {clean_line(preset.name)}.")
-            if preset.model:
-                await self._model(preset.model)
+            is_none = name == "none" and name not in presets
+            before = self._chat.loaded_source
+            await self._chat.use_preset(None if is_none else await asyncio.to_thread(find_preset, name))
+            if self._chat.busy:
+                await self._finish_load(before)
 
     async def _reasoning(self, choice: str) -> None:
-        from cpuchat.chat_preset import reasoning_of
-
         if choice:
-            await self._conversation.preset.set_reasoning(*reasoning_of(choice))
+            await self._chat.set_reasoning(choice)
         used = self._conversation.chosen.chat
-        self._terminal.note(f"From the next answer on: {reasoning(used.reasoning, used.reasoning_budget or None)}.")
+        reasoning = words.reasoning(used.reasoning, used.reasoning_budget or None)
+        self._terminal.note(f"From the next answer on: {reasoning}.")
 
     async def _figures(self, _: str) -> None:
         answers = [one for one in self._conversation.messages if one.timings is not None and not one.is_summary]
         if not answers or answers[-1].timings is None:
             self._terminal.note("No answer yet.")
         else:
-            self._terminal.line(_words(full_summary(answers[-1].timings, answers[-1].stop_reason or "")))
-
-    # A full context
-
-    def _when_full(self, error: ContextFull) -> WhenFull:
-        """Return what the chat does when it is full; ask if that is not known, "" if it was not answered.
-
-        Raises:
-            ContextFull: `error`, if nothing is done about it.
-        """
-        chat = self._conversation.chat
-        choice = chat.when_full if chat is not None else "stop"
-        if error.alone or not self._conversation.kept_all or choice == "stop":
-            raise error
-        if choice:
-            return choice
-        self._warn(error)
-        choices = ", ".join(f"{number} {label.lower()}" for number, label in enumerate(WHEN_FULL.values(), 1))
-        self._terminal.note(f"What should this chat do when the context is full? {choices}.")
-        try:
-            number = self._input("Number: ").strip()
-        except (EOFError, KeyboardInterrupt):
-            self._terminal.line()
-            return ""
-        return dict(enumerate(WHEN_FULL, 1)).get(int(number) if number.isdecimal() else 0, "")
-
-    async def _context_full(self, choice: WhenFull) -> None:
-        """Do what was chosen, and remember it; then answer the last message."""
-        chat = self._conversation.chat
-        if choice and chat is not None and chat.when_full != choice:
-            await self._conversation.history.set_options(when_full=choice)
-        if choice == "drop" or (choice == "compact" and await self._summarized()):
-            await self._regenerate("")
-        else:
-            self._terminal.note("Not answered. /compact summarizes the chat; then /regenerate answers your message.")
+            self._terminal.line(_words(words.full_summary(answers[-1].timings, answers[-1].stop_reason or "")))
 
     # Models
 
     async def _load(self, source: Source) -> None:
+        before = self._chat.loaded_source
+        self._chat.load(source)
+        await self._finish_load(before)
+
+    async def _finish_load(self, before: Source | None) -> None:
+        """Wait for a load and remember the model; if the load was stopped, load the model `before` again."""
         from cpuchat.config import settings
 
-        self._terminal.begin_waiting()
-        self._terminal.note(f"Loading {clean_line(source.stem) or source}.")
-        with self._session.interruptible():
-            info = await self._session.load(source)
-        self._loaded = source
-        problem = self._conversation.draft_problem
-        place = info.server or f"{info.n_threads} threads"
-        context = f"context {info.n_ctx:,} tokens" if info.n_ctx else ""
-        self._terminal.note(_words(clean_line(info.name), info.quantization, place, context))
-        for note in filter(None, (problem, *info.notes)):
-            self._terminal.note(note)
-        try:
-            await asyncio.to_thread(settings.update, {"model": {"last": str(source)}})
-        except (CpuchatError, OSError) as error:  # a full disk: everything else works
-            self._terminal.warn(f"Could not remember the model for the next start: {error}")
+        self._problem = None
+        await self._settle(reads=False)
+        if not self._chat.loaded and self._problem is None:
+            self._problem = Interrupted("Stopped before the model was loaded.")
+            if before is not None:
+                self._warn(self._problem)
+                self._chat.load(before)
+                await self._settle(reads=False)
+        if self._chat.loaded:
+            try:
+                await asyncio.to_thread(settings.update, {"model": {"last": str(self._chat.source)}})
+            except (CpuchatError, OSError) as error:  # a full disk: everything else works
+                self._terminal.warn(f"Could not remember the model for the next start: {error}")
 
     async def _model(self, name: str) -> None:
-        from cpuchat.config.servers import ServerModel, is_url
-
         if not name:
             raise UsageError("No model given.", "/models lists those on this machine.")
-        source = ServerModel.of(name) if is_url(name) else await asyncio.to_thread(self._library.resolve, name)
-        before = self._loaded
-        try:
-            await self._load(source)
-        except CpuchatError as error:
-            if before is None:
-                raise
-            self._warn(error)
-            await self._load(before)
+        await self._load(await asyncio.to_thread(self._chat.find_model, name))
 
     async def _models(self, _: str) -> None:
-        for model in await asyncio.to_thread(self._library.local_models):
+        library = self._conversation.library
+        for model in await asyncio.to_thread(library.local_models) if library is not None else ():
             state = "damaged" if model.damaged else ""
             self._terminal.line(_words(clean_line(model.name), model.quantization, str(model.path), state))
 
     async def _help(self, _: str) -> None:
         for name, (about, _run) in self._commands.items():
-            argument, colon, words = about.partition(": ")
-            self._terminal.line(f"{name} {argument}: {words}" if colon else f"{name}: {about}")
+            argument, colon, text = about.partition(": ")
+            self._terminal.line(f"{name} {argument}: {text}" if colon else f"{name}: {about}")
         self._terminal.line(f"A message of many lines: {_MANY_LINES} on a line before and after it.")
+
+    # Chats
+
+    def _require_chat(self) -> Chat:
+        """Return the open chat. Raises UsageError if it has no messages yet."""
+        if (chat := self._conversation.chat) is None:
+            raise UsageError("This chat has no messages yet.")
+        return chat
+
+    async def _new(self, _: str) -> None:
+        self._chat.new_chat()
+        self._terminal.note("New chat.")
+
+    async def _chats(self, words: str) -> None:
+        from cpuchat.present.chats import when
+
+        found = await self._conversation.history.list_chats(words)
+        self._listed = [one for one in found if not one.sides][:_MOST_CHATS]
+        for number, chat in enumerate(self._listed, 1):
+            self._terminal.line(f"{number}. {clean_line(chat.title) or 'New chat'}, {when(chat.updated)}")
+        if not self._listed:
+            self._terminal.note("No chats match." if words else "No chats yet.")
+
+    async def _open(self, number: str) -> None:
+        if not number.isdecimal() or not 0 < int(number) <= len(self._listed):
+            raise UsageError(f"No chat {clean_line(number) or 'given'}.", "/chats lists them by number.")
+        await self._chat.open_chat(self._listed[int(number) - 1].id)
+        self._print_last()
+
+    async def _history(self, _: str) -> None:
+        for message in self._conversation.messages:
+            self._print(message)
+
+    async def _branch(self, number: str) -> None:
+        siblings = self._conversation.history.tree.siblings
+        found = [one for message in self._conversation.messages if len(one := siblings(message.id)) > 1]
+        if not found:
+            self._terminal.note("No other answer here. /regenerate or /edit makes one.")
+            return
+        if not number.isdecimal() or not 0 < int(number) <= len(found[-1]):
+            raise UsageError(f"No answer {clean_line(number) or 'given'}.", f"There are {len(found[-1])}: /branch 1.")
+        await self._chat.open_chat(self._require_chat().id, found[-1][int(number) - 1])
+        self._print_last()
+
+    async def _fork(self, _: str) -> None:
+        self._require_chat()
+        await self._conversation.fork_chat(self._conversation.messages[-1].id)
+        self._terminal.note("Forked. The copy is open now.")
+
+    async def _export(self, name: str) -> None:
+        from cpuchat.base.files import write_atomically
+        from cpuchat.base.paths import expanded, shown
+        from cpuchat.chats.transfer.importing import export_chat
+        from cpuchat.present.chats import document
+
+        history, file = self._conversation.history, expanded(name)
+        if not name:
+            raise UsageError("No file given.", "/export chat.md writes Markdown, /export chat.json everything.")
+
+        def write() -> None:
+            write_atomically(file, document([export_chat(history.store, history.store.chat(chat_id))], file))
+
+        chat_id = self._require_chat().id
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
+        self._terminal.note(f"Exported to {shown(file)}.")
+
+    async def _delete(self, _: str) -> None:
+        await self._conversation.delete_chat(self._require_chat().id)
+        self._terminal.note("Deleted. /undo puts it back, until you quit.")
+
+    async def _undo(self, _: str) -> None:
+        if (deleted := await self._conversation.history.undo_delete()) is None:
+            self._terminal.note("Nothing to undo.")
+        else:
+            await self._chat.open_chat(deleted.chat_id, deleted.message_id)
+            self._terminal.note("Put back and opened.")
+
+    def _print_last(self) -> None:
+        for message in self._conversation.messages[-2:]:
+            self._print(message)
+
+    def _print(self, message: StoredMessage) -> None:
+        answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
+        speaker = "You" if message.role == "user" else answered
+        for step in message.steps:
+            if said := step.said.strip():
+                self._terminal.line(f"{speaker}: {said}")
+            for call in step.calls:
+                self._terminal.note(f"The model called {title(call)}.")
+        self._terminal.line(f"{speaker}: {message.content}")
+        for attachment in message.attachments:
+            self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
+
+
+class TypedAhead:
+    """`lines` are those with a text; `ended` that Ctrl+D was pressed. `on_empty` is called with each empty line."""
+
+    def __init__(self, on_empty: Callable[[], None]) -> None:
+        self.lines: deque[str] = deque()
+        self.ended = False
+        self._on_empty = on_empty
+        self._asked: asyncio.Future[str] | None = None
+
+    async def line(self) -> str:
+        """Return the next line, "" at the end of the input: the answer to a question. Use while `reading`."""
+        self._asked = asyncio.get_running_loop().create_future()
+        try:
+            return "" if self.ended else await self._asked
+        finally:
+            self._asked = None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read meanwhile, if standard input is a terminal: a pipe has the next messages. Use from the event loop."""
+        if not is_terminal(sys.stdin):
+            yield
+            return
+        loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
+        loop.add_reader(terminal, self._read, terminal)
+        try:
+            yield
+        finally:
+            loop.remove_reader(terminal)
+
+    def _read(self, terminal: int) -> None:
+        try:
+            found = os.read(terminal, 1 << 16)
+        except OSError:  # hung up
+            found = b""
+        if not found:
+            self.ended = True
+            asyncio.get_running_loop().remove_reader(terminal)
+        for line in found.decode("utf-8", "surrogateescape").splitlines() or [""] * self.ended:
+            if self._asked is not None and not self._asked.done():
+                self._asked.set_result(line)
+            elif line.strip():
+                self.lines.append(line)
+            elif not self.ended:
+                self._on_empty()
 
 
 def _words(*parts: str) -> str:

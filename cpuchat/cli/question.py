@@ -74,6 +74,6 @@ def attached(files: tuple[str, ...]) -> tuple[Attachment, ...]:
     """Read the files to send with the question. Raises UsageError."""
     if not files:
         return ()
-    from cpuchat.attachments import read_file
+    from cpuchat.session.attachments import read_file
 
     return tuple(read_file(name, Path.cwd()) for name in files)

@@ -111,7 +111,7 @@ _FOR_RPC_WORKERS = frozenset(
         help="Maximum number of browser sessions; 0.1 GB each.",
         metavar="N",
     ),
-    setting("--max-tokens", "chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
+    setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
     click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
 )
@@ -487,7 +487,7 @@ def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> 
     from cpuchat.backend.base import place_here
     from cpuchat.base.processes import child_environment
     from cpuchat.config.servers import find_worker_program, is_loopback
-    from cpuchat.hardware.numa.launch import launch_command
+    from cpuchat.hardware.numa.mempolicy import launch_command
     from cpuchat.hardware.placement.placement import PlacementSpec
 
     program, placement = find_worker_program(), place_here(PlacementSpec.of(chosen), with_draft=False)

@@ -1,13 +1,14 @@
-"""Runs a conversation on the command line; Ctrl+C stops it."""
+"""Runs a conversation, or a long measurement, on the command line; Ctrl+C stops it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
@@ -15,7 +16,6 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.present.answers import context_trimmed, queued, reconnecting
 from cpuchat.present.tools import title
 from cpuchat.protocol.messages import (
@@ -33,6 +33,9 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Sink(Protocol):
@@ -50,6 +53,38 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     finished: GenerationFinished | None = None
+
+
+@contextlib.contextmanager
+def each_interrupt(press: Callable[[int], object]) -> Iterator[None]:
+    """Call `press` at each Ctrl+C, with how many there were. Use from the event loop."""
+    loop, presses = asyncio.get_running_loop(), itertools.count(1)
+    loop.add_signal_handler(signal.SIGINT, lambda: press(next(presses)))
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+class Stoppable(Protocol[T_co]):
+    """Something that runs for minutes. `kill` does not wait for its worker."""
+
+    async def run(self) -> T_co: ...
+
+    async def stop(self, *, kill: bool = False) -> None: ...
+
+
+async def run_stoppable(running: Stoppable[T_co]) -> T_co:
+    """Run a measurement until it ends; the first Ctrl+C stops it, a second one kills its worker."""
+    stopping: set[asyncio.Task[None]] = set()
+
+    def stop(presses: int) -> None:
+        task = asyncio.ensure_future(running.stop(kill=presses > 1))
+        stopping.add(task)
+        task.add_done_callback(stopping.discard)
+
+    with each_interrupt(stop):
+        return await running.run()
 
 
 class Session:
@@ -70,6 +105,7 @@ class Session:
         self.conversation = Conversation(settings=settings, backend=self._backend, store=store)
         self._terminal = terminal
         self._presses = 0
+        self.begin_answer(terminal)
         self.on_interrupt: Callable[[], object] = lambda: None
         """Called with each Ctrl+C."""
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -91,18 +127,14 @@ class Session:
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         """Pass Ctrl+C on to what runs inside, which begins without any."""
-        loop = asyncio.get_running_loop()
         self._presses = 0
-        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
-        try:
+        with each_interrupt(self._on_interrupt):
             yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
 
-    def _on_interrupt(self) -> None:
-        self._presses += 1
+    def _on_interrupt(self, presses: int) -> None:
+        self._presses = presses
         self.on_interrupt()
-        if self._presses > 1 and self._backend.pid is not None:
+        if presses > 1 and self._backend.pid is not None:
             self._backend.kill()
         else:
             self._cancel()
@@ -123,18 +155,11 @@ class Session:
         stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
         async with contextlib.aclosing(stream) as events:
             async for event in events:
-                self._pass_on_interrupt(event)
-                match event:
-                    case LoadProgress():
-                        self._terminal.progress(event)
-                    case ModelLoaded(model=model):
-                        info = model
-                    case Failed():
-                        raise self._error(event)
-                    case LoadCancelled():
-                        raise Interrupted("Stopped before the model was loaded.")
-                    case _:
-                        pass
+                self.show(event)
+                if isinstance(event, ModelLoaded):
+                    info = event.model
+                elif isinstance(event, LoadCancelled):
+                    raise Interrupted("Stopped before the model was loaded.")
         if info is None or self.interrupted:
             raise Interrupted("Stopped before the first token.")
         return info
@@ -146,50 +171,60 @@ class Session:
             CpuchatError: the answer failed; `answer` holds what came before.
             OutputClosed: from the sink; the answer is cancelled.
         """
-        stopped = "Stopped before the first token."
+        self.begin_answer(sink, answer)
         async with contextlib.aclosing(events):
             async for event in events:
-                self._pass_on_interrupt(event)
-                match event:
-                    case PrefillProgress():
-                        self._terminal.progress(event, self.conversation.meter.prefill_left_s)
-                    case LoadProgress():
-                        self._terminal.progress(event)
-                    case Reconnecting():
-                        self._terminal.status(reconnecting(event))
-                    case Queued():
-                        self._terminal.status(queued(event))
-                    case ContextTrimmed():
-                        self._terminal.warn(context_trimmed(event))
-                    case TextDelta(channel="reasoning", text=text):
-                        answer.reasoning += text
-                        sink.reasoning(text)
-                    case TextDelta(text=text):
-                        answer.text += text
-                        sink.answer(text)
-                    case GenerationFinished():
-                        answer.finished = event
-                    case CallsMade():
-                        answer.finished, stopped = None, "Stopped during a tool call."  # the answer goes on after it
-                        if event.said:  # what is said after them is a paragraph of its own
-                            answer.text += "\n\n"
-                            sink.answer("\n\n")
-                        for call in event.calls:
-                            self._terminal.note(f"cpuchat: the model calls {title(call)}")
-                    case Failed():
-                        raise self._error(event)
-                    case _:
-                        pass
+                self.show(event)
         if answer.finished is None:
-            raise Interrupted(stopped)
+            raise Interrupted(self.stopped)
         return answer.finished
 
-    def _pass_on_interrupt(self, event: AnyEvent) -> None:
+    def begin_answer(self, sink: Sink, answer: Answer | None = None) -> None:
+        """Print the next answer to `sink`, and keep it in `answer`."""
+        self.answer, self._sink = answer or Answer(), sink
+        self.stopped = "Stopped before the first token."
+
+    def show(self, event: object) -> None:
+        """Print an event of a load or of an answer; others are ignored. Raises CpuchatError if it failed."""
+        self._pass_on_interrupt(event)
+        match event:
+            case PrefillProgress():
+                self._terminal.progress(event, self.conversation.meter.prefill_left_s)
+            case LoadProgress():
+                self._terminal.progress(event)
+            case Reconnecting():
+                self._terminal.status(reconnecting(event))
+            case Queued():
+                self._terminal.status(queued(event))
+            case ContextTrimmed():
+                self._terminal.warn(context_trimmed(event))
+            case TextDelta(channel="reasoning", text=text):
+                self.answer.reasoning += text
+                self._sink.reasoning(text)
+            case TextDelta(text=text):
+                self.answer.text += text
+                self._sink.answer(text)
+            case GenerationFinished():
+                self.answer.finished = event
+            case CallsMade():
+                self.answer.finished, self.stopped = None, "Stopped during a tool call."  # the answer goes on after it
+                if event.said:  # what is said after them is a paragraph of its own
+                    self.answer.text += "\n\n"
+                    self._sink.answer("\n\n")
+                for call in event.calls:
+                    self._terminal.note(f"cpuchat: the model calls {title(call)}")
+            case Failed():
+                raise self.error(event)
+            case _:
+                pass
+
+    def _pass_on_interrupt(self, event: object) -> None:
         """Repeat a Ctrl+C that arrived before the worker was ready for it."""
         if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
             self._cancel()
 
-    def _error(self, event: Failed) -> CpuchatError:
+    def error(self, event: Failed) -> CpuchatError:
+        """Return the error that an event reports."""
         if event.code == WorkerDied.code:
             if self.interrupted:  # by the second Ctrl+C, or by the first when the worker was still starting
                 return Interrupted("Stopped.")

@@ -9,7 +9,7 @@ import click
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.cli.options import file_option, laid_over, setting, stacked
+from cpuchat.cli.options import file_option, laid_over, section_options, stacked
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal
 
@@ -33,10 +33,7 @@ Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 13
 @click.argument("text", nargs=-1, metavar="[TEXT|FILE]...")
 @stacked(
     file_option("-o", "--output", help="Write a WAV file instead of playing."),
-    setting("--engine", "speech.engine", "Speech engine; auto: hibari if it is installed, else piper."),
-    setting("--voice", "speech.voice", "A voice file of piper (.onnx).", metavar="FILE"),
-    setting("--speed", "speech.speed", "1 = normal speed (0.5 to 2)."),
-    setting("--cores", "speech.cores", "CPUs that synthesize: auto, or a list such as 6,7.", metavar="LIST"),
+    section_options("speech"),
     click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON."),
     click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors."),
 )  # fmt: skip

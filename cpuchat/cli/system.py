@@ -26,19 +26,16 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import (
-    cores_option,
     laid_over,
-    memory_option,
     model_option,
     model_path,
     overridden,
     setting,
     stacked,
-    threads_option,
 )
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
-from cpuchat.hardware.counters.ladder import Ladder, counter_openers, power_openers, theoretical_bandwidth, worth_trying
+from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.hardware.tuning import store
@@ -51,12 +48,10 @@ from cpuchat.tune import trial
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
-    from cpuchat.hardware.counters.base import CounterRefusal, CounterSource
-    from cpuchat.hardware.counters.ladder import Opener
-    from cpuchat.hardware.diagnostics.facts import WantedSetup
+    from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
+    from cpuchat.hardware.diagnostics import WantedSetup
+    from cpuchat.hardware.monitor import Opener
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.changes import KnobRefusal, TuningPlan
     from cpuchat.hardware.tuning.store import SavedPlan
@@ -197,9 +192,9 @@ def _echo(text: str) -> None:
 
 @system.command(short_help="Measure decode speed before and after.")
 @model_option()
-@threads_option()
-@cores_option()
-@memory_option()
+@setting("engine.threads")
+@setting("engine.cores")
+@setting("engine.memory")
 @click.option("--plan", "name", default="", metavar="NAME", help="The plan; default: the newest.")
 @click.option(
     "--label", type=click.Choice(["before", "after"]), help="Label of the result; default: before, then after."
@@ -346,11 +341,8 @@ _STEADY = 0.9
 
 @click.command(epilog=_PROBE_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
 @stacked(
-    setting(
-        "--cores", "engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3.",
-        metavar="LIST",
-    ),
-    memory_option(),
+    setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3."),
+    setting("engine.memory"),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
 )  # fmt: skip
 def probe(as_json: bool, **values: Any) -> int:
@@ -363,7 +355,7 @@ def probe(as_json: bool, **values: Any) -> int:
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
-    from cpuchat.hardware.bandwidth.peaks import survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
 
@@ -510,11 +502,10 @@ def counters(ctx: click.Context, as_json: bool) -> int:
     return 0
 
 
-def _tried(opener: Opener[CounterSource], topology: Topology) -> dict[str, Any]:
-    ladder = Ladder([opener])
-    source = ladder.next()
+def _tried(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
+    source, refusals = open_best([opener])
     if source is None:
-        refusal: CounterRefusal = ladder.refusals[0]
+        [refusal] = refusals
         how = refusal.how if worth_trying(refusal, topology) else ""
         return {"name": refusal.name, "opens": False, "why": refusal.why, "how": how}
     source.close()
@@ -624,8 +615,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     import asyncio
 
     from cpuchat.cli.version import engine_info
-    from cpuchat.hardware.diagnostics.checks import examine
-    from cpuchat.hardware.diagnostics.facts import gather_facts
+    from cpuchat.hardware.diagnostics import examine, gather_facts
     from cpuchat.hardware.topology import read_topology
     from cpuchat.present.machine import page, page_json
 
@@ -654,7 +644,7 @@ def doctor(probe: bool, as_json: bool) -> int:
 
 def _wanted(chosen: Settings) -> WantedSetup:
     """Return what the settings say about the machine, and the model used last."""
-    from cpuchat.hardware.diagnostics.facts import WantedSetup
+    from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import split_parts
 
     name, size = "", 0
@@ -670,7 +660,7 @@ def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
     here, which is then a finding. (Returned in case they cannot be cached.)
     """
-    from cpuchat.hardware.bandwidth.peaks import remember, survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
     from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     try:

@@ -112,7 +112,7 @@ def _run(tuner: Tuner) -> TuneResult:
     """Tune with the progress on stderr. Raises as `Tuner.run`."""
     import asyncio
 
-    from cpuchat.cli.interrupts import run_stoppable
+    from cpuchat.cli.session import run_stoppable
     from cpuchat.tune import tuner as report
 
     terminal, said = Terminal(), 0

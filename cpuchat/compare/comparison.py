@@ -34,13 +34,13 @@ from cpuchat.compare.runner import (
     worker_memory,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import AnyEvent
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.machine import Peak
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Comparison:
             settings = [runner.settings for runner in self.runners]
             n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings, self._library)
             for runner in self.runners:
-                runner.settings.engine.ctx = runner.settings.engine.ctx or n_ctx
+                runner.settings.engine.n_ctx = runner.settings.engine.n_ctx or n_ctx
             self._checked = True
 
     def _own_specs(self) -> tuple[PlacementSpec, PlacementSpec]:
@@ -300,7 +300,7 @@ class Comparison:
         return specs[0], specs[1]
 
     def _peak_of(self, cpus: tuple[int, ...], memory: str) -> Peak | None:
-        from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of
+        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
 
         if self.runners[0].settings.hardware.probe:
             return peak_of(cpus, memory, cancelled=lambda: self.stopped)

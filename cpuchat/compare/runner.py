@@ -28,7 +28,6 @@ from cpuchat.backend.base import Backend
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.config.settings import Settings, explained
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
@@ -48,6 +47,7 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.roofline import Roofline
 
 KEYS: dict[str, tuple[str, ...]] = {

@@ -1,8 +1,7 @@
-"""Addresses of inference servers and of the models that they serve: `http://127.0.0.1:8080#qwen2.5-7b`.
+"""Inference servers and RPC workers: their addresses, and the servers of this user that run.
 
-The `cpuchat serve` processes of this user: a file each, locked by the server's process for as long as it runs.
-
-RPC workers: llama.cpp's rpc-server on other machines, each of which holds some layers of one model.
+A model on a server is `http://127.0.0.1:8080#qwen2.5-7b`. Each `cpuchat serve` has a file, locked by its process for as
+long as that runs. RPC workers are llama.cpp's rpc-server on other machines, each of which holds some layers of a model.
 """
 
 from __future__ import annotations
@@ -185,14 +184,14 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.-]+)(:(?P<port>\d{1,5}))?")  # llam
 
 def parse_workers(text: str) -> tuple[str, ...]:
     """Return the addresses in `HOST:PORT,HOST,…`, each with its port. Raises UsageError."""
-    found: list[str] = []
-    for one in filter(None, map(str.strip, text.split(","))):
-        match = _ADDRESS.fullmatch(one)
+    workers: dict[str, None] = {}
+    for address in filter(None, map(str.strip, text.split(","))):
+        match = _ADDRESS.fullmatch(address)
         port = int(match["port"] or PORT) if match is not None else 0
         if match is None or not 0 < port < 65536:
-            raise UsageError(f"{one} is not the address of an RPC worker.", "Write HOST or HOST:PORT.")
-        found.append(f"{match['host']}:{port}")
-    return tuple(dict.fromkeys(found))
+            raise UsageError(f"{address} is not the address of an RPC worker.", "Write HOST or HOST:PORT.")
+        workers[f"{match['host']}:{port}"] = None
+    return tuple(workers)
 
 
 def find_worker_program() -> str:

@@ -1,49 +1,63 @@
-"""The settings: their values, their file, and their checks.
+"""The settings: their declarations, config.toml, and where each value comes from.
 
-`config.toml` is read with the standard library and checked by msgspec: an unknown key or a wrong value is an error
-that names it. It is written only for what the user chose, and keeps the user's comments. What the app remembers by
-itself (the last model, which panes are shown) is in a file of its own in the data folder (py).
+A setting is a field of a section. Its type has its bounds and a `Setting` with its words; `DECLARED` has all of them by
+key ("engine.threads"), and the settings form, the command line, the environment and docs/settings.md follow from it.
 
-How settings name CPUs, NUMA nodes and sockets.
-
-Where the value of each setting comes from: an option, the environment, what the app remembers, or config.toml.
-
-What the app remembers by itself, by the names that settings have: `state.json` in the data folder.
+`config.toml` is checked by msgspec: an unknown key or a wrong value is an error that names it. It is written only for
+what the user chose, and keeps the user's comments. What the app remembers by itself (the last model, which panes are
+shown) is in `state.json` in the data folder. Options and environment variables replace both.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from cpuchat.base import paths, toml
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.base.files import file_lock, read_json, write_atomically
+from cpuchat.base.setting import Setting
 from cpuchat.config.servers import normalized, parse_workers
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
-from cpuchat.protocol.messages import MIN_CTX, CacheType, FlashAttention, LoadMode, LoadOptions, Sampling, Speculation
+from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
+from cpuchat.protocol.options import MIN_CTX, Count, DraftOptions, EngineOptions, Share
 
-# Numbers of four digits at most: a range is spelled out when it is used.
+# Numbers of four digits at most: a range is spelled out when it is used. The description is what an error says in place
+# of the pattern.
 _LIST = r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*"
 _PLACES = rf"((l3|node|socket):)?{_LIST}"
-Cores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|all|\d{{1,4}}/l3|{_PLACES})$")]
-DraftCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|shared|{_PLACES})$")]
-SpeechCores = Annotated[str, msgspec.Meta(pattern=rf"^(auto|{_LIST})$")]
-MemoryPolicy = Annotated[
-    str, msgspec.Meta(pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$")
+Cores = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(auto|all|\d{{1,4}}/l3|{_PLACES})$",
+        description="auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
+    ),
 ]
+DraftCores = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(auto|shared|{_PLACES})$",
+        description="auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
+    ),
+]
+SpeechCores = Annotated[str, Meta(pattern=rf"^(auto|{_LIST})$", description="auto or a list of CPUs such as 6,7")]
+MemoryPolicy = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$",
+        description="auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
+    ),
+]
+SpeechEngine = Literal["auto", "hibari", "piper"]
 
-# For values whose rule msgspec can only show as a regular expression.
-WANTED = {
-    "engine.cores": "must be auto, all, a list of CPUs such as 0-7, l3:0-3, node:0, socket:0, or 4/l3",
-    "engine.memory": "must be auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
-    "speech.cores": "must be auto or a list of CPUs such as 6,7",
-    "speculation.draft_cores": "must be auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
-}
+Changes = dict[str, dict[str, Any]]
+"""Values to set, by section and key."""
 
 
 def check_ranges(name: str, words: str) -> None:
@@ -54,12 +68,403 @@ def check_ranges(name: str, words: str) -> None:
             raise ValueError(f"{name}: the range {part} is reversed")
 
 
-SETTINGS: Final = {"model": ("last",), "ui": ("sidebar", "telemetry")}
-"""Settings that are remembered here instead of being written to config.toml, by section."""
+class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of the tables of config.toml."""
+
+
+class ChatSection(Section):
+    """Chats. `preset` is for new ones, a name."""
+
+    system_prompt: Annotated[str, Setting("System prompt", "for new chats")] = ""
+    preset: Annotated[
+        str,
+        Setting(
+            "Preset",
+            "for new chats",
+            help="Preset by its name: system prompt, sampling, reasoning and model.",
+            metavar="NAME",
+        ),
+    ] = ""
+    max_tokens: Annotated[
+        Count, Setting("Max tokens", "per answer; 0 = no limit", help="Stop after N tokens; 0 = no limit.")
+    ] = 0
+    reasoning: Annotated[
+        Literal["auto", "on", "off"],
+        Setting(
+            "Reasoning",
+            "before the answer; auto = the model's default",
+            help="Reason before the answer; auto = the model's default.",
+        ),
+    ] = "auto"
+    reasoning_budget: Annotated[
+        Count,
+        Setting(
+            "Reasoning budget",
+            "tokens, then it answers; 0 = no limit",
+            help="Answer after N tokens of reasoning; 0 = no limit.",
+        ),
+    ] = 0
+
+    def request_options(self) -> dict[str, Any]:
+        """Return the fields of `Generate` that this section decides for every answer."""
+        return {
+            "max_tokens": self.max_tokens,
+            "reasoning": {"auto": None, "on": True, "off": False}[self.reasoning],
+            "reasoning_budget": self.reasoning_budget or None,
+        }
+
+
+class SamplingSection(Section):
+    """Sampling options (protocol.Sampling). None: as the model's publisher recommends it, else the default there.
+    `seed` -1 draws a new one for each answer."""
+
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0.0, le=10.0)] | None,
+        Setting(
+            "Temperature",
+            "0 = greedy; higher = more random",
+            is_basic=True,
+            help="0 = greedy; higher = more random (0 to 10).",
+        ),
+    ] = None
+    top_k: Annotated[
+        Count | None,
+        Setting(
+            "Top-k", "keep the k most likely tokens; 0 = off", help="Sample from the N most likely tokens; 0 = off."
+        ),
+    ] = None
+    top_p: Annotated[
+        Share | None,
+        Setting(
+            "Top-p",
+            "keep the likeliest tokens up to this total probability; 1 = off",
+            help="Nucleus sampling: the most likely tokens that add up to X, 0 to 1; 1 = off.",
+        ),
+    ] = None
+    min_p: Annotated[
+        Share | None,
+        Setting(
+            "Min-p",
+            "drop tokens below this share of the likeliest; 0 = off",
+            help="Drop tokens less likely than X times the most likely one, 0 to 1; 0 = off.",
+        ),
+    ] = None
+    repeat_penalty: Annotated[
+        Annotated[float, Meta(ge=0.01, le=10.0)] | None,
+        Setting(
+            "Repeat penalty",
+            "above 1 discourages repetition; 1 = off",
+            help="Above 1 penalizes recent tokens; 1 = off.",
+        ),
+    ] = None
+    repeat_last_n: Annotated[Count | None, Setting("Penalty window", "tokens that the penalties look back at")] = None
+    presence_penalty: Annotated[
+        Annotated[float, Meta(ge=-2.0, le=2.0)] | None,
+        Setting("Presence penalty", "once for every token already used; 0 = off"),
+    ] = None
+    frequency_penalty: Annotated[
+        Annotated[float, Meta(ge=-2.0, le=2.0)] | None,
+        Setting("Frequency penalty", "for every use of a token; 0 = off"),
+    ] = None
+    seed: Annotated[
+        int,
+        Meta(ge=-1, le=(1 << 63) - 1),
+        Setting("Seed", "same seed, same answer; -1 = random", help="Random seed; -1 = a new one each time."),
+    ] = -1
+
+    def sampling(self) -> Sampling:
+        options: dict[str, Any] = msgspec.structs.asdict(self) | {"seed": None if self.seed < 0 else self.seed}
+        return Sampling(**{name: value for name, value in options.items() if value is not None})
+
+    def request_options(self) -> dict[str, Any]:
+        """Return the fields of `Generate` that this section decides for every answer."""
+        unset = tuple(name for name, value in msgspec.structs.asdict(self).items() if value is None)
+        return {"sampling": self.sampling(), "unset": unset}
+
+
+class EngineSection(EngineOptions, Section):
+    """Where the engine computes, and how it loads a model. 0 means "automatic".
+
+    `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `saved_kv_gb` never takes
+    more memory than half of what the model leaves free.
+    """
+
+    threads: Annotated[Count, Setting("Threads", "0 = one per core", help="Compute threads; 0 = automatic.")] = 0
+    cores: Annotated[
+        Cores,
+        Setting(
+            "Cores",
+            "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3",
+            help="Compute cores: auto, all, CPUs such as 0-7, l3:0, node:0, socket:0 or 4/l3 (4 cores per L3 group).",
+            metavar="LIST",
+        ),
+    ] = "auto"
+    memory: Annotated[
+        MemoryPolicy,
+        Setting(
+            "Memory policy",
+            "auto, local, interleave, weighted, bind:0, preferred:0",
+            option="--memory-policy",
+            help="NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
+            metavar="POLICY",
+        ),
+    ] = "auto"
+    saved_kv_gb: Annotated[
+        float,
+        Meta(ge=0, le=1_000_000),
+        Setting("Saved KV caches", "GB of disk, and at most as much memory, to resume chats; 0 = off"),
+    ] = 2.0
+
+    def __post_init__(self) -> None:
+        if 0 < self.n_ctx < MIN_CTX:
+            raise ValueError(f"ctx: {self.n_ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
+        check_ranges("cores", self.cores)
+        check_ranges("memory", self.memory)
+        try:
+            parse_workers(self.rpc)
+        except UsageError as error:
+            raise ValueError(f"rpc: {error.message} {error.hint.rstrip('.')}") from None
+
+    def load_options(self) -> LoadOptions:
+        options = LoadOptions(**{name: getattr(self, name) for name in EngineOptions.__struct_fields__})
+        return msgspec.structs.replace(
+            options, n_ubatch=min(self.n_ubatch, self.n_batch), rpc=",".join(parse_workers(self.rpc))
+        )
+
+
+class SpeculationSection(DraftOptions, Section):
+    """Drafters and draft depth (protocol.Speculation).
+
+    `drafters` "auto" is the default ones of `protocol.drafters`, the draft model if one is loaded; "free" those
+    that need no model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what
+    --model takes. `draft_cores` see hardware.placement.PlacementSpec.
+    """
+
+    drafters: Annotated[
+        DrafterChoice,
+        Setting(
+            "Drafters",
+            "auto (all available), free (no draft model), off",
+            is_basic=True,
+            help="Drafters: auto (all available), free (no draft model), off.",
+        ),
+    ] = "auto"
+    draft_model: Annotated[
+        str,
+        Setting(
+            "Draft model",
+            "for all models: file, repository or none; empty = by model",
+            help="Draft model with the same vocabulary, or a draft head (mtp: the model's own); default: the catalog's "
+            "recommendation; none = no draft model.",
+            metavar="FILE|REPO|mtp|none",
+        ),
+    ] = ""
+    draft_cores: Annotated[
+        DraftCores,
+        Setting(
+            "Draft cores",
+            "auto, shared, CPUs such as 6,7, or l3:0",
+            takes_effect="load",
+            help="Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
+            metavar="LIST",
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        check_ranges("draft_cores", self.draft_cores)
+        if "\0" in self.draft_model:
+            raise ValueError("draft_model contains a NUL character")
+
+    @property
+    def wanted_draft(self) -> str:
+        """Return the argument for `models.drafts.choice.choose_draft`: "none" when no draft model is to be used."""
+        return self.draft_model if "draft" in CHOICES[self.drafters] else "none"
+
+    def speculation(self) -> Speculation:
+        """Return how to draft one answer; the engine leaves out drafters that are not available."""
+        options = {name: getattr(self, name) for name in DraftOptions.__struct_fields__}
+        return Speculation(drafters=CHOICES[self.drafters], **options)
+
+
+class HardwareSection(Section):
+    """Measurements, and what plans need to know of this machine."""
+
+    probe: Annotated[bool, Setting("Probe", "measure read bandwidth and passes, once for each set of cores")] = True
+    counters: Annotated[bool, Setting("Counters", "read memory traffic and power while answering")] = True
+    price_usd: Annotated[
+        float, Meta(ge=0, le=1e9), Setting("Price", "USD, of this machine, for plans; 0 = not known")
+    ] = 0.0
+    watts: Annotated[
+        float, Meta(ge=0, le=1e6), Setting("Power", "W at the wall under load, for plans; 0 = not known")
+    ] = 0.0
+
+
+class SpeechSection(Section):
+    """Reading aloud."""
+
+    answers: Annotated[bool, Setting("Read answers aloud", "while they are written (Ctrl+S)")] = False
+    engine: Annotated[
+        SpeechEngine,
+        Setting(
+            "Engine",
+            "auto = hibari if it is installed, else piper",
+            help="Speech engine; auto: hibari if it is installed, else piper.",
+        ),
+    ] = "auto"
+    voice: Annotated[
+        str, Setting("Voice", "piper's voice, an .onnx file", help="A voice file of piper (.onnx).", metavar="FILE")
+    ] = ""
+    speed: Annotated[
+        float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2).")
+    ] = 1.0
+    cores: Annotated[
+        SpeechCores,
+        Setting(
+            "Cores",
+            "auto (cores that the model does not use), or CPUs such as 6,7",
+            help="CPUs that synthesize: auto, or a list such as 6,7.",
+            metavar="LIST",
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        check_ranges("cores", self.cores)
+        if "\0" in self.voice:
+            raise ValueError("voice contains a NUL character")
+
+
+class UiSection(Section):
+    theme: Annotated[str, Setting("Theme", "auto follows the terminal's background", is_basic=True)] = (
+        "auto"  # cpuchat or cpuchat-light
+    )
+    telemetry: Annotated[bool, Setting("Figures", "panel or line with live figures (F3)")] = True
+    sidebar: Annotated[bool, Setting("Chat list", "at the left (F8)")] = True
+    show_reasoning: Annotated[bool, Setting("Show reasoning", "unfolded (F7)")] = False
+    color_drafts: Annotated[bool, Setting("Color drafted tokens", "by the drafter that proposed them (Ctrl+T)")] = False
+    motion: Annotated[bool, Setting("Motion", "smooth scrolling and blinking cursors", takes_effect="start")] = True
+
+
+class ModelSection(Section):
+    """`last` is what the app opened last ("" = the demo model): a file, or the address of a model on a server. It is
+    remembered; earlier versions kept it in config.toml."""
+
+    last: str = ""
+    folders: Annotated[list[str], Setting("Model folders", "searched for GGUF files, one per line")] = []
+
+    def __post_init__(self) -> None:
+        if "\0" in "".join((self.last, *self.folders)):
+            raise ValueError("a path contains a NUL character")
+
+
+class ServersSection(Section):
+    urls: Annotated[list[str], Setting("Servers", "addresses of inference servers, one per line")] = []
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            try:
+                normalized(url)
+            except UsageError:  # without the address: it may hold a password
+                raise ValueError("urls: must be addresses such as http://127.0.0.1:8080, without a password") from None
+
+
+class Settings(Section):
+    """All of config.toml."""
+
+    chat: ChatSection = msgspec.field(default_factory=ChatSection)
+    sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
+    engine: EngineSection = msgspec.field(default_factory=EngineSection)
+    speculation: SpeculationSection = msgspec.field(default_factory=SpeculationSection)
+    hardware: HardwareSection = msgspec.field(default_factory=HardwareSection)
+    speech: SpeechSection = msgspec.field(default_factory=SpeechSection)
+    ui: UiSection = msgspec.field(default_factory=UiSection)
+    model: ModelSection = msgspec.field(default_factory=ModelSection)
+    servers: ServersSection = msgspec.field(default_factory=ServersSection)
+
+    def load_options(self, draft_path: str = "", *, calibrate: bool = True) -> LoadOptions:
+        """Return how to load a model, with the draft model `draft_path` ("" = none) beside it.
+
+        `calibrate`: what passes cost may be measured, if anything is to be drafted.
+        """
+        return msgspec.structs.replace(
+            self.engine.load_options(),
+            draft_path=draft_path,
+            speculation=self.speculation.speculation() if draft_path else Speculation(),
+            calibrate=calibrate and self.speculation.drafters != "off",
+            probe=self.hardware.probe,
+        )
+
+
+@dataclass(frozen=True)
+class DeclaredSetting:
+    """A setting as its section declares it: `name` is its key there, `field` the attribute, `type` the annotation."""
+
+    section: str
+    name: str
+    field: str
+    type: Any
+    default: Any
+    words: Setting
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def option(self) -> str:
+        """Return its flag on the command line."""
+        return self.words.option or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def takes_effect(self) -> str:
+        """Return "load" or "start" if it waits for that, "" if it counts from the next answer."""
+        return self.words.takes_effect or ("load" if self.section == "engine" else "")
+
+    @property
+    def wanted(self) -> str:
+        """Return what its text must be, "" where any will do: `auto or a list of CPUs such as 6,7`."""
+        return next((one.description or "" for one in get_args(self.type)[1:] if isinstance(one, Meta)), "")
+
+
+def _declared() -> dict[str, DeclaredSetting]:
+    found: dict[str, DeclaredSetting] = {}
+    for section, struct in get_type_hints(Settings).items():
+        types = get_type_hints(struct, include_extras=True)
+        for info in msgspec.structs.fields(struct):
+            annotation = types[info.name]
+            words = next((one for one in get_args(annotation) if isinstance(one, Setting)), Setting())
+            value = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()  # type: ignore[operator]
+            setting = DeclaredSetting(section, info.encode_name, info.name, annotation, value, words)
+            found[setting.key] = setting
+    return found
+
+
+DECLARED: Final = _declared()
+"""All settings by key ("engine.threads"), in the order of the settings form."""
+
+
+def value_of(chosen: Settings, key: str) -> Any:
+    """Return the value of a setting such as "engine.threads"."""
+    setting = DECLARED[key]
+    return getattr(getattr(chosen, setting.section), setting.field)
+
+
+def with_changes(chosen: Settings, changes: Changes) -> Settings:
+    """Return a copy of `chosen` with `changes[section][key]` set."""
+    sections = {
+        section: msgspec.structs.replace(
+            getattr(chosen, section), **{DECLARED[f"{section}.{name}"].field: value for name, value in values.items()}
+        )
+        for section, values in changes.items()
+    }
+    return msgspec.structs.replace(chosen, **sections)
+
+
+REMEMBERED: Final = {"model": ("last",), "ui": ("sidebar", "telemetry")}
+"""Settings that the app remembers by itself in `state.json`, by section; the user need not choose them."""
 
 
 class AppState(msgspec.Struct, omit_defaults=True):
-    """None: not yet."""
+    """Content of `state.json`, by the names that settings have. None: not yet."""
 
     last: str | None = None
     sidebar: bool | None = None
@@ -84,244 +489,12 @@ def update_state(values: dict[str, Any]) -> None:
         write_atomically(file, msgspec.json.encode(msgspec.structs.replace(read_state(), **values)))
 
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-SpeechEngine = Literal["auto", "hibari", "piper"]
-
-Changes = dict[str, dict[str, Any]]  # values to set, by section and key
-
-
-class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of the tables of config.toml."""
-
-
-class ModelSection(Section):
-    """`last` is what the app opened last ("" = the demo model): a file, or the address of a model on a server. It is
-    remembered; earlier versions kept it in config.toml. `folders` are searched for GGUF files."""
-
-    last: str = ""
-    folders: list[str] = []
-
-    def __post_init__(self) -> None:
-        if "\0" in "".join((self.last, *self.folders)):
-            raise ValueError("a path contains a NUL character")
-
-
-class ServersSection(Section):
-    """`urls` of inference servers, whose models are listed with those of this machine."""
-
-    urls: list[str] = []
-
-    def __post_init__(self) -> None:
-        for url in self.urls:
-            try:
-                normalized(url)
-            except UsageError:  # without the address: it may hold a password
-                raise ValueError("urls: must be addresses such as http://127.0.0.1:8080, without a password") from None
-
-
-class EngineSection(Section):
-    """Load options; 0 means "automatic". `experts`: how many a token uses in a mixture of experts.
-
-    `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `rpc`: addresses of RPC
-    workers, `HOST:PORT,HOST:PORT`, for a model that one machine cannot hold. `saved_kv_gb`: GB of disk, and at most
-    as much memory (never more than half of what the model leaves free), for KV caches and checkpoints of chats.
-    """
-
-    threads: Count = 0
-    cores: Cores = "auto"
-    memory: MemoryPolicy = "auto"
-    ctx: Annotated[int, msgspec.Meta(ge=0, le=16_777_216)] = 0
-    batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 512
-    ubatch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 512
-    flash_attn: FlashAttention = "auto"
-    cache_type_k: CacheType = "f16"
-    cache_type_v: CacheType = "f16"
-    load_mode: LoadMode = "mmap"
-    mlock: bool = False
-    from_disk: bool = False
-    repack: bool = True
-    poll: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
-    saved_kv_gb: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2.0
-    experts: Count = 0
-    rpc: str = ""
-    rpc_layers: Count = 0
-
-    def __post_init__(self) -> None:
-        if 0 < self.ctx < MIN_CTX:
-            raise ValueError(f"ctx: {self.ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
-        check_ranges("cores", self.cores)
-        check_ranges("memory", self.memory)
-        try:
-            parse_workers(self.rpc)
-        except UsageError as error:
-            raise ValueError(f"rpc: {error.message} {error.hint.rstrip('.')}") from None
-
-    def load_options(self) -> LoadOptions:
-        return LoadOptions(
-            n_ctx=self.ctx,
-            n_batch=self.batch,
-            n_ubatch=min(self.ubatch, self.batch),
-            poll=self.poll,
-            type_k=self.cache_type_k,
-            type_v=self.cache_type_v,
-            flash_attn=self.flash_attn,
-            load_mode=self.load_mode,
-            mlock=self.mlock,
-            from_disk=self.from_disk,
-            use_repack=self.repack,
-            n_experts=self.experts,
-            rpc=parse_workers(self.rpc),
-            rpc_layers=self.rpc_layers,
-        )
-
-
-class SpeculationSection(Section):
-    """Drafters and draft depth (protocol.Speculation).
-
-    `drafters` "auto" is the default ones of `protocol.drafters`, the draft model if one is loaded; "free" those
-    that need no model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what
-    --model takes. `depth` 0 is adaptive. `draft_cores` see hardware.placement.PlacementSpec.
-    """
-
-    drafters: DrafterChoice = "auto"
-    draft_model: str = ""
-    depth: Annotated[int, msgspec.Meta(ge=0, le=31)] = 0
-    min_probability: Share = 0.0
-    draft_cores: DraftCores = "auto"
-    across_chats: bool = False
-
-    def __post_init__(self) -> None:
-        check_ranges("draft_cores", self.draft_cores)
-        if "\0" in self.draft_model:
-            raise ValueError("draft_model contains a NUL character")
-
-    @property
-    def wanted_draft(self) -> str:
-        """Return the argument for `models.drafts.choice.choose_draft`: "none" when no draft model is to be used."""
-        return self.draft_model if "draft" in CHOICES[self.drafters] else "none"
-
-    def speculation(self) -> Speculation:
-        """Return how to draft one answer; the engine leaves out drafters that are not available."""
-        return Speculation(
-            drafters=CHOICES[self.drafters],
-            depth=self.depth,
-            min_probability=self.min_probability,
-            across_chats=self.across_chats,
-        )
-
-
-class HardwareSection(Section):
-    """Measurements. `probe`: of the read bandwidth and the passes of the cores in use, once for each set of cores.
-    `counters`: read hardware counters of memory traffic and power while an answer is written. `price_usd` of this
-    machine and its `watts` at the wall under load are for plans (0: not known).
-    """
-
-    probe: bool = True
-    counters: bool = True
-    price_usd: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
-    watts: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
-
-
-class SamplingSection(Section):
-    """Sampling options (protocol.Sampling). None: as the model's publisher recommends it, else the default there.
-    `seed` -1 draws a new one for each answer."""
-
-    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)] | None = None
-    top_k: Count | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
-    repeat_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=10.0)] | None = None
-    repeat_last_n: Count | None = None
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] | None = None
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] | None = None
-    seed: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)] = -1
-
-    def sampling(self) -> Sampling:
-        options: dict[str, Any] = msgspec.structs.asdict(self) | {"seed": None if self.seed < 0 else self.seed}
-        return Sampling(**{name: value for name, value in options.items() if value is not None})
-
-    def request_options(self) -> dict[str, Any]:
-        """Return the fields of `Generate` that this section decides for every answer."""
-        unset = tuple(name for name, value in msgspec.structs.asdict(self).items() if value is None)
-        return {"sampling": self.sampling(), "unset": unset}
-
-
-class ChatSection(Section):
-    """Chats. `preset` (a name) is for new chats. `reasoning` auto: as its template. Limits in tokens, 0 = none."""
-
-    preset: str = ""
-    system_prompt: str = ""
-    max_tokens: Count = 0
-    reasoning: Literal["auto", "on", "off"] = "auto"
-    reasoning_budget: Count = 0
-
-    def request_options(self) -> dict[str, Any]:
-        """Return the fields of `Generate` that this section decides for every answer."""
-        return {
-            "max_tokens": self.max_tokens,
-            "reasoning": {"auto": None, "on": True, "off": False}[self.reasoning],
-            "reasoning_budget": self.reasoning_budget or None,
-        }
-
-
-class SpeechSection(Section):
-    """Reading aloud. `answers`: each one while it is written. `engine` "auto" is hibari if it is installed, else piper.
-    `voice` is a voice file of piper. `speed` 1 is normal. `cores` "auto" are those that the model does not use, if any.
-    """
-
-    answers: bool = False
-    engine: SpeechEngine = "auto"
-    voice: str = ""
-    speed: Annotated[float, msgspec.Meta(ge=0.5, le=2.0)] = 1.0
-    cores: SpeechCores = "auto"
-
-    def __post_init__(self) -> None:
-        check_ranges("cores", self.cores)
-        if "\0" in self.voice:
-            raise ValueError("voice contains a NUL character")
-
-
-class UiSection(Section):
-    theme: str = "auto"  # cpuchat or cpuchat-light, by the terminal's background
-    telemetry: bool = True
-    sidebar: bool = True
-    show_reasoning: bool = False
-    color_drafts: bool = False
-    motion: bool = True
-
-
-class Settings(Section):
-    """All of config.toml."""
-
-    model: ModelSection = msgspec.field(default_factory=ModelSection)
-    servers: ServersSection = msgspec.field(default_factory=ServersSection)
-    engine: EngineSection = msgspec.field(default_factory=EngineSection)
-    speculation: SpeculationSection = msgspec.field(default_factory=SpeculationSection)
-    hardware: HardwareSection = msgspec.field(default_factory=HardwareSection)
-    sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
-    chat: ChatSection = msgspec.field(default_factory=ChatSection)
-    speech: SpeechSection = msgspec.field(default_factory=SpeechSection)
-    ui: UiSection = msgspec.field(default_factory=UiSection)
-
-    def load_options(self, draft_path: str = "", *, calibrate: bool = True) -> LoadOptions:
-        """Return how to load a model, with the draft model `draft_path` ("" = none) beside it.
-
-        `calibrate`: what passes cost may be measured, if anything is to be drafted.
-        """
-        return msgspec.structs.replace(
-            self.engine.load_options(),
-            draft_path=draft_path,
-            speculation=self.speculation.speculation() if draft_path else Speculation(),
-            calibrate=calibrate and self.speculation.drafters != "off",
-            probe=self.hardware.probe,
-        )
-
-
-def with_changes(chosen: Settings, changes: Changes) -> Settings:
-    """Return a copy of `chosen` with `changes[section][key]` set."""
-    sections = {name: msgspec.structs.replace(getattr(chosen, name), **values) for name, values in changes.items()}
-    return msgspec.structs.replace(chosen, **sections)
+def _remembered() -> Changes:
+    """Return the settings that the app remembers."""
+    state = read_state()
+    found = {section: {name: getattr(state, name) for name in names} for section, names in REMEMBERED.items()}
+    return {section: {name: value for name, value in values.items() if value is not None}
+            for section, values in found.items()}  # fmt: skip
 
 
 def _with_environment(chosen: Settings) -> Settings:
@@ -332,17 +505,17 @@ def _with_environment(chosen: Settings) -> Settings:
     """
     changes: Changes = {}
     for key, variable in environment().items():
-        section, _, name = key.partition(".")
-        if name not in getattr(chosen, section).__struct_fields__:
+        if key not in DECLARED:
             raise SettingsError(f"{variable}: no such setting.", "Unset it; F2 in the app lists the settings.")
+        section, name = DECLARED[key].section, DECLARED[key].name
         value: Any = os.environ[variable]
-        if isinstance(getattr(getattr(chosen, section), name), list):
+        if isinstance(DECLARED[key].default, list):
             value = [part.strip() for part in value.split(",") if part.strip()]
         try:
             converted = msgspec.convert({section: {name: value}}, Settings, strict=False)
         except msgspec.ValidationError as error:
             raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
-        changes.setdefault(section, {})[name] = getattr(getattr(converted, section), name)
+        changes.setdefault(section, {})[name] = value_of(converted, key)
     return with_changes(chosen, changes)
 
 
@@ -371,12 +544,7 @@ def load(file: Path | None = None) -> Settings:
     """
     if file is not None:
         return parse(toml.read(file), str(file))
-    chosen, known = load(paths.settings_file()), read_state()
-    for section, names in SETTINGS.items():
-        for name in names:
-            if (value := getattr(known, name)) is not None:
-                setattr(getattr(chosen, section), name, value)
-    return _with_environment(chosen)
+    return _with_environment(with_changes(load(paths.settings_file()), _remembered()))
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
@@ -395,8 +563,8 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     field, colon, rest = reason.partition(": ")
     if colon and field.isidentifier():  # a rule of a whole section, which names the field
         key, reason = f"{key}.{field}".lstrip("."), rest
-    if "matching regex" in reason:
-        reason = WANTED.get(key, reason)
+    if "matching regex" in reason and key in DECLARED:
+        reason = f"must be {DECLARED[key].wanted}"
     return key, f"{reason[:1].lower()}{reason[1:]}"
 
 
@@ -427,7 +595,7 @@ def _divided(changes: Changes) -> tuple[Changes, Changes]:
     by_itself: Changes = {}
     for section, values in changes.items():
         for name, value in values.items():
-            into = by_itself if name in SETTINGS.get(section, ()) else chosen
+            into = by_itself if name in REMEMBERED.get(section, ()) else chosen
             into.setdefault(section, {})[name] = value
     return chosen, by_itself
 
@@ -485,8 +653,8 @@ class SettingSources:
             if isinstance(values, dict)
             for name in values
         }
-        state = read_state()
-        for section, names in SETTINGS.items():
-            found |= {f"{section}.{name}": "as in the last run" for name in names if getattr(state, name) is not None}
+        found |= {
+            f"{section}.{name}": "as in the last run" for section, names in _remembered().items() for name in names
+        }
         given = environment() | self._options
         return found | {key: f"set by {name}" for key, name in given.items() if key not in self._saved}

@@ -1,15 +1,18 @@
-"""The rules of a grammar under construction, and those that every JSON text uses.
+"""Builds the rules of a grammar: those that every JSON text uses, choices, numbers within bounds, regular expressions.
 
 White space is free to a point: a model that may write it endlessly sometimes does.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import warnings
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from cpuchat.grammar.gbnf import MAX_REPETITIONS, ROOT
+from cpuchat.grammar.gbnf import LAST, MAX_REPETITIONS, MOST_RANGES, MOST_WAYS, ROOT, Ranges, merged, without
 
 _LONGEST: Final = 10_000
 """The longest string or array with a limit; a higher limit counts as this one."""
@@ -19,6 +22,7 @@ SPACE: Final = "space"
 _HEX = "[0-9a-fA-F]"
 # Line separators are not for every reader, surrogates could stand alone.
 NOT_IN_STRINGS: Final = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0x2028, 0x2029), (0xD800, 0xDFFF))
+_IN_TEXTS: Final = ((0x09, 0x0A), (0x20, 0x7E), (0x80, 0xD7FF), (0xE000, LAST))
 _BUILT_IN: Final = {
     "space": r'| " " | "\n"{1,2} [ \t]{0,20}',
     "boolean": '"true" | "false"',
@@ -47,6 +51,50 @@ def literal(text: str) -> str:
     """Return `text` as a GBNF literal."""
     escapes = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
     return '"' + "".join(escapes.get(c) or (c if c >= " " else f"\\x{ord(c):02X}") for c in text) + '"'
+
+
+def character_class(ranges: Ranges) -> str:
+    """Return the class of GBNF for one character out of `ranges`."""
+    return f"[{''.join(_range(low, high) for low, high in ranges)}]"
+
+
+def any_but(characters: str) -> str:
+    """Return the class of GBNF for all characters of texts but these. llama.cpp lets `[^…]` match invalid UTF-8."""
+    return character_class(without(list(_IN_TEXTS), [(ord(one), ord(one)) for one in characters]))
+
+
+def _range(low: int, high: int) -> str:
+    return _code(low) if low == high else f"{_code(low)}-{_code(high)}"
+
+
+def _code(code: int) -> str:
+    character = chr(code)
+    if code < 0x80 and (character.isalnum() or character in " _"):
+        return character
+    return f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+
+
+def _fork(parts: Iterable[tuple[str, str]]) -> str:
+    """Return alternatives that begin differently, each a text and the rule after it. First characters before the same
+    text and rule are one class.
+    """
+    firsts: dict[tuple[str, str], list[str]] = {}
+    alternatives: list[str] = []
+    for text, rest in parts:
+        if text:
+            firsts.setdefault((text[1:], rest), []).append(text[0])
+        else:
+            alternatives.append(literal(""))
+    for (text, rest), first in firsts.items():
+        if len(first) == 1:
+            words = [literal(first[0] + text), rest]
+        else:
+            some = character_class(merged((ord(one), ord(one)) for one in first))
+            words = [some, literal(text) if text else "", rest]
+        alternatives.append(" ".join(filter(None, words)))
+    if len(alternatives) > MOST_WAYS:
+        raise ValueError(f"more than {MOST_WAYS:,} values go on differently after the same beginning")
+    return " | ".join(alternatives)
 
 
 def _n_shared(one: str, other: str) -> int:
@@ -117,23 +165,244 @@ class Rules:
         return self.add(f"{rule}-more", f"{rule}{{0,{MAX_REPETITIONS - 1}}} | {rule}{{{MAX_REPETITIONS}}} {more}")
 
     def choice(self, texts: Iterable[str], name: str) -> str:
-        """Return an expression for one of some texts. A prefix that several share is written once: llama.cpp follows
-        each alternative until the text tells them apart.
+        """Return an expression for one of some texts, as a prefix tree: llama.cpp follows each alternative until the
+        text tells them apart. Texts that end alike share the rules of their ends.
+
+        Raises:
+            ValueError: too many texts go on differently in one place.
         """
         ordered = sorted(set(texts))
-        forks: list[tuple[int, list[str]]] = [(0, [])]  # where texts part, and the expressions of what follows there
+        forks: list[tuple[int, list[tuple[str, str]]]] = [(0, [])]  # where texts part; what follows, and the rule then
         for text, following in zip(ordered, [*ordered[1:], ""], strict=True):
             shared, end, rest = _n_shared(text, following), len(text), ""
             while forks[-1][0] > shared:
                 start, parts = forks.pop()
-                rest = self.add(name, " | ".join([*parts, f"{literal(text[start:end])} {rest}".rstrip()]))
-                end = start
+                rest, end = self.add(name, _fork([*parts, (text[start:end], rest)])), start
             if forks[-1][0] < shared:
                 forks.append((shared, []))
-            forks[-1][1].append(f"{literal(text[shared:end])} {rest}".rstrip())
-        return " | ".join(forks[0][1])
+            forks[-1][1].append((text[shared:end], rest))
+        return _fork(forks[0][1])
 
     def text(self) -> str:
         """Return the grammar, the root first; a rule that was reserved but not defined is empty."""
         names = sorted(self._bodies, key=lambda name: name != ROOT)
         return "".join(f"{name} ::= {self._bodies[name] or literal('')}\n" for name in names)
+
+
+_DIGITS: Final = 16  # more would not survive a reader that uses doubles
+_TOP: Final = 10**_DIGITS
+_FRACTION: Final = '("." [0-9]{1,16})?'
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a number; None: none. An open one is not part of it."""
+
+    low: int | None = None
+    high: int | None = None
+    low_open: bool = False
+    high_open: bool = False
+
+
+def numbers(bounds: Bounds, *, whole: bool) -> str:
+    """Return an expression for the numbers within `bounds`; with fractions unless `whole`, never with an exponent.
+
+    Raises:
+        ValueError: there are none.
+    """
+    low, high = bounds.low, bounds.high
+    parts: list[str] = []
+    if high is None or high >= 0:
+        least, is_open = (low, bounds.low_open) if low is not None and low >= 0 else (0, False)
+        parts += _magnitudes(least, high, is_open, bounds.high_open, whole)
+    if low is None or low < 0:
+        # Zero has no sign, so magnitudes begin above it.
+        least, is_open = (-high, bounds.high_open) if high is not None and high < 0 else (0, True)
+        negative = _magnitudes(least, None if low is None else -low, is_open, bounds.low_open, whole)
+        parts += [f'"-" ({" | ".join(negative)})'] if negative else []
+    if not parts:
+        raise ValueError("there is no number within these bounds")
+    return " | ".join(parts)
+
+
+def _magnitudes(least: int, most: int | None, least_open: bool, most_open: bool, whole: bool) -> list[str]:
+    """Return alternatives for the numbers from `least` >= 0 to `most`."""
+    if most is None or most >= _TOP:
+        most, most_open = _TOP, True
+    if whole:
+        return _integers(least + least_open, most - most_open)
+    parts = [f"({' | '.join(found)}) {_FRACTION}" for found in (_integers(least + least_open, most - 1),) if found]
+    if least_open and least < most:
+        parts.append(f'"{least}." [0-9]{{0,15}} [1-9]')
+    if not most_open and (most > least or (most == least and not least_open)):
+        parts.append(f'"{most}" ("." "0"{{1,16}})?')
+    return parts
+
+
+def _integers(low: int, high: int) -> list[str]:
+    """Return alternatives for the integers from `low` to `high`, both at least 0."""
+    if low > high:
+        return []
+    parts: list[str] = []
+    if low == 0:
+        if high < 10:
+            return [_between("0", str(high))]
+        parts.append('"0"')
+        low = 1
+    full: tuple[int, int] | None = None  # lengths of which all numbers belong to it
+    for length in range(len(str(low)), len(str(high)) + 1):
+        first, last = max(low, 10 ** (length - 1)), min(high, 10**length - 1)
+        if (first, last) == (10 ** (length - 1), 10**length - 1):
+            full = (full[0] if full else length, length)
+        else:
+            parts.append(_between(str(first), str(last)))
+    if full:
+        parts.append(f"[1-9] [0-9]{{{full[0] - 1},{full[1] - 1}}}" if full[1] > 1 else "[1-9]")
+    return parts
+
+
+def _between(low: str, high: str) -> str:
+    """Return an expression for the numbers from `low` to `high`, which have the same number of digits."""
+    same = 0
+    while same < len(low) and low[same] == high[same]:
+        same += 1
+    if same == len(low):
+        return f'"{low}"'
+    prefix, low, high = low[:same], low[same:], high[same:]
+    rest = len(low) - 1
+    digits = f" [0-9]{{{rest}}}" if rest else ""
+    start, end = int(low[0]), int(high[0])
+    parts: list[str] = []
+    if low[1:] != "0" * rest:
+        parts.append(f'"{start}" ({_between(low[1:], "9" * rest)})')
+        start += 1
+    top = ""
+    if high[1:] != "9" * rest:
+        top = f'"{end}" ({_between("0" * rest, high[1:])})'
+        end -= 1
+    if start <= end:
+        parts.append(f"[{start}-{end}]{digits}")
+    if top:
+        parts.append(top)
+    body = " | ".join(parts)
+    return f'"{prefix}" ({body})' if prefix else body
+
+
+_parser: Any = importlib.import_module("re._parser")
+
+_ESCAPES: Final = {0x22: '"', 0x5C: "\\\\", 0x08: "b", 0x0C: "f", 0x0A: "n", 0x0D: "r", 0x09: "t"}
+_SETS: Final[dict[str, Ranges]] = {
+    "DIGIT": [(0x30, 0x39)],
+    "WORD": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
+    "SPACE": [(0x09, 0x0D), (0x20, 0x20)],
+}
+_LINE_ENDS: Final = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
+_UNSUPPORTED: Final = {
+    "ASSERT": "a lookaround",
+    "ASSERT_NOT": "a lookaround",
+    "GROUPREF": "a back reference",
+    "GROUPREF_EXISTS": "a conditional group",
+    "ATOMIC_GROUP": "an atomic group",
+    "POSSESSIVE_REPEAT": "a possessive quantifier",
+    "AT": "an anchor inside the pattern, or a word boundary,",
+}
+_MAX_DEPTH: Final = 50
+
+
+def pattern_expression(pattern: str, rules: Rules, name: str) -> str:
+    """Return an expression for what stands between the quotation marks. Without anchors, any text may surround it.
+
+    Raises:
+        ValueError: not a regular expression, or one that a grammar cannot say; the message completes "the pattern ...".
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about sets that may mean something else one day
+            tree = _parser.parse(pattern)
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"is not a regular expression that can be used: {error}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if tree.state.flags & ~re.UNICODE:
+        raise ValueError("has inline flags, which are not supported")
+    items = list(tree)
+    begins = bool(items) and _is_anchor(items[0], "BEGINNING")
+    items = items[begins:]
+    ends = bool(items) and _is_anchor(items[-1], "END")
+    items = items[: len(items) - ends]
+    anything = "" if begins and ends else f"{rules.built_in('char')}*"
+    body = _Writer(rules, name).sequence(items, 0)
+    parts = ("" if begins else anything, f"({body})", "" if ends else anything)
+    return " ".join(filter(None, parts))
+
+
+def _is_anchor(item: tuple[Any, Any], where: str) -> bool:
+    return item[0].name == "AT" and item[1].name in (f"AT_{where}", f"AT_{where}_STRING")
+
+
+class _Writer:
+    def __init__(self, rules: Rules, name: str) -> None:
+        self._rules = rules
+        self._name = name
+
+    def sequence(self, items: Iterable[tuple[Any, Any]], depth: int) -> str:
+        if depth > _MAX_DEPTH:
+            raise ValueError("is nested too deeply")
+        return " ".join(self._item(op.name, value, depth + 1) for op, value in items) or '""'
+
+    def _item(self, op: str, value: Any, depth: int) -> str:
+        match op:
+            case "LITERAL":
+                return _character([(value, value)])
+            case "NOT_LITERAL":
+                return _character(without([(0, LAST)], [(value, value)]))
+            case "ANY":
+                return _character(without([(0, LAST)], _LINE_ENDS))
+            case "IN":
+                return _character(_class(value))
+            case "BRANCH":
+                return f"({' | '.join(self.sequence(branch, depth) for branch in value[1])})"
+            case "SUBPATTERN":
+                _, added, removed, inner = value
+                if added or removed:
+                    raise ValueError("has inline flags, which are not supported")
+                return f"({self.sequence(inner, depth)})"
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                least, most, inner = value
+                rule = self._rules.add(f"{self._name}-part", self.sequence(inner, depth))
+                return self._rules.repeat(rule, least, None if most == _parser.MAXREPEAT else most)
+        raise ValueError(f"has {_UNSUPPORTED.get(op, op.lower())} which a grammar cannot express")
+
+
+def _class(items: Iterable[tuple[Any, Any]]) -> Ranges:
+    ranges: Ranges = []
+    negated = False
+    for op, value in items:
+        match op.name:
+            case "LITERAL":
+                ranges.append((value, value))
+            case "RANGE":
+                ranges.append(value)
+            case "NEGATE":
+                negated = True
+            case _:
+                kind = value.name.removeprefix("CATEGORY_")
+                known = _SETS[kind.removeprefix("NOT_")]
+                ranges += without([(0, LAST)], known) if kind.startswith("NOT_") else known
+    return without([(0, LAST)], ranges) if negated else ranges
+
+
+def _character(ranges: Ranges) -> str:
+    """Return an expression for one character of a JSON string out of `ranges`."""
+    parts: list[str] = []
+    plain = without(ranges, NOT_IN_STRINGS)
+    if len(plain) > MOST_RANGES:
+        raise ValueError(f"has a class of more than {MOST_RANGES:,} ranges")
+    if plain:
+        parts.append(character_class(plain))
+    escaped = "".join(text for code, text in _ESCAPES.items() if any(low <= code <= high for low, high in ranges))
+    if escaped:
+        parts.append(f'"\\\\" [{escaped}]')
+    if not parts:
+        raise ValueError("asks for a character that JSON strings do not have")
+    return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote
 
 from cpuchat.base.errors import AmbiguousGrammar, UsageError
 from cpuchat.grammar.gbnf import ROOT, check_grammar
-from cpuchat.grammar.merging import Schema, common, merge
-from cpuchat.grammar.numbers import Bounds, numbers
-from cpuchat.grammar.patterns import pattern_expression
-from cpuchat.grammar.rules import SPACE, Rules, literal
+from cpuchat.grammar.rules import SPACE, Bounds, Rules, literal, numbers, pattern_expression
+
+Schema = dict[str, Any]
 
 _REFUSED: Final = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "patternProperties",
@@ -195,7 +194,7 @@ class _Converter:
                 rest = {k: v for k, v in schema.items() if k != key}
                 return self._alternatives(schema[key], rest, f"{path}/{key}")
         if "const" in schema or "enum" in schema:
-            return self._values(schema, path)
+            return self._rules.choice(self._values(schema), _name(path))
         kinds = schema.get("type") or next((k for k, keys in _HINTS.items() if any(key in schema for key in keys)), "")
         if not kinds:
             return self._rules.built_in("value")
@@ -208,14 +207,19 @@ class _Converter:
         if not schemas:
             raise ValueError("it has no alternatives")
         names: list[str] = []
+        texts: list[str] = []
         for i, schema in enumerate(schemas):
             place = f"{path}/{i}"
-            if rest:
+            if rest or _is_values(schema):
                 schema = merge(rest, self._merged(schema, place))
-            names.append(self._visit(schema, place))
-        return " | ".join(dict.fromkeys(names))
+            if _is_values(schema):
+                texts += self._deeper(place, lambda values=schema: self._values(values))
+            else:
+                names.append(self._visit(schema, place))
+        return " | ".join([*dict.fromkeys(names), *([self._rules.choice(texts, _name(path))] if texts else [])])
 
-    def _values(self, schema: Schema, path: str) -> str:
+    def _values(self, schema: Schema) -> list[str]:
+        """Return the JSON texts that `enum`, `const` and `type` allow."""
         values = [schema["const"]] if "const" in schema else schema["enum"]
         if "const" in schema and "enum" in schema:
             values = common(values, schema["enum"])
@@ -224,8 +228,7 @@ class _Converter:
             values = [value for value in values if any(_has_type(value, kind) for kind in kinds)]
         if not values:
             raise ValueError("no value of enum, const and type is left")
-        texts = [json.dumps(value, ensure_ascii=False) for value in values]
-        return self._rules.choice(texts, _name(path))
+        return [_json(value) for value in values]
 
     def _typed(self, kind: Any, schema: Schema, path: str) -> str:
         match kind:
@@ -253,7 +256,7 @@ class _Converter:
         members: list[tuple[str, bool]] = []
         for name, value in properties.items():
             rule = self._visit(value, f"{path}/properties/{name[:_LONGEST_NAME]}")
-            key = literal(json.dumps(name, ensure_ascii=False))
+            key = literal(_json(name))
             members.append((self._rules.add(f"{_name(name)}-kv", f'{key} ":" {SPACE} {rule}'), name in needed))
         if not any(is_required for _, is_required in members):
             return f'"{{" {SPACE} (({self._from(members, path)}) {SPACE})? "}}"'
@@ -349,6 +352,21 @@ def _restricts(schema: Schema) -> bool:
     return any(key in schema for key in (*_IN_USE, *_REFUSED))
 
 
+def _is_values(schema: Any) -> bool:
+    """Return whether a schema is nothing but values that are given one by one."""
+    return (
+        isinstance(schema, dict)
+        and ("const" in schema or "enum" in schema)
+        and not any(key in schema for key in ("$ref", "allOf", "anyOf", "oneOf"))
+    )
+
+
+def _json(value: Any) -> str:
+    """Return the JSON text of a value, escaped where a half of a surrogate pair stands alone."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.dumps(value) if any("\ud800" <= one <= "\udfff" for one in text) else text
+
+
 def _name(path: str) -> str:
     """Return a name for the rule of a place: the last part of it that is one."""
     words = [part for part in path.split("/") if part not in ("#", "properties", "items", "anyOf", "oneOf", "allOf")]
@@ -391,3 +409,65 @@ def _end(value: float | None, key: str, sign: int, *, is_open: bool, whole: bool
     if value % 1 and not whole:
         raise ValueError(f"{key} {value:g} is not an integer: a grammar cannot compare fractions")
     return (math.ceil(value) if sign > 0 else math.floor(value)), is_open and not value % 1
+
+
+_LOWER = ("minLength", "minItems", "minimum", "exclusiveMinimum")
+_UPPER = ("maxLength", "maxItems", "maximum", "exclusiveMaximum")
+
+
+def merge(one: Schema, other: Schema) -> Schema:
+    """Return a schema that allows what both allow.
+
+    Raises:
+        ValueError: they cannot be merged; the message says why.
+    """
+    closed = [s for s in (one, other) if s.get("additionalProperties") is False]
+    properties = [set(s.get("properties", ())) for s in (one, other)]
+    if closed and properties[0] != properties[1]:
+        raise ValueError("additionalProperties: false cannot be combined with properties of another schema")
+    merged = one | other
+    for key in one.keys() & other.keys():
+        a, b = one[key], other[key]
+        if a == b:
+            continue
+        if key == "properties":
+            merged[key] = a | {name: {"allOf": [a[name], value]} if name in a else value for name, value in b.items()}
+        elif key == "required":
+            merged[key] = list(dict.fromkeys([*a, *b]))
+        elif key == "enum":
+            merged[key] = common(a, b)
+        elif key == "type":
+            merged[key] = _both_types(_listed(a), _listed(b))
+        elif key in _LOWER:
+            merged[key] = max(a, b)
+        elif key in _UPPER:
+            merged[key] = min(a, b)
+        else:
+            raise ValueError(f"schemas with a different {key} cannot be combined")
+    return merged
+
+
+def common(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return the JSON values that are among `others`: true is not 1, but 1 is 1.0."""
+    kept = set(map(_key, others))
+    return [value for value in values if _key(value) in kept]
+
+
+def _key(value: Any) -> Hashable:
+    """Return what is equal for equal JSON values."""
+    if isinstance(value, dict):
+        return frozenset((name, _key(one)) for name, one in value.items())
+    return tuple(map(_key, value)) if isinstance(value, list) else (isinstance(value, bool), value)
+
+
+def _listed(types: Any) -> list[Any]:
+    return types if isinstance(types, list) else [types]
+
+
+def _both_types(one: list[Any], other: list[Any]) -> list[Any]:
+    one, other = list(dict.fromkeys(one)), list(dict.fromkeys(other))
+    both = [kind for kind in one if kind in other or (kind == "integer" and "number" in other)]
+    both += [kind for kind in other if kind == "integer" and "number" in one and kind not in both]
+    if not both:
+        raise ValueError(f"no value has the types {', '.join(map(str, one))} and {', '.join(map(str, other))}"[:200])
+    return both

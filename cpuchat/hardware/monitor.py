@@ -1,92 +1,156 @@
-"""Reads the machine for the hardware screen. Blocks: call it in threads.
+"""Samples memory traffic and power while an answer is written; cheap enough for several samples a second.
 
-Samples memory traffic and power while an answer is written; cheap enough for several samples a second.
+Counters are tried in an order: the first that opens is used; when it fails later, the next takes over.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters.base import CannotCount, CounterRefusal, CounterSource
-from cpuchat.hardware.counters.ladder import (
-    Ladder,
-    Opener,
-    advice,
-    counter_openers,
-    power_openers,
-    theoretical_bandwidth,
-)
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, CounterRefusal
 from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
-    from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
-    from cpuchat.telemetry.machine import Peak
+
+PROCESS = "core counters"
+"""Name of the counters that cover the inference process alone."""
+
+V = TypeVar("V", Bandwidth, Power)
+Opener = tuple[str, Callable[[], Counter[V]]]
 
 
-ROOT = Path("/")
+class Ladder(Generic[V]):
+    """Tries openers in order, each at most once, and keeps the reasons of those that failed."""
+
+    def __init__(self, openers: Sequence[Opener[V]]) -> None:
+        self._left = list(openers)
+        self.refusals: list[CounterRefusal] = []
+
+    def next(self) -> Counter[V] | None:
+        """Open the next source that works; None when none is left. Never raises."""
+        while self._left:
+            name, opener = self._left.pop(0)
+            try:
+                return opener()
+            except Exception as error:  # a counter is never a reason to end the program
+                self.refuse(name, error)
+        return None
+
+    def refuse(self, name: str, error: Exception) -> None:
+        self.refusals.append(refusal(name, error))
 
 
-@dataclass(frozen=True)
-class MachineFacts:
-    """The machine. `theoretical`, `survey` and `peak` (read bandwidth of all cores) None: unknown; `huge_pages` the
-    kernel's setting for transparent huge pages, "" where unknown."""
-
-    topology: Topology
-    theoretical: Theoretical | None = None
-    survey: Survey | None = None
-    huge_pages: str = ""
-    peak: Peak | None = None
+def refusal(name: str, error: Exception) -> CounterRefusal:
+    """Describe why a source failed."""
+    if isinstance(error, CannotCount):
+        return CounterRefusal(name, error.why, error.how)
+    if isinstance(error, OSError):
+        return CounterRefusal(name, (error.strerror or str(error) or type(error).__name__).lower())
+    return CounterRefusal(name, f"unexpected {type(error).__name__}: {error}")
 
 
-class MachineReader:
-    """Reads the machine below `root`."""
+def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
+    """Return the theoretical bandwidth of all memory channels in bytes per second, to detect wrong units; None if
+    unknown.
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self.root = root
+    A virtual machine's memory modules are not real.
+    """
+    if topology.virtual:
+        return None
+    from cpuchat.hardware.bandwidth.memory_modules import theoretical
 
-    def facts(self) -> MachineFacts:
-        """Read the machine; never raises for what is unknown."""
-        from cpuchat.hardware.bandwidth.memory_modules import theoretical
-        from cpuchat.hardware.bandwidth.peaks import cached_survey, known_peak
-        from cpuchat.hardware.placement.placement import PlacementSpec, place
-        from cpuchat.hardware.topology import read_topology
-        from cpuchat.hardware.tuning.changes import value_of
-        from cpuchat.hardware.tuning.knobs import THP
+    found = theoretical(topology, root)
+    return found.bytes_per_s if found is not None else None
 
-        topology = read_topology(self.root)
-        huge = value_of(self.root, f"{THP}/enabled")
-        survey = cached_survey(topology, root=self.root)
-        usual = place(topology, PlacementSpec())
-        peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
-        return MachineFacts(topology, theoretical(topology, self.root), survey, huge, peak)
 
-    def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
-        """Return where the worker's memory is; None where the kernel does not report it."""
-        from cpuchat.hardware.numa.residency import read_residency
+def counter_openers(
+    topology: Topology,
+    pid: int | None,
+    root: Path = ROOT,
+    *,
+    kernel: Kernel | None = None,
+    theoretical: float | None = None,
+    collecting: bool = False,
+) -> list[Opener[Bandwidth]]:
+    """Return every counter of memory traffic, best first.
 
-        return read_residency(pid, files, self.root)
+    The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no
+    rights, but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters.
 
-    def survey(
-        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
-    ) -> Survey:
-        """Measure the read bandwidth under the memory policy `memory` (in words), about 12 seconds.
+    Args:
+        pid: the inference process, for counters of one process; None leaves them out.
+        theoretical: bytes per second of the whole machine, against counters of unclear unit.
+    """
+    from cpuchat.hardware.counters.collector_file import CollectorFile
+    from cpuchat.hardware.counters.hsmp import HsmpFiles, HsmpMailbox
+    from cpuchat.hardware.counters.perf_events import CoreCounters
+    from cpuchat.hardware.counters.resctrl import MemoryBandwidthMonitoring
+    from cpuchat.hardware.counters.uncore import AmdDataFabric, AmdMemoryControllers, IntelMemoryControllers
 
-        Raises:
-            ProbeFailed: it could not be measured.
-            Interrupted: `cancelled` said so.
-        """
-        from cpuchat.hardware.bandwidth.peaks import survey
+    calls = kernel or Kernel()
+    file: list[Opener[Bandwidth]] = [("collector", lambda: CollectorFile(root, calls))]
+    hsmp: list[Opener[Bandwidth]] = [
+        ("HSMP files", lambda: HsmpFiles(topology, root, theoretical)),
+        ("HSMP mailbox", lambda: HsmpMailbox(topology, root, calls, theoretical)),
+    ]
+    uncore: list[Opener[Bandwidth]] = [
+        ("AMD memory controllers", lambda: AmdMemoryControllers(topology, root, calls)),
+        ("AMD data fabric", lambda: AmdDataFabric(topology, root, calls)),
+        ("Intel memory controllers", lambda: IntelMemoryControllers(topology, root, calls)),
+    ]
+    mbm: list[Opener[Bandwidth]] = [("resctrl", lambda: MemoryBandwidthMonitoring(topology, root))]
+    if collecting:
+        return [*uncore, *hsmp, *mbm]
+    process: list[Opener[Bandwidth]] = [(PROCESS, lambda: CoreCounters(topology, pid, root, calls))]
+    return [*file, *hsmp, *uncore, *mbm, *process]
 
-        return survey(topology, progress, memory=memory, cancelled=cancelled, root=self.root)
+
+def power_openers(
+    topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None, collecting: bool = False
+) -> list[Opener[Power]]:
+    """Return every source of power, best first."""
+    from cpuchat.hardware.counters.collector_file import CollectedPower
+    from cpuchat.hardware.counters.hsmp import HsmpPower, HsmpSensor
+    from cpuchat.hardware.counters.power import PackageEnergy, Rapl
+
+    calls = kernel or Kernel()
+    own: list[Opener[Power]] = [
+        ("RAPL", lambda: Rapl(root, topology)),
+        ("package energy", lambda: PackageEnergy(root, calls)),
+        ("HSMP sensor", lambda: HsmpSensor(topology, root)),
+        ("HSMP mailbox", lambda: HsmpPower(topology, root, calls)),
+    ]
+    return own if collecting else [("collector", lambda: CollectedPower(root, calls)), *own]
+
+
+def open_best(openers: Sequence[Opener[V]]) -> tuple[Counter[V] | None, tuple[CounterRefusal, ...]]:
+    """Return the first source that opens, and why those before it do not. Never raises."""
+    ladder = Ladder(openers)
+    return ladder.next(), tuple(ladder.refusals)
+
+
+def advice(refusals: Sequence[CounterRefusal], topology: Topology) -> str:
+    """Return why there is no figure, in one sentence: the most useful of the refusals."""
+    for one in refusals:
+        if worth_trying(one, topology) and one.name != "collector":
+            return f"{one.name}: {one.why}; {one.how}"
+    if topology.virtual:
+        return "virtual machines expose no such counters"
+    return "no counter can be opened; see `cpuchat counters`" if refusals else "not opened yet"
+
+
+def worth_trying(one: CounterRefusal, topology: Topology) -> bool:
+    """Return whether the advice of the refusal can help. A virtual machine has no counters outside its cores, whatever
+    is loaded or installed in it.
+    """
+    return bool(one.how) and (not topology.virtual or one.name == PROCESS)
 
 
 RETRY_SECONDS = 60.0
@@ -100,13 +164,6 @@ PATIENCE = 3
 SILENCE = 20
 """Consecutive samples without a figure before the next source is tried."""
 
-V = TypeVar("V", Bandwidth, Power)
-V_co = TypeVar("V_co", Bandwidth, Power, covariant=True)
-
-
-class _Asked(CounterSource, Protocol[V_co]):
-    def sample(self, now: float) -> V_co | None: ...
-
 
 class _Watched(Generic[V]):
     """One kind of figure: the source in use, its last value, and the ladder for when it fails.
@@ -114,11 +171,11 @@ class _Watched(Generic[V]):
     Whatever a source raises ends that source only: figures never end an answer.
     """
 
-    def __init__(self, openers: Callable[[], list[Opener[_Asked[V]]]], check: Callable[[V], str]) -> None:
+    def __init__(self, openers: Callable[[], list[Opener[V]]], check: Callable[[V], str]) -> None:
         self._openers = openers
         self._check = check
-        self._ladder: Ladder[_Asked[V]] = Ladder([])
-        self._source: _Asked[V] | None = None
+        self._ladder: Ladder[V] = Ladder([])
+        self._source: Counter[V] | None = None
         self._value: V | None = None
         self._value_at = 0.0
         self._asked_at = 0.0

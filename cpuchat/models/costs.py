@@ -27,7 +27,7 @@ from cpuchat.costs.model import (
     pass_cost,
 )
 from cpuchat.costs.observations import KNOTS, Fitted, Observation
-from cpuchat.hardware.bandwidth.measuring import ROOT, key
+from cpuchat.hardware.bandwidth.read_bandwidth import ROOT, key
 from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import split_parts
 from cpuchat.models.traffic import loaded_work

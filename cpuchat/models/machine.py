@@ -21,7 +21,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, ModelUnsupported, UsageError
 from cpuchat.base.files import JsonCache
-from cpuchat.config.settings import Changes, Settings, with_changes
+from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
     ALIKE,
     CostProfile,
@@ -101,7 +101,7 @@ def this_machine(
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
     if peak is None and policy is not None:
-        from cpuchat.hardware.bandwidth.peaks import known_peak
+        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
 
         peak = known_peak(cpus, policy.words, root=root)
         if peak is not None and known_peak(cpus, policy.words, root=root, disturbed=False) is None:
@@ -161,7 +161,7 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
     """Return what passes cost on cores that read `bandwidth` bytes per second together, and whether a probe tells it:
     of these cores, or scaled from that of others. One with an earlier engine is used, but does not count.
     """
-    from cpuchat.hardware.bandwidth.peaks import known_peak
+    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
     from cpuchat.hardware.topology import read_topology
 
     log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
@@ -208,7 +208,7 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
-    from cpuchat.hardware.bandwidth.peaks import known_peak
+    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
 
     peak = known_peak(model.cpus, memory, disturbed=False)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
@@ -327,12 +327,6 @@ def set_keys(chosen: Settings, group: Iterable[str]) -> list[str]:
     if {*keys} & {*_PLACEMENT}:
         keys = [*dict.fromkeys((*keys, *_PLACEMENT))]
     return [key for key in keys if value_of(chosen, key) != value_of(_DEFAULTS, key)]
-
-
-def value_of(chosen: Settings, key: str) -> Any:
-    """Return the value of a setting such as "engine.threads"."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(chosen, section), name)
 
 
 def differences(before: Settings, after: Settings) -> Changes:

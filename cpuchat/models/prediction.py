@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,13 +21,15 @@ from cpuchat.costs.model import ALIKE, ModelWork, bytes_read, pass_cost
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME
-from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import Data, RepoModel, Repository, loadable, usual_first
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.telemetry import units
+
+if TYPE_CHECKING:
+    from cpuchat.models.hub.client import Hub
 
 Fit = Literal["fits", "tight", "with RPC", "too large"]
 TOO_SLOW = 1.0

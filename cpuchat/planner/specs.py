@@ -485,8 +485,7 @@ def measure_here(settings: Settings) -> None:
     Raises:
         ProbeFailed, Interrupted: as their names say.
     """
-    from cpuchat.hardware.bandwidth.measuring import measure
-    from cpuchat.hardware.bandwidth.peaks import remember
+    from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
     from cpuchat.hardware.placement.placement import PlacementSpec, place
     from cpuchat.hardware.topology import read_topology
 

@@ -19,10 +19,9 @@ import msgspec
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
-from cpuchat.chats.records import Attachment, Chat
-from cpuchat.chats.transfer.formats import PortableChat, PortableMessage, encoded
+from cpuchat.chats.records import Attachment, Chat, StoredMessage
+from cpuchat.chats.transfer.formats import PortableChat, encoded
 from cpuchat.chats.transfer.importing import Imported
-from cpuchat.config.presets import effective_system_prompt
 from cpuchat.config.servers import running_servers
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.sysfs import format_cpu_list
@@ -63,7 +62,7 @@ def markdown(chat: PortableChat) -> str:
     messages = chat.branch
     facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
     parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]
-    if system_prompt := clean(effective_system_prompt(chat.system_prompt, chat.preset)).strip():
+    if system_prompt := clean(chat.effective_system_prompt).strip():
         parts += ["## System prompt", system_prompt]
     tree = chat.tree
     for message in messages:
@@ -71,7 +70,7 @@ def markdown(chat: PortableChat) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _message(message: PortableMessage, siblings: list[int]) -> list[str]:
+def _message(message: StoredMessage, siblings: list[int]) -> list[str]:
     system = "Summary" if message.model else "System"
     speaker = {"user": "You", "system": system}.get(message.role) or clean_line(message.model) or "Answer"
     place = f" ({siblings.index(message.id) + 1} of {len(siblings)})" if len(siblings) > 1 else ""

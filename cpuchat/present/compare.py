@@ -305,7 +305,7 @@ def _sides(comparison: Comparison) -> list[str]:
         model = runner.model
         facts = [clean_line(side.label)]
         if model is not None:
-            facts += [f"{model.n_threads} threads", f"KV {runner.settings.engine.cache_type_k}"]
+            facts += [f"{model.n_threads} threads", f"KV {runner.settings.engine.type_k}"]
         sampling = runner.settings.sampling.temperature
         facts += ["greedy" if not sampling else f"temperature {sampling:g}"]
         facts += [f"drafters {runner.settings.speculation.drafters}"]

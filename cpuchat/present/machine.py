@@ -24,12 +24,10 @@ from cpuchat.telemetry.units import ago, gigabytes, plural
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.costs.observations import Fitted
-    from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
-    from cpuchat.hardware.diagnostics.checks import Finding
-    from cpuchat.hardware.diagnostics.facts import DiagnosticFacts
-    from cpuchat.hardware.monitor import MachineFacts
+    from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
+    from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
+    from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
     from cpuchat.models.costs import Known
@@ -381,7 +379,7 @@ def _numa(facts: DiagnosticFacts) -> str:
 
 
 def _counters(facts: DiagnosticFacts) -> str:
-    from cpuchat.hardware.counters.ladder import advice
+    from cpuchat.hardware.monitor import advice
 
     traffic = facts.counter or f"n/a: {advice(facts.counter_refusals, facts.topology)}"
     power = facts.power or f"n/a: {advice(facts.power_refusals, facts.topology)}"

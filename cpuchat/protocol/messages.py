@@ -1,11 +1,7 @@
-"""The messages between the UI process and a worker.
+"""The messages between the UI process and a worker: commands go to the worker, events come back.
 
-Commands go from the UI to the worker, events back; `frames` has their bytes. Field names of the figures are
-llama-server's (`prompt_n`, `cache_n`, ...).
-
-Tools, calls of them and their results, as plain data.
-
-Frames of the protocol: a 4-byte little-endian length followed by msgpack of one message.
+Field names of the figures are llama-server's (`prompt_n`, `cache_n`, ...). Tools, calls of them and their results are
+plain data inside the messages. A frame is a 4-byte little-endian length followed by msgpack of one message.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ import msgspec
 from cpuchat.base.errors import ContextFull, CpuchatError
 from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.options import DraftOptions, EngineOptions
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 
 
@@ -97,9 +94,6 @@ class ToolStep(msgspec.Struct, frozen=True, kw_only=True):
 Role = Literal["system", "user", "assistant"]
 Channel = Literal["answer", "reasoning"]
 StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
-FlashAttention = Literal["auto", "on", "off"]
-LoadMode = Literal["mmap", "read"]
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 ANSWER_SHARE: Final = 8
 """Of the context, one part in so many is kept for the answer at most."""
 FRAME_SECONDS: Final = 0.08
@@ -128,55 +122,23 @@ class Sampling(Data, frozen=True):
     seed: int | None = None
 
 
-MIN_CTX: Final = 256
-"""Tokens of the smallest context: llama.cpp makes them in steps of this size."""
-
-
-class Speculation(Data, frozen=True):
-    """Speculation options of one answer. No drafters: plain decoding.
-
-    `depth` tokens per verify pass, 0 = adaptive. `min_probability`: a drafted token that its drafter gives less ends
-    the draft. `across_chats`: suffix decoding also looks into chats that this model answered before.
-    """
+class Speculation(DraftOptions, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] msgspec allows it
+    """Speculation options of one answer. No drafters: plain decoding."""
 
     drafters: tuple[DrafterName, ...] = ()
-    depth: int = 0
-    min_probability: float = 0.0
-    across_chats: bool = False
 
 
-class LoadOptions(Data, frozen=True):
-    """Options of a load. 0 or None means "automatic".
+class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] msgspec allows it
+    """Options of a load.
 
-    `n_ctx` in tokens; `n_batch`/`n_ubatch` tokens per decode call / per graph; `poll` is how hard idle threads spin,
-    0-100; `use_repack` allows llama.cpp to keep a repacked private copy of the weights that computes faster.
-    `from_disk` allows models larger than memory: their weights stay on disk and are read from there for every token.
-    `n_experts` is how many experts a token uses in a mixture of experts; fewer than the model was trained with change
-    its quality. `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is
-    what the first answer asks for: some engines can change that only by a new start.
-    `rpc` are the RPC workers ("host:port") that hold the last `rpc_layers` layers (0: those that do not fit here).
-
-    `probe`: measure the read bandwidth of the CPUs in use, `calibrate`: measure what passes cost, for adaptive draft
-    depth; each unless that was done before.
+    `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is what the first answer
+    asks for: some engines can change that only by a new start. `probe`: measure the read bandwidth of the CPUs in use,
+    `calibrate`: measure what passes cost, for adaptive draft depth; each unless that was done before.
     """
 
-    n_ctx: int = 0
-    n_batch: int = 512
-    n_ubatch: int = 512
-    poll: int = 50
-    type_k: CacheType = "f16"
-    type_v: CacheType = "f16"
-    flash_attn: FlashAttention = "auto"
-    load_mode: LoadMode = "mmap"
-    mlock: bool = False
-    from_disk: bool = False
-    use_repack: bool = True
-    n_experts: int = 0
-    probe: bool = False
     draft_path: str = ""
     speculation: Speculation = Speculation()
-    rpc: tuple[str, ...] = ()
-    rpc_layers: int = 0
+    probe: bool = False
     calibrate: bool = False
 
 

@@ -25,11 +25,12 @@ import numpy as np
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.processes import LineProcess, python_command
-from cpuchat.hardware.numa.launch import launch_command
+from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
-from cpuchat.protocol.messages import MIN_CTX, Generate, Message, TextDelta
+from cpuchat.protocol.messages import Generate, Message, TextDelta
+from cpuchat.protocol.options import MIN_CTX
 from cpuchat.quality.greedy import Answering, answer_greedily
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
 from cpuchat.quality.questions import Question, is_right, mcnemar

@@ -4,9 +4,7 @@ Fields that are not known are ignored, as OpenAI-compatible servers do: programs
 What would change the answer and is not supported is refused, never ignored. llama-server's additions
 (`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there. `return_queue`
 is ours: chunks with the place in the queue while a stream waits. `cache_salt` is vLLM's: requests reuse nothing of
-those with another one.
-
-Requests that are not answered: HTTP status, and an error object as OpenAI's.
+those with another one. A request that is not answered gets an error object as OpenAI's.
 """
 
 from __future__ import annotations

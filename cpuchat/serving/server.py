@@ -1,6 +1,4 @@
-"""Runs the HTTP interface in the event loop of its caller, who handles signals.
-
-Who may use the server.
+"""Runs the HTTP interface in the event loop of its caller, who handles signals, and decides who may use it.
 
 On the loopback interface of this machine anyone who is logged in may; elsewhere, a bearer token is needed. Web pages
 may not: a browser sends their requests to 127.0.0.1 too, under the name of a host that an attacker chose. Its `Host`

@@ -1,6 +1,5 @@
-"""One loaded model that answers requests of programs, one at a time; the others wait in a queue.
-
-Counters of a server, and their text in Prometheus' exposition format (version 0.0.4).
+"""One loaded model that answers requests of programs, one at a time while the others wait in a queue, and its counters
+in Prometheus' exposition format (version 0.0.4).
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, ModelLoaded, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.replies import Progress
 from cpuchat.serving.requests import ParsedRequest, Refusal, RequestReader
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import Figures
 
 _PREFIX = "cpuchat_"

@@ -22,9 +22,8 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from cpuchat.base.errors import TemplateError, UsageError
-from cpuchat.grammar.characters import any_but
 from cpuchat.grammar.gbnf import ROOT, check_grammar
-from cpuchat.grammar.rules import SPACE, Rules, literal
+from cpuchat.grammar.rules import SPACE, Rules, any_but, literal
 from cpuchat.grammar.schema import add_schema
 from cpuchat.protocol.messages import Data, Tool
 

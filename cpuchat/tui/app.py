@@ -21,8 +21,8 @@ from textual.widgets import Input, TextArea
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, Source
-from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui import commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads

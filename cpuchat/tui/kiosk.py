@@ -21,7 +21,7 @@ from cpuchat.config.servers import is_local
 from cpuchat.present.chats import Welcome
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
-from cpuchat.tui.chat.commands import chat_provider
+from cpuchat.tui.chat.menus import chat_provider
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.help import MACHINE_TITLE, SPEECH_TITLE
 from cpuchat.tui.navigation import Navigator

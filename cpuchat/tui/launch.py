@@ -15,7 +15,7 @@ from typing import Any
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import signal_name
 from cpuchat.base.text import clean
-from cpuchat.conversation import Conversation
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp, Resume
 from cpuchat.tui.terminal import crash
 from cpuchat.tui.terminal.background import set_colorterm

@@ -27,11 +27,11 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, Source, computes_here, source
 from cpuchat.config.settings import Changes, Settings, SettingSources, with_changes
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library
 from cpuchat.present.chats import welcome
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading, Opener, Quantizing, open_downloads
 

@@ -20,8 +20,8 @@ def main(server: str, folder: str) -> int:
     from cpuchat.chats.store import ChatStore
     from cpuchat.config import settings
     from cpuchat.config.servers import ServerModel
-    from cpuchat.conversation import Conversation
     from cpuchat.models.library.library import Library
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.kiosk import KioskApp
     from cpuchat.tui.launch import run_once
 

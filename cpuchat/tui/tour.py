@@ -28,10 +28,10 @@ from textual.worker import Worker
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.conversation import Conversation
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, Message, TextDelta
 from cpuchat.protocol.timings import Timings
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage

@@ -10,12 +10,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, UsageError
-from cpuchat.config.settings import Changes, Settings, with_changes
+from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
     ALIKE,
     CostProfile,
@@ -27,17 +27,26 @@ from cpuchat.costs.model import (
     tokens_per_pass,
     verify_costs,
 )
-from cpuchat.hardware.placement import candidates as placements
-from cpuchat.hardware.placement.candidates import Ceiling, PlacementCandidate, candidates, ceiling, read_rate
-from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
+from cpuchat.hardware.placement import placement as placements
+from cpuchat.hardware.placement.placement import (
+    Ceiling,
+    Placement,
+    PlacementCandidate,
+    PlacementError,
+    PlacementSpec,
+    candidates,
+    ceiling,
+    place,
+    read_rate,
+)
 from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import LONGEST, TYPICAL, gain, measured_acceptance, target_costs
-from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys, value_of
+from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
 from cpuchat.models.traffic import N_PAST, loaded_draft_work, loaded_work
-from cpuchat.protocol.messages import CacheType
 from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.options import UNQUANTIZED
 from cpuchat.protocol.timings import LEAST_TOKENS
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
@@ -46,14 +55,13 @@ from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
 
 
 UBATCHES: Final = (128, 256, 512, 1024)
 UBATCH_SECONDS: Final = 8.0
 DEEP_SECONDS: Final = 3.5
 """Of prefill: attention only weighs with many tokens in the KV cache."""
-_QUANTIZED: Final = tuple(name for name in get_args(CacheType) if name not in ("f32", "f16", "bf16"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,8 +155,8 @@ def attention_choice(chosen: Settings) -> Choice:
     """Flash attention on or off; `auto` turns it on."""
     engine, keys = chosen.engine, ("engine.flash_attn",)
     here = Candidate(engine.flash_attn, chosen)
-    if engine.cache_type_v in _QUANTIZED:
-        return Choice("flash attention", keys, here, skipped=f"a V cache of type {engine.cache_type_v} needs it")
+    if engine.type_v not in UNQUANTIZED:
+        return Choice("flash attention", keys, here, skipped=f"a V cache of type {engine.type_v} needs it")
     other = "auto" if engine.flash_attn == "off" else "off"
     return Choice("flash attention", keys, here, (_candidate(other, chosen, engine={"flash_attn": other}),),
                   DEEP_SECONDS)  # fmt: skip
@@ -156,10 +164,10 @@ def attention_choice(chosen: Settings) -> Choice:
 
 def ubatch_choice(chosen: Settings, most_tokens: int) -> Choice:
     """The micro-batch, at most what a prompt of `most_tokens` fills."""
-    now = min(chosen.engine.ubatch, chosen.engine.batch)
+    now = min(chosen.engine.n_ubatch, chosen.engine.n_batch)
     sizes = [n for n in UBATCHES if n != now and n <= most_tokens]
     found = tuple(
-        _candidate(str(n), chosen, engine={"ubatch": n, "batch": max(n, Settings().engine.batch)}) for n in sizes
+        _candidate(str(n), chosen, engine={"ubatch": n, "batch": max(n, Settings().engine.n_batch)}) for n in sizes
     )
     keys, here = ("engine.ubatch", "engine.batch"), Candidate(str(now), chosen)
     if not found:
@@ -173,7 +181,7 @@ def kv_choice(chosen: Settings) -> Choice:
     here = Candidate(kv_words(chosen), chosen)
     if engine.flash_attn == "off":
         return Choice("KV cache", keys, here, skipped="a quantized V cache needs flash attention, which is off")
-    if engine.cache_type_k in _QUANTIZED or engine.cache_type_v in _QUANTIZED:
+    if not {engine.type_k, engine.type_v} <= {*UNQUANTIZED}:
         other = _candidate("f16", chosen, engine={"cache_type_k": "f16", "cache_type_v": "f16"})
         return Choice("KV cache", keys, here, (other,), DEEP_SECONDS)
     other = _candidate("q8_0", chosen, engine={"cache_type_k": "q8_0", "cache_type_v": "q8_0"})
@@ -222,7 +230,7 @@ def thread_words(topology: Topology, cpus: Iterable[int]) -> str:
 
 
 def kv_words(chosen: Settings) -> str:
-    k, v = chosen.engine.cache_type_k, chosen.engine.cache_type_v
+    k, v = chosen.engine.type_k, chosen.engine.type_v
     return k if k == v else f"{k}/{v}"
 
 
@@ -327,7 +335,7 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
         memory: the worker's memory policy, in the words of `mempolicy`.
         root: replaces `/` in tests.
     """
-    from cpuchat.hardware.bandwidth.peaks import known_peak
+    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
 
     cpus = model.compute_cpus
     peak = known_peak(cpus, memory, root=root, disturbed=False) if cpus else None

@@ -26,6 +26,7 @@ from cpuchat.config.settings import EngineSection, Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.options import EngineOptions
 from cpuchat.protocol.timings import Timings
 from cpuchat.quality.greedy import Answering, answer_greedily
 from cpuchat.telemetry import units
@@ -206,10 +207,14 @@ class BuildSpeeds:
         self._cache.put(key, speed)
 
 
+_NOT_OF_DECODING = ("n_ctx", "n_batch", "n_ubatch", "mlock", "rpc", "rpc_layers")
+"""Options of the engine that do not change how fast this machine decodes."""
+
+
 def speed_key(model: ModelInfo, engine: EngineSection) -> str:
     """Identify a model and what its decode rate depends on beside the build."""
-    parts = (model.fingerprint, model.cpus, engine.memory, engine.cache_type_k, engine.cache_type_v, engine.flash_attn,
-             engine.load_mode, engine.repack, engine.poll, engine.experts)  # fmt: skip
+    options = [getattr(engine, name) for name in EngineOptions.__struct_fields__ if name not in _NOT_OF_DECODING]
+    parts = (model.fingerprint, model.cpus, engine.memory, options)
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
 
 

@@ -22,11 +22,11 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Tuned, TunedChoice
 from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelLoaded, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.conversation import Conversation
 from cpuchat.tune.halving import DecodeRate, RateChange, Speed, Verdict, compare, measure_decode
 
 N_TOKENS = 48

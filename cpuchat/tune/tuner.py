@@ -21,11 +21,11 @@ from typing import Final
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.config.settings import Settings
+from cpuchat.config.settings import Settings, value_of
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys, value_of
+from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.hardware.numa.launch import in_effect
+from cpuchat.hardware.numa.mempolicy import in_effect
 from cpuchat.protocol.messages import (
     HEADER_SIZE,
     AnyCommand,

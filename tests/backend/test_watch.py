@@ -40,7 +40,8 @@ async def answered(backend: LocalBackend) -> bool:
 async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_on(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.5)
+    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.2)
+    monkeypatch.setattr(process, "_POLL_SECONDS", 0.05)
     before = backend.pid
     answer = asyncio.create_task(collect(backend.generate(chat("Hello", grammar=HANGS))))
     worker = psutil.Process(before)
@@ -57,7 +58,7 @@ async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_o
 async def test_a_worker_whose_memory_grows_is_ended_and_the_chat_goes_on(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_ANSWER_BYTES", 100_000_000)
+    monkeypatch.setattr(local, "_ANSWER_BYTES", 5_000_000)
     backend._state_limit = 0
     failed = (await collect(backend.generate(chat("Hello", grammar=GROWS)))).events[-1]
     assert isinstance(failed, Failed) and failed.code == WorkerStuck.code and "GB for one answer" in failed.message

@@ -16,9 +16,9 @@ from cpuchat.chats.records import AnswerSettings, StoredMessage
 from cpuchat.chats.store import ChatStore
 from cpuchat.compare.comparison import sides_of, turns_of
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import AnyEvent, Role, Sampling, Speculation
 from cpuchat.protocol.timings import Timings
+from cpuchat.session.conversation import Conversation
 from tests.chats.test_repair import SECRET, leftovers
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 

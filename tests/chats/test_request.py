@@ -18,9 +18,9 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer.formats import encoded
 from cpuchat.chats.transfer.importing import export_chat, import_chats, read_exports
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.present.chats import markdown
 from cpuchat.protocol.messages import Failed, Message, ToolCall, ToolResult, ToolStep
+from cpuchat.session.conversation import Conversation
 from tests.chats.test_branches import asked, conversation, everything, texts
 from tests.support.scripted_backend import ScriptedBackend, Step, answer
 

@@ -13,8 +13,8 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import AnyEvent, PrefillProgress, TextDelta
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.launch import print_unsaved
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 

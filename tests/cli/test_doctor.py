@@ -12,11 +12,9 @@ import pytest
 from cpuchat.cli import main as program
 from cpuchat.cli import system, version
 from cpuchat.config.settings import ModelSection, Settings
-from cpuchat.hardware.bandwidth import peaks
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import Survey, known_peak, remember
-from cpuchat.hardware.diagnostics.checks import examine
-from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey, known_peak, remember
+from cpuchat.hardware.diagnostics import DiagnosticFacts, WantedSetup, examine, gather_facts
 from cpuchat.hardware.topology import Topology
 from cpuchat.present.machine import page
 from cpuchat.protocol.model_info import EngineInfo
@@ -159,7 +157,7 @@ def test_probe_measures_the_cores_of_the_settings_first(
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text('[engine]\ncores = "l3:0"\n')
 
-    monkeypatch.setattr(peaks, "survey", surveyed)
+    monkeypatch.setattr(read_bandwidth, "survey", surveyed)
     assert program.main(["doctor", "--probe", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["peak_read"], found["cpus"]) == (49.9e9, [0, 1, 2, 3])
@@ -199,7 +197,7 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(system, "ROOT", make_tree(tmp_path, "epyc-9354"))
-    monkeypatch.setattr(peaks, "survey", surveyed)
+    monkeypatch.setattr(read_bandwidth, "survey", surveyed)
     (tmp_path / "file").touch()
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file/cache"))
     program.main(["doctor", "--probe"])

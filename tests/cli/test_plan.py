@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from cpuchat.base.errors import UsageError
 from cpuchat.cli.plan import plan
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth
 from tests.cli.program import run
 
 
@@ -65,7 +65,7 @@ def test_on_a_terminal_a_machine_that_was_not_measured_is_measured_if_wished(mon
         calls.append(cpus)
         return ReadBandwidth(tuple(cpus), 3e10, (3e10,))
 
-    monkeypatch.setattr("cpuchat.hardware.bandwidth.measuring.measure", measure)
+    monkeypatch.setattr("cpuchat.hardware.bandwidth.read_bandwidth.measure", measure)
     refused = CliRunner().invoke(plan, ["0.5b"], input="n\n")
     assert isinstance(refused.exception, UsageError)
     assert calls == []

@@ -15,10 +15,9 @@ from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, Pass
 from cpuchat.cli.system import probe
 from cpuchat.hardware import topology as topologies
-from cpuchat.hardware.bandwidth import measuring
-from cpuchat.hardware.bandwidth import peaks as surveying
-from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import known_peak
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.bandwidth import read_bandwidth as surveying
+from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, known_peak
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.synthetic.model import SHAPES
@@ -56,7 +55,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
 def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveying, "BUDGET_SECONDS", 2.0)
-    monkeypatch.setattr(measuring, "buffer_bytes", lambda *_: 64 << 20)  # filling gigabytes takes seconds
+    monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda *_: 64 << 20)  # filling gigabytes takes seconds
     monkeypatch.setattr(cost_probe, "cases", lambda: [Case("few", SHAPES["tiny"], "Q8_0", (Pass(1), Pass(8)), 1.0)])
     monkeypatch.setattr(ReadBandwidth, "disturbed", False)  # whatever else runs
     monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: False)

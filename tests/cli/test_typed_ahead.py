@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cpuchat.cli.typed_ahead import TypedAhead
+from cpuchat.cli.plain import TypedAhead
 
 
 async def test_lines_are_kept_an_empty_one_is_told_and_ctrl_d_ends(monkeypatch: pytest.MonkeyPatch) -> None:

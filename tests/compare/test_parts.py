@@ -42,7 +42,7 @@ def test_a_side_is_a_model_and_settings() -> None:
 
 def test_a_kv_type_is_that_of_both_halves_of_the_cache() -> None:
     engine = parse_side("demo,kv=q8_0", resolve).settings(Settings()).engine
-    assert (engine.cache_type_k, engine.cache_type_v) == ("q8_0", "q8_0")
+    assert (engine.type_k, engine.type_v) == ("q8_0", "q8_0")
 
 
 def test_a_comparison_is_greedy_and_without_drafters_unless_a_side_says_otherwise() -> None:
@@ -196,7 +196,7 @@ def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPa
     same = parse_side("demo", resolve), parse_side("demo,threads=1", resolve)
     settings = [side.settings(Settings()) for side in same]
     for one in settings:
-        one.engine.ctx, one.engine.repack = 512, False  # else the private copies are what counts
+        one.engine.n_ctx, one.engine.use_repack = 512, False  # else the private copies are what counts
     need = required_memory(read_model(Path(same[0].path)), settings[0].load_options(), 512)
     machine_with(monkeypatch, 2 * need.least - need.weights)
     assert fit_together(same, settings, Library([]))[1] == ""

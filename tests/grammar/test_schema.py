@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.grammar.numbers import Bounds, numbers
-from cpuchat.grammar.patterns import pattern_expression
-from cpuchat.grammar.rules import Rules
+from cpuchat.grammar.rules import Bounds, Rules, numbers, pattern_expression
 from cpuchat.grammar.schema import schema_grammar
 from tests.grammar.conftest import Matches
 

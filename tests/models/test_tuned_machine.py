@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config.settings import Settings, parse
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.models.machine import Tuned, TunedMachine, TunedSettings, machine_for, this_machine, tuned_settings
 from tests.support.topology import simulate_topology

@@ -14,8 +14,8 @@ from textual.app import ComposeResult, RenderResult
 from textual.screen import Screen
 
 from cpuchat.cli.main import main
-from cpuchat.conversation import Conversation
-from cpuchat.tui.chat.composer import Outgoing
+from cpuchat.session.conversation import Conversation
+from cpuchat.session.events import MessageSent, SessionEvent
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 
@@ -85,16 +85,13 @@ FAULTS: dict[str, Callable[[ChatScreen], object]] = {
 
 
 def break_on_command() -> None:
-    right = ChatScreen._send
+    right = ChatScreen._follow
 
-    def send(self: ChatScreen, message: Outgoing) -> None:
-        command, _, where = message.text.partition(" ")
-        if command == "break":
-            FAULTS[where](self)
-        else:
-            right(self, message)
+    def follow(self: ChatScreen, event: SessionEvent) -> object:
+        command, _, where = event.message.text.partition(" ") if isinstance(event, MessageSent) else ("", "", "")
+        return FAULTS[where](self) if command == "break" else right(self, event)
 
-    ChatScreen._send = send  # type: ignore[method-assign]
+    ChatScreen._follow = follow  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":

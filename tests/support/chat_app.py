@@ -18,9 +18,9 @@ from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.config import settings
 from cpuchat.config.servers import Source
-from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
 from cpuchat.present.chats import Welcome
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
 from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-from cpuchat.hardware.bandwidth.peaks import Cell, Survey, default_cpus
-from cpuchat.hardware.monitor import MachineFacts, MachineReader
+from cpuchat.hardware.bandwidth.read_bandwidth import Cell, ReadBandwidth, Survey, default_cpus
+from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.conversation import Conversation
+from cpuchat.session.conversation import Conversation
 
 
 def three_chats(conversation: Conversation) -> None:

@@ -32,9 +32,9 @@ def make_up_speeds(monkeypatch: pytest.MonkeyPatch, factors: Factors, but: str =
 def without_flash_attention(chosen: Settings) -> tuple[float, float]:
     """Make flash attention cost a fifth of the prefill, and an 8-bit cache gain a tenth of decoding."""
     prefill = 1.25 if chosen.engine.flash_attn == "off" else 1.0
-    return prefill, 1.1 if chosen.engine.cache_type_k == "q8_0" else 1.0
+    return prefill, 1.1 if chosen.engine.type_k == "q8_0" else 1.0
 
 
 def with_small_cache(chosen: Settings) -> tuple[float, float]:
     """Make an 8-bit cache gain a tenth of decoding."""
-    return 1.0, 1.1 if chosen.engine.cache_type_k == "q8_0" else 1.0
+    return 1.0, 1.1 if chosen.engine.type_k == "q8_0" else 1.0

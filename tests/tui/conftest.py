@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.hardware.placement.cores import BusyCores
+from cpuchat.tui.chat.probes import IdleProbe
 from tests.support import idle
 
 idle.install()
@@ -18,8 +19,7 @@ def on_a_measured_machine(measured_machine: None) -> None:
 @pytest.fixture(autouse=True)
 def without_idle_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep titles and probes, which begin after some idle seconds, out of tests that take long on a busy machine."""
-    for module in ("titling", "pass_probe", "build_probe"):
-        monkeypatch.setattr(f"cpuchat.tui.chat.{module}.CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr(IdleProbe, "CHECK_SECONDS", 3600.0)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
-from cpuchat.tui.chat.queued import QueuedMessages
+from cpuchat.tui.chat.composer import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript

@@ -35,7 +35,7 @@ _LATER = {
     "rich.markdown", "rich.syntax",
     "cpuchat.models.catalog", "cpuchat.models.hub.client", "cpuchat.models.downloads.manager",
     "cpuchat.tui.models", "cpuchat.tui.hardware", "cpuchat.tui.settings", "cpuchat.tui.compare", "cpuchat.tui.help",
-    "cpuchat.compare", "cpuchat.bench", "cpuchat.quality", "cpuchat.tune", "cpuchat.engine",
+    "cpuchat.compare", "cpuchat.bench", "cpuchat.quality", "cpuchat.tune", "cpuchat.models.synthetic", "cpuchat.engine",
 }  # fmt: skip
 
 

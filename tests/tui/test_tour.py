@@ -111,7 +111,7 @@ async def test_the_tour_runs_by_itself(recording_file: Path) -> None:
 async def test_on_a_busy_machine_it_plans_for_another_one(
     recording_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpuchat.hardware.bandwidth.peaks.known_peak", lambda *_, **__: None)
+    monkeypatch.setattr("cpuchat.hardware.bandwidth.read_bandwidth.known_peak", lambda *_, **__: None)
     async with running(ScriptedBackend(model=WITH_DRAFT), kind=HeldTour) as app:
         assert isinstance(app.app, HeldTour)
         tour = app.app

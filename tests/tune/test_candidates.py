@@ -61,7 +61,7 @@ def test_micro_batches_are_no_longer_than_the_prompt() -> None:
     choice = candidates.ubatch_choice(Settings(), 600)
     assert [one.words for one in choice.candidates] == ["128", "256"]
     large = candidates.ubatch_choice(Settings(), 2000).candidates[-1].settings.engine
-    assert (large.ubatch, large.batch) == (1024, 1024)
+    assert (large.n_ubatch, large.n_batch) == (1024, 1024)
     assert candidates.ubatch_choice(Settings(), 100).skipped
 
 

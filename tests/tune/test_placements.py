@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology

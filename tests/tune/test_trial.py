@@ -15,9 +15,9 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import AnyEvent, Generate, ModelLoaded, TextDelta
+from cpuchat.session.conversation import Conversation
 from cpuchat.tune import tuner
 from cpuchat.tune.trial import Step, Trial
 from tests.support.chatting import collect
@@ -32,7 +32,7 @@ async def conversation(model: Path) -> AsyncIterator[Conversation]:
     settings.speculation.drafters = "off"
     settings.sampling.temperature = 0.0
     settings.chat.max_tokens = 40
-    settings.engine.ctx = 2048
+    settings.engine.n_ctx = 2048
     store = ChatStore(paths.chats_db())
     core = Conversation(settings=settings, backend=LocalBackend(state_dir=paths.kv_dir()), store=store)
     try:

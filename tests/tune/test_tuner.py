@@ -11,11 +11,11 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings, with_changes
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import TunedSettings
 from cpuchat.protocol.messages import ModelLoaded
+from cpuchat.session.conversation import Conversation
 from cpuchat.tune import measurer
 from cpuchat.tune import tuner as report
 from cpuchat.tune.halving import Speed

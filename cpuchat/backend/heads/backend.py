@@ -20,7 +20,7 @@ from cpuchat.backend.process import Spawner
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
-from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.servers import ServerModel, Source, parse_workers
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.heads import ENGINE
 from cpuchat.protocol.messages import (
@@ -131,7 +131,7 @@ class HeadBackend:
         await self._stop()
         try:
             self._plan = plan = await asyncio.to_thread(ServerPlan.of, path, options, spec)
-            workers = options.rpc if plan.server.rpc_layers else ()
+            workers = parse_workers(options.rpc) if plan.server.rpc_layers else ()
             if (problem := await self._until_cancelled(unreachable(workers))) is not None:
                 raise problem
             if self._cancelled.is_set():

@@ -24,6 +24,7 @@ from cpuchat.backend.base import place_here
 from cpuchat.backend.process import Spawned, Spawner
 from cpuchat.base.errors import DoesNotFit, EngineMissing
 from cpuchat.base.processes import exit_reason, kill_group, last_output
+from cpuchat.config.servers import parse_workers
 from cpuchat.hardware.memory import available_bytes, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.file_names import file_fingerprint
@@ -114,7 +115,7 @@ def _devices(server: ServerOptions) -> list[str]:
 
     Embedding and output stay here, so that a worker gets and sends hidden states only, no logits.
     """
-    workers = server.options.rpc
+    workers = parse_workers(server.options.rpc)
     if not workers or not server.rpc_layers:
         return ["--device", "none"]
     names = ",".join(f"RPC{number}" for number in range(len(workers)))
@@ -342,7 +343,8 @@ class ServerPlan(msgspec.Struct, frozen=True):
         if self.slow:
             notes.append(self.slow)
         if layers:
-            notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {', '.join(options.rpc)}.")
+            workers = ", ".join(parse_workers(options.rpc))
+            notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {workers}.")
         return notes
 
 

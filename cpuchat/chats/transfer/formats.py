@@ -4,24 +4,9 @@ A document is a JSON object: `format` "cpuchat-chats", `version` 1, and `chats`.
 Messages are numbered from 1 within their chat, `parent` 0 is its beginning: a chat gives the same document from any
 database.
 
-Reads ChatGPT's data export: `conversations.json`, a list of conversations whose messages are a tree.
-
-Texts, code that was run and its output, and the summaries of reasoning are taken; images and files leave a mark in
-brackets. What ChatGPT hides, such as custom instructions and the results of its other tools, is left out.
-
-Reads the exports of llama-server's web UI.
-
-One JSON object per line, a session and its messages, which are a tree; before that one JSON document with `conv` and
-`messages`, or a list of these; at first a conversation with a plain list of messages. The content of attached texts
-is taken, other files leave a mark in brackets. The results of tools are left out.
-
-Reads LM Studio's conversations: `conversations/*.conversation.json` in its folder.
-
-Messages are in a line; each has versions, which become branches, and the chat goes on with the selected one. An answer
-has steps: its texts and reasoning are taken, the calls and results of tools are left out. Images and files leave a mark
-in brackets.
-
-Makes the branches of a chat from the nodes of another program's tree.
+Read are also ChatGPT's data export, the exports of llama-server's web UI, and LM Studio's conversations. Their trees of
+messages become branches. What has no text leaves a mark in brackets: images and files. What these programs hide from
+their users, calls of tools and their results are left out, except code that ChatGPT ran and its output.
 """
 
 from __future__ import annotations
@@ -34,30 +19,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from cpuchat.chats.records import Chat, PortableMessage, StoredMessage, Tree, title_of
+from cpuchat.chats.records import Chat, StoredMessage, Tree, title_of
 from cpuchat.config.presets import StoredPreset
 from cpuchat.protocol.timings import Timings
 
 VERSION = 1
 
 
-class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A chat with the messages of all its branches, as `Chat`. `id` "": it comes from another program."""
+class PortableChat(Chat, frozen=True, kw_only=True, omit_defaults=True):
+    """A chat with the messages of all its branches, without `version` and `chat_id`. `id` "": it comes from another
+    program. What a later version chose is read as it is, and checked when it is stored.
+    """
 
-    id: str = ""
-    title: str = ""
-    created: float = 0.0
-    updated: float = 0.0
-    model: str = ""
-    system_prompt: str = ""
-    sides: str = ""
-    leaf: int | None = None
-    when_full: str = ""
+    when_full: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     preset: StoredPreset | None = None
-    reasoning: str = ""
-    reasoning_budget: int | None = None
-    pinned: bool = False
-    messages: list[PortableMessage] = []
+    reasoning: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+    messages: list[StoredMessage] = []
 
     @property
     def digest(self) -> str:
@@ -66,7 +43,7 @@ class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
     @property
-    def branch(self) -> list[PortableMessage]:
+    def branch(self) -> list[StoredMessage]:
         """Return the messages of the open branch."""
         path = set(self.tree.path(self.tree.leaf))
         return [message for message in self.messages if message.id in path]
@@ -75,14 +52,6 @@ class PortableChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def tree(self) -> Tree:
         return Tree(((message.id, message.parent) for message in self.messages), self.leaf)
 
-    def chat(self, id: str) -> Chat:
-        """Return the chat without its messages, under this id."""
-        return Chat(id=id, **{name: getattr(self, name) for name in _CHAT_FIELDS if name != "id"})
-
-    def stored_messages(self, chat_id: str) -> list[StoredMessage]:
-        """Return the messages as a store takes them, still with their own numbers."""
-        return [StoredMessage(chat_id=chat_id, **msgspec.structs.asdict(message)) for message in self.messages]
-
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     format: Literal["cpuchat-chats"] = "cpuchat-chats"
@@ -90,24 +59,16 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     chats: list[PortableChat] = []
 
 
-_CHAT_FIELDS = tuple(name for name in PortableChat.__struct_fields__ if name != "messages")
-_MESSAGE_FIELDS = PortableMessage.__struct_fields__
-
-
 def portable_chat(chat: Chat, messages: Sequence[StoredMessage]) -> PortableChat:
     """Return a stored chat with these messages, which are all that it has, oldest first."""
     tree = Tree((message.id, message.parent) for message in messages)
     number = {0: 0} | {message.id: at for at, message in enumerate(messages, 1)}
     numbered = [
-        msgspec.structs.replace(
-            PortableMessage(**{name: getattr(message, name) for name in _MESSAGE_FIELDS}),
-            id=number[message.id],
-            parent=number[tree.parent(message.id)],
-        )
-        for message in messages
+        msgspec.structs.replace(one, id=number[one.id], parent=number[tree.parent(one.id)], chat_id="")
+        for one in messages
     ]
-    whole = PortableChat(**{name: getattr(chat, name) for name in _CHAT_FIELDS})
-    return msgspec.structs.replace(whole, leaf=number.get(chat.leaf or -1), messages=numbered)
+    fields = msgspec.structs.asdict(chat) | {"version": 0, "leaf": number.get(chat.leaf or -1), "messages": numbered}
+    return PortableChat(**fields)
 
 
 def encoded(chats: Iterable[PortableChat]) -> bytes:
@@ -127,7 +88,7 @@ class Node:
     """
 
     parent: str | None
-    message: PortableMessage | None
+    message: StoredMessage | None
     created: float = 0.0
 
 
@@ -136,14 +97,14 @@ class _Turn:
     """One side's messages without a break, on one branch: `earlier`, then `message`. `id` None: not needed yet."""
 
     before: _Turn | None = None
-    message: PortableMessage | None = None
+    message: StoredMessage | None = None
     id: int | None = None
     earlier: _Turn | None = None
 
 
 @dataclass
 class _Branches:
-    messages: list[PortableMessage] = field(default_factory=list)
+    messages: list[StoredMessage] = field(default_factory=list)
     room: int = _MOST_CHARACTERS
 
     def add(self, turn: _Turn) -> int:
@@ -154,9 +115,9 @@ class _Branches:
             self.messages.append(msgspec.structs.replace(self._joined(turn), id=turn.id, parent=turn.before.id))
         return turn.id
 
-    def _joined(self, turn: _Turn) -> PortableMessage:
+    def _joined(self, turn: _Turn) -> StoredMessage:
         """Return the messages of a turn as one: each branch out of the middle of an answer has all before it."""
-        parts: list[PortableMessage] = []
+        parts: list[StoredMessage] = []
         last: _Turn | None = turn
         while last is not None:
             assert last.message is not None
@@ -178,7 +139,7 @@ class _Branches:
             )
         )
 
-    def follow(self, turn: _Turn, message: PortableMessage) -> _Turn:
+    def follow(self, turn: _Turn, message: StoredMessage) -> _Turn:
         """Return the turn that `message` is in: an answer in several parts is one message."""
         if turn.message is not None and turn.message.role == message.role == "assistant":
             return _Turn(turn.before, message, earlier=turn)
@@ -186,7 +147,7 @@ class _Branches:
         return _Turn(turn, message)
 
 
-def branches(nodes: Mapping[str, Node], current: str | None) -> tuple[list[PortableMessage], int | None]:
+def branches(nodes: Mapping[str, Node], current: str | None) -> tuple[list[StoredMessage], int | None]:
     """Return the messages of a tree, numbered, and the end of the branch with the node `current`, if it is one.
 
     Siblings are in the order of their times. Raises ValueError for more text than `_MOST_CHARACTERS`.
@@ -212,7 +173,7 @@ def branches(nodes: Mapping[str, Node], current: str | None) -> tuple[list[Porta
 
 
 def imported_chat(
-    messages: list[PortableMessage], leaf: int | None, *, title: str | None, created: float, updated: float,
+    messages: list[StoredMessage], leaf: int | None, *, title: str | None, created: float, updated: float,
     model: str = "", system_prompt: str = "",
 ) -> PortableChat:  # fmt: skip
     """Return the chat; its title is that of its first question unless given."""
@@ -274,7 +235,9 @@ class ChatGPTConversation(msgspec.Struct):
 
 
 def read_chatgpt(value: object) -> PortableChat:
-    """Return a conversation of the export as a chat. Raises msgspec.ValidationError."""
+    """Return a conversation of `conversations.json`, whose messages are a tree, as a chat. Summaries of reasoning are
+    taken, custom instructions are not. Raises msgspec.ValidationError.
+    """
     one = msgspec.convert(value, ChatGPTConversation)
     nodes = {key: _node(node) for key, node in one.mapping.items()}
     messages, leaf = branches(nodes, one.current_node)
@@ -306,9 +269,9 @@ def _node(node: _Node) -> Node:
     if not (content or reasoning):
         return Node(node.parent, None, created)
     if role == "user":
-        return Node(node.parent, PortableMessage(role="user", content=content, created=created), created)
+        return Node(node.parent, StoredMessage(role="user", content=content, created=created), created)
     slug = (message.metadata or {}).get("model_slug")
-    answer = PortableMessage(
+    answer = StoredMessage(
         role="assistant", content=content, reasoning=reasoning, model=slug if isinstance(slug, str) else "",
         stop_reason="end", created=created,
     )  # fmt: skip
@@ -429,17 +392,17 @@ def read_llama_server(value: object) -> PortableChat:
     )  # fmt: skip
 
 
-def _portable(message: _LlamaServerMessage, created: float) -> PortableMessage | None:
+def _portable(message: _LlamaServerMessage, created: float) -> StoredMessage | None:
     content = message.content or ""
     if message.type == "root" or message.role not in ("user", "assistant"):
         return None
     if message.role == "user":
         text = paragraphs([content, *map(_attachment, message.extra or [])])
-        return PortableMessage(role="user", content=text, created=created)
+        return StoredMessage(role="user", content=text, created=created)
     said, inline = _divided(content, *_REASONING)
     *before_calls, last = _divided("".join(said), *_TOOL_CALLS)[0]
     thinking = message.thinking if isinstance(message.thinking, str) else ""
-    return PortableMessage(
+    return StoredMessage(
         role="assistant",
         content="".join([*(text.rstrip("\n") for text in before_calls), last]).strip("\n"),
         reasoning=message.reasoning_content or thinking or paragraphs(inline),
@@ -567,7 +530,7 @@ def read_lm_studio(value: object) -> PortableChat:
     """Return a conversation as a chat. Raises msgspec.ValidationError."""
     one = msgspec.convert(value, LMStudioConversation)
     created = (one.created_at or 0.0) / 1e3
-    messages: list[PortableMessage] = []
+    messages: list[StoredMessage] = []
     system: list[str] = [one.system_prompt or ""]
     parent = 0
     for message in one.messages:
@@ -590,9 +553,9 @@ def read_lm_studio(value: object) -> PortableChat:
     )  # fmt: skip
 
 
-def _lm_studio_portable(version: _Version, created: float) -> PortableMessage | None:
+def _lm_studio_portable(version: _Version, created: float) -> StoredMessage | None:
     if version.role == "user":
-        return PortableMessage(role="user", content=_lm_studio_text(version.content), created=created)
+        return StoredMessage(role="user", content=_lm_studio_text(version.content), created=created)
     if version.role != "assistant":
         return None
     steps = [step for step in version.steps or [] if step.type == "contentBlock"]
@@ -601,7 +564,7 @@ def _lm_studio_portable(version: _Version, created: float) -> PortableMessage | 
     last = generations[-1] if generations else _Generation()
     sender = version.sender_info.sender_name if version.sender_info is not None else None
     stats = last.stats or _Stats()
-    return PortableMessage(
+    return StoredMessage(
         role="assistant",
         content=paragraphs(
             [

@@ -1,7 +1,4 @@
-"""Exports chats of the store, and imports chats into it.
-
-Reads export files: finds out by their content which program wrote them.
-"""
+"""Exports chats of the store, and imports files into it: their content tells which program wrote them."""
 
 from __future__ import annotations
 
@@ -67,10 +64,10 @@ def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
 
 
 def _add(store: ChatStore, one: PortableChat, id: str) -> Chat:
-    chat = Chat(**repaired_chat(msgspec.structs.asdict(one.chat(id))))
+    chat = Chat(**repaired_chat(msgspec.structs.asdict(one) | {"id": id, "version": 0}))
     messages = [
-        msgspec.structs.replace(message, created=valid_time(message.created, chat.created))
-        for message in one.stored_messages(id)
+        msgspec.structs.replace(message, created=valid_time(message.created, chat.created), chat_id=id)
+        for message in one.messages
     ]
     store.add_copy(chat, messages)
     return chat

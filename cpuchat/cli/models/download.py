@@ -18,7 +18,7 @@ import msgspec
 from cpuchat.base.errors import Interrupted, UsageError, from_code
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
-from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.config import settings
@@ -57,7 +57,7 @@ Exit code {Interrupted.exit_code} after Ctrl+C."""
 @click.command("download", epilog=_DOWNLOAD_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT|:FILE]|ID[:QUANT]|URL")
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
-@ctx_option()
+@setting("engine.ctx")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large for this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
 def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:

@@ -27,7 +27,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.options import ctx_option, laid_over
+from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.config import settings
@@ -432,7 +432,7 @@ it and their sizes. FIT assumes the context of --ctx or of the settings, and the
 
 @click.command("files", epilog=_FILES_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT]")
-@ctx_option()
+@setting("engine.ctx")
 @click.option("--draft", metavar="FILE|REPO", help="Include this draft model, local or on Hugging Face.")
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @click.option("--no-header", is_flag=True, help="Estimate from file sizes alone.")

@@ -38,8 +38,7 @@ from cpuchat.engine.llama.bindings import (
 )
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.grammar.gbnf import ROOT
-from cpuchat.grammar.ways import MOST_WAYS, STEPS
+from cpuchat.grammar.gbnf import MOST_WAYS, ROOT, STEPS
 from cpuchat.protocol.messages import Sampling, Tool
 from cpuchat.tools.call_format import ID, CallFormat, call_grammar
 

@@ -31,7 +31,7 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, ThreadPool, llama
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
-from cpuchat.hardware.bandwidth.peaks import known_peak, peak_of, should_measure
+from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
 from cpuchat.hardware.memory import available_bytes, available_on, read_rate
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file
@@ -41,8 +41,9 @@ from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, check_header, read_model, split_parts
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import slowness, traffic_of, where_needed
-from cpuchat.protocol.messages import MIN_CTX, LoadOptions
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.options import MIN_CTX
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1

@@ -1,17 +1,19 @@
-"""Interfaces of counters of memory traffic and power, and the error of one that cannot be read."""
+"""What all counters of memory traffic and power share: their base class, and the error of one that cannot be read."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cpuchat.telemetry.machine import Bandwidth, Power, Scope
 
 ROOT = Path("/")
 T = TypeVar("T")
+V_co = TypeVar("V_co", Bandwidth, Power, covariant=True)
 UNIT_COMMAND = "cpuchat counters unit"
 """Command that prints how to install the collector."""
 
@@ -37,24 +39,20 @@ class CannotCount(Exception):
         self.how = how
 
 
-class CounterSource(Protocol):
-    """Base of `Counter` and `PowerMeter`. `least_seconds`: the minimum interval between samples."""
+class Counter(abc.ABC, Generic[V_co]):
+    """A source of memory traffic (`Counter[Bandwidth]`) or of power (`Counter[Power]`).
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def least_seconds(self) -> float: ...
-    def close(self) -> None: ...
+    `scope` is what its figure covers, `least_seconds` the minimum interval between samples.
+    """
 
+    name = ""
+    scope: Scope = "machine"
+    least_seconds = 0.5
+    _sampled_at: float | None = None
 
-class Counter(CounterSource, Protocol):
-    """A source of memory traffic. `scope` says what its figure covers."""
-
-    @property
-    def scope(self) -> Scope: ...
-
-    def sample(self, now: float) -> Bandwidth | None:
-        """Return the traffic since the last sample; None before the first full interval.
+    @abc.abstractmethod
+    def sample(self, now: float) -> V_co | None:
+        """Return the figure since the last sample; None before the first full interval.
 
         Args:
             now: monotonic seconds, of the same clock in every call.
@@ -62,17 +60,18 @@ class Counter(CounterSource, Protocol):
         Raises:
             CannotCount, OSError: it stopped working.
         """
-        ...
 
+    def _elapsed(self, now: float) -> float | None:
+        """Return the seconds since the last sample; None at the first one, and when the clock went back."""
+        before, self._sampled_at = self._sampled_at, now
+        return now - before if before is not None and now > before else None
 
-class PowerMeter(CounterSource, Protocol):
-    """A source of power; `sample` as of `Counter`."""
-
-    def sample(self, now: float) -> Power | None: ...
+    def close(self) -> None:
+        """Release what the source holds open."""
 
 
 @contextlib.contextmanager
-def opening(source: CounterSource, explain: Callable[[OSError], CannotCount]) -> Iterator[None]:
+def opening(source: Counter[Any], explain: Callable[[OSError], CannotCount]) -> Iterator[None]:
     """Close `source` when it cannot be opened.
 
     Raises:
@@ -86,25 +85,6 @@ def opening(source: CounterSource, explain: Callable[[OSError], CannotCount]) ->
     except CannotCount:
         source.close()
         raise
-
-
-@dataclass
-class Deltas:
-    """Computes the growth of several counts between calls. If a count went back, it was reset: that interval is
-    unknown.
-    """
-
-    time: float | None = None
-    counts: tuple[float, ...] = field(default_factory=tuple)
-
-    def step(self, now: float, counts: Iterable[float]) -> tuple[float, Sequence[float]] | None:
-        """(seconds, growth of each count); None at first, after a reset, and when the clock went back."""
-        before, old = self.time, self.counts
-        self.time, self.counts = now, tuple(counts)
-        if before is None or now <= before or len(old) != len(self.counts):
-            return None
-        grown = [new - was for was, new in zip(old, self.counts, strict=True)]
-        return None if any(value < 0 for value in grown) else (now - before, grown)
 
 
 class Patience:

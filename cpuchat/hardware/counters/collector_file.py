@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Patience
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Counter, Patience
 from cpuchat.hardware.counters.perf_events import Kernel
-from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, Scope
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 
 DEFAULT = Path("/run/cpuchat/bandwidth.json")
 VARIABLE = "CPUCHAT_BANDWIDTH_FILE"
@@ -83,13 +83,11 @@ def write(path: Path, sample: MachineSample, ts: float, theoretical: float | Non
         raise
 
 
-V = TypeVar("V")
+V = TypeVar("V", Bandwidth, Power)
 
 
-class _File:
+class _File(Counter[V]):
     """Reads the file's content at each sample; rejects stale content."""
-
-    least_seconds = 0.5
 
     def __init__(self, root: Path, kernel: Kernel | None) -> None:
         self._path = place(root)
@@ -120,14 +118,9 @@ class _File:
         """Apply `found` to the content; returns None for the first few failures, as while the collector restarts."""
         return self._patience.read(lambda: found(self._content()), CannotCount)
 
-    def close(self) -> None:
-        pass
 
-
-class CollectorFile(_File):
+class CollectorFile(_File[Bandwidth]):
     """Memory traffic as the collector sees it."""
-
-    scope: Scope = "machine"
 
     def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         super().__init__(root, kernel)
@@ -137,7 +130,7 @@ class CollectorFile(_File):
         return self._patiently(_bandwidth)
 
 
-class CollectedPower(_File):
+class CollectedPower(_File[Power]):
     """Power as the collector sees it; joules since this was opened."""
 
     def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:

@@ -1,17 +1,8 @@
-"""perf_event_open without a library: one counting event per file descriptor.
+"""perf_event_open without a library (one counting event per file descriptor), and the core counters of one process.
 
 Layout of `struct perf_event_attr` and of what is read: include/uapi/linux/perf_event.h. Who may open what:
 Documentation/admin-guide/perf-security.rst. PMUs describe themselves in /sys/bus/event_source/devices
 (Documentation/ABI/testing/sysfs-bus-event_source-devices-{events,format}).
-
-Kernel calls that counters make, in one object that tests replace by a simulated machine.
-
-Counts the memory reads of one process's threads with core counters.
-
-Needs no rights where perf_event_paranoid is 2 or less, and sees that process alone. AMD Zen 3 and newer: fills of the
-L1 data cache from memory (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
-(tools/perf/pmu-events/arch/x86/amdzen{3,4,5}). Reads only, and an estimate: unused prefetches into the L2 count as
-well.
 """
 
 from __future__ import annotations
@@ -27,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount
+from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Counter
 from cpuchat.hardware.sysfs import parse_cpu_list, read_number, read_text
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
@@ -293,15 +284,20 @@ def read_pmus(prefix: str, root: Path = ROOT) -> list[Pmu]:
 
 
 LINE = 64
+"""Bytes of a cache line."""
 EVENTS = (0x4844, 0x1F72)
 
 
-class CoreCounters:
-    """Counts one event of each kind for each thread of the process; threads come and go."""
+class CoreCounters(Counter[Bandwidth]):
+    """Counts the memory reads of one process, by an event of each kind for each thread; threads come and go.
+
+    Needs no rights where perf_event_paranoid is 2 or less. AMD Zen 3 and newer: fills of the L1 data cache from memory
+    (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
+    (tools/perf/pmu-events/arch/x86/amdzen{3,4,5}). An estimate: unused prefetches into the L2 count as well.
+    """
 
     name = "core counters, estimated"
     scope: Scope = "process"
-    least_seconds = 0.5
 
     def __init__(self, topology: Topology, pid: int | None, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         if pid is None:
@@ -312,7 +308,6 @@ class CoreCounters:
         self._kernel = kernel or Kernel()
         self._root = root
         self._events: dict[int, list[PerfEvent]] = {}
-        self._time: float | None = None
         try:
             self._follow()
         except OSError as error:
@@ -353,7 +348,7 @@ class CoreCounters:
         return rest
 
     def sample(self, now: float) -> Bandwidth | None:
-        before, self._time = self._time, now
+        seconds = self._elapsed(now)
         try:
             lines = self._follow()
         except OSError as error:
@@ -361,10 +356,10 @@ class CoreCounters:
         if not self._events:
             raise CannotCount("the inference process has exited")
         grown = [event.growth() for events in self._events.values() for event in events]
-        if before is None or now <= before or any(value is None for value in grown):
+        if seconds is None or any(value is None for value in grown):
             return None
         lines += sum(value or 0.0 for value in grown)
-        read = lines * LINE / (now - before)
+        read = lines * LINE / seconds
         return Bandwidth(read, self.name, self.scope, read)
 
     def close(self) -> None:

@@ -1,36 +1,20 @@
-"""Base of counters outside the cores: groups of perf events, and separate counts of reads and writes.
+"""Counters outside the cores, through perf: memory controllers and data fabric of AMD, memory controllers of Intel.
 
-AMD's counters outside the cores: memory controllers (Zen 4 and newer) and the data fabric (EPYC since Zen 2).
-
-Events and bytes per count: tools/perf/pmu-events/arch/x86/amdzen{2,3,4,5}/ of the kernel, PMUs:
-arch/x86/events/amd/uncore.c. They count for the whole machine, whichever process caused the traffic.
-
-Intel's memory controllers: column accesses on servers, free-running counters on clients.
-
-The kernel names the events and their scale in sysfs (arch/x86/events/intel/uncore_snb.c and uncore_snbep.c); they
-count for the whole machine, whichever process caused the traffic.
-
-Reads memory traffic and power through HSMP, from the system management unit of an AMD EPYC (Milan and newer).
-
-Needs no rights once the driver is loaded. Files: Documentation/arch/x86/amd_hsmp.rst ("HSMP telemetry sysfs files").
-Mailbox: struct hsmp_message and the messages of arch/x86/include/uapi/asm/amd_hsmp.h; a /dev/hsmp opened for reading
-takes messages of type GET only, and only those are ever sent here.
-
-Sources disagree on the unit: the header says Gbit/s, the kernel's documentation GB/s. `unit_of` decides.
+They count for the whole machine, whichever process caused the traffic. AMD's events and bytes per count:
+tools/perf/pmu-events/arch/x86/amdzen{2,3,4,5}/ of the kernel, PMUs: arch/x86/events/amd/uncore.c. Intel's events and
+their scale are named in sysfs (arch/x86/events/intel/uncore_snb.c and uncore_snbep.c).
 """
 
 from __future__ import annotations
 
-import abc
-import errno
-import struct
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cpuchat.hardware.counters.base import ROOT, CannotCount, CounterSource, Patience, opening
+from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, opening
 from cpuchat.hardware.counters.perf_events import (
+    LINE,
     Kernel,
     PerfEvent,
     Pmu,
@@ -40,15 +24,10 @@ from cpuchat.hardware.counters.perf_events import (
     read_pmu,
     read_pmus,
 )
-from cpuchat.hardware.sysfs import read_number, read_text
-from cpuchat.telemetry.machine import Bandwidth, Scope
+from cpuchat.telemetry.machine import Bandwidth
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
-
-
-LINE = 64
-"""Bytes per column access: a cache line."""
 
 
 class EventGroup:
@@ -79,29 +58,25 @@ class EventGroup:
         close_all(event for event, _ in self._events)
 
 
-def opening_events(source: CounterSource, root: Path) -> AbstractContextManager[None]:
+def opening_events(source: Counter[Any], root: Path) -> AbstractContextManager[None]:
     """Close `source` when one of its events cannot be opened. Raises CannotCount with the reason."""
     return opening(source, partial(open_failure, root=root))
 
 
-class ReadWriteCounter:
+class ReadWriteCounter(Counter[Bandwidth]):
     """Counts traffic of all memory controllers, reads and writes separately, for the whole machine."""
 
-    name = ""
-    scope: Scope = "machine"
     least_seconds = 0.25
 
     def __init__(self, kernel: Kernel | None) -> None:
         self._kernel = kernel or Kernel()
         self._reads, self._writes = EventGroup(self._kernel), EventGroup(self._kernel)
-        self._time: float | None = None
 
     def sample(self, now: float) -> Bandwidth | None:
-        before, self._time = self._time, now
+        seconds = self._elapsed(now)
         read, written, per_l3 = self._reads.growth(), self._writes.growth(), self._each_l3()
-        if before is None or now <= before or read is None or written is None:
+        if seconds is None or read is None or written is None:
             return None
-        seconds = now - before
         each = tuple(value / seconds for value in per_l3)
         return Bandwidth((read + written) / seconds, self.name, self.scope, read / seconds, written / seconds, each)
 
@@ -169,7 +144,7 @@ class AmdMemoryControllers(ReadWriteCounter):
             self._links.close()
 
 
-class AmdDataFabric:
+class AmdDataFabric(Counter[Bandwidth]):
     """Counts traffic of the eight memory channels at the fabric, reads and writes together. EPYC of Zen 2 and Zen 3.
 
     Four counters take turns for eight channels, so it is an estimate; with more than one NUMA node per socket the
@@ -177,8 +152,6 @@ class AmdDataFabric:
     """
 
     name = "amd_df"
-    scope: Scope = "machine"
-    least_seconds = 0.5
 
     def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         _require_amd(topology)
@@ -190,17 +163,13 @@ class AmdDataFabric:
         if len([node for node in topology.nodes if node.cpus]) > len(topology.packages):
             raise CannotCount("wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
         self._events = EventGroup(kernel or Kernel())
-        self._time: float | None = None
         with opening_events(self, root):
             for channel in range(_CHANNELS):
                 self._events.add(pmu, pmu.configs(event=0x07 + 0x40 * channel, umask=0x38))
 
     def sample(self, now: float) -> Bandwidth | None:
-        before, self._time = self._time, now
-        total = self._events.growth()
-        if before is None or now <= before or total is None:
-            return None
-        return Bandwidth(total / (now - before), self.name, self.scope)
+        seconds, total = self._elapsed(now), self._events.growth()
+        return Bandwidth(total / seconds, self.name, self.scope) if seconds and total is not None else None
 
     def close(self) -> None:
         self._events.close()
@@ -315,169 +284,3 @@ def _chosen(pmu: Pmu, wanted: tuple[str, ...]) -> list[str]:
         if found:
             return found
     return []
-
-
-DEVICE = "dev/hsmp"
-PLATFORM_DRIVER = "sys/devices/platform/amd_hsmp"
-COMMAND = 0xC02CF800
-"""HSMP_IOCTL_CMD: _IOWR(0xF8, 0, struct hsmp_message), 44 bytes."""
-GET_SOCKET_POWER, GET_DDR_BANDWIDTH = 0x04, 0x14
-_ALLOWED = frozenset((GET_SOCKET_POWER, GET_DDR_BANDWIDTH))
-# msg_id, num_args, response_sz, args[8], sock_ind; packed to 4 bytes, so two of padding at the end.
-_MESSAGE = struct.Struct("=IHH8IH2x")
-_LOAD = "`sudo modprobe amd_hsmp` (on some kernels hsmp_acpi), with HSMP enabled in the firmware"
-_GB = 1e9
-_LARGEST_SOCKET_GB = 1000
-_SUSPICIOUS = 1.5
-
-
-def require_epyc(topology: Topology) -> None:
-    """Check that the CPU has HSMP. Raises CannotCount if not."""
-    if "amd" not in topology.vendor.lower() or "EPYC" not in topology.model:
-        raise CannotCount("AMD EPYC only")
-    if (topology.family or 0) < 0x19:
-        raise CannotCount("EPYC 7003 (Milan) and newer only")
-
-
-def require_all_sockets(found: int, topology: Topology) -> None:
-    """Check that every socket is present, so that the sum is the machine's. Raises CannotCount if not."""
-    if found < len(topology.packages):
-        raise CannotCount(f"reports {found} of {len(topology.packages)} sockets only")
-
-
-def unit_of(largest: float, theoretical: float | None) -> float:
-    """Return bytes per second of one unit of a DDR bandwidth message.
-
-    Args:
-        largest: the maximum that the message itself tells for a socket.
-        theoretical: what the memory of one socket carries, in bytes per second; None: not known.
-    """
-    most = _LARGEST_SOCKET_GB if theoretical is None else _SUSPICIOUS * theoretical / _GB
-    return _GB / 8 if largest > most else _GB
-
-
-class _Sockets(abc.ABC):
-    """Adds up the sockets. HSMP averages over about a second, so every reading is a figure."""
-
-    name = "hsmp"
-    scope: Scope = "machine"
-    least_seconds = 0.5
-
-    def __init__(self, topology: Topology, theoretical: float | None) -> None:
-        self._per_socket = theoretical / len(topology.packages) if theoretical is not None else None
-        self._patience = Patience()
-
-    @abc.abstractmethod
-    def _read(self) -> list[tuple[int, int]]:
-        """(maximum, used) of each socket. Raises OSError."""
-
-    def _check(self) -> None:
-        if not all(largest > 0 for largest, _ in self._read()):
-            raise CannotCount("the firmware does not report memory bandwidth")
-
-    def sample(self, now: float) -> Bandwidth | None:
-        sockets = self._patience.read(self._read, OSError)  # the mailbox is shared: it may be busy once
-        if sockets is None:
-            return None
-        total = sum(used * unit_of(largest, self._per_socket) for largest, used in sockets)
-        return Bandwidth(total, self.name, self.scope)
-
-
-def socket_folders(root: Path) -> list[Path]:
-    """Return the folders of the HSMP driver, one per socket: named by ACPI, or below the platform driver's."""
-    try:
-        found = [*(root / "sys/devices/platform").glob("AMDI0097:*"), *(root / PLATFORM_DRIVER).glob("socket*")]
-    except OSError:
-        return []
-    return sorted(found)
-
-
-class HsmpFiles(_Sockets):
-    """Reads the files of newer drivers (Linux 6.16)."""
-
-    def __init__(self, topology: Topology, root: Path = ROOT, theoretical: float | None = None) -> None:
-        require_epyc(topology)
-        super().__init__(topology, theoretical)
-        self._folders = [folder for folder in socket_folders(root) if read_text(folder / "ddr_max_bw")]
-        if not self._folders:
-            raise CannotCount("no such files; needs the driver of Linux 6.16")
-        require_all_sockets(len(self._folders), topology)
-        self._check()
-
-    def _read(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        for folder in self._folders:
-            largest, used = read_number(folder / "ddr_max_bw"), read_number(folder / "ddr_utilised_bw_input")
-            if largest is None or used is None or min(largest, used) < 0:
-                raise OSError(errno.EIO, f"{folder.name} reports no bandwidth")
-            found.append((largest, used))
-        return found
-
-    def close(self) -> None:
-        pass
-
-
-class Mailbox:
-    """The mailbox /dev/hsmp, opened for reading.
-
-    Raises:
-        CannotCount: there is none, or it may not be opened.
-    """
-
-    def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
-        self._kernel = kernel or Kernel()
-        try:
-            self._fd = self._kernel.open(root / DEVICE)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
-                raise CannotCount("/dev/hsmp is not readable", "`sudo chmod a+r /dev/hsmp`") from None
-            raise CannotCount("/dev/hsmp does not exist", _LOAD) from None
-
-    def get(self, message: int, socket: int) -> int:
-        """Send a GET message and return the word of its reply.
-
-        Raises:
-            OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
-        """
-        if message not in _ALLOWED:
-            raise ValueError(f"HSMP message {message:#x} is not a GET message")
-        buffer = bytearray(_MESSAGE.pack(message, 0, 1, *([0] * 8), socket))
-        self._kernel.ioctl(self._fd, COMMAND, buffer)
-        return _MESSAGE.unpack(buffer)[3]
-
-    def close(self) -> None:
-        self._kernel.close(self._fd)
-
-
-def explain(error: OSError) -> CannotCount:
-    """Explain why a message was refused."""
-    if error.errno == errno.ENOMSG:
-        return CannotCount("this firmware does not support the message", "update the firmware")
-    if error.errno in (errno.ETIMEDOUT, errno.ENODEV, errno.EIO):
-        return CannotCount("the firmware does not respond", "enable HSMP in the firmware")
-    return CannotCount((error.strerror or str(error)).lower())
-
-
-class HsmpMailbox(_Sockets):
-    """Reads the same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
-
-    def __init__(
-        self,
-        topology: Topology,
-        root: Path = ROOT,
-        kernel: Kernel | None = None,
-        theoretical: float | None = None,
-    ) -> None:
-        require_epyc(topology)
-        super().__init__(topology, theoretical)
-        self._n_sockets = len(topology.packages)
-        self._mailbox = Mailbox(root, kernel)
-        with opening(self, explain):
-            self._check()
-
-    def _read(self) -> list[tuple[int, int]]:
-        words = [self._mailbox.get(GET_DDR_BANDWIDTH, socket) for socket in range(self._n_sockets)]
-        return [(word >> 20, (word >> 8) & 0xFFF) for word in words]
-
-    def close(self) -> None:
-        self._mailbox.close()

@@ -1,13 +1,10 @@
-"""Sessions of the app in browser tabs: their processes, viewers and limits.
+"""Sessions of the app in browser tabs: who may open one, their processes, viewers and limits.
 
-Who may open the app in a browser where programs need a token: who gives it once, in the address.
+Where programs need a token, a browser gives it once, in the address, and a cookie remembers that. The cookie opens
+nothing but the pages of the app: other pages could make a browser send it elsewhere.
 
-A cookie remembers that. It opens nothing but the pages of the app: other pages could make a browser send it elsewhere.
-
-The process of one tab, and the packets of its terminal.
-
-Each packet is a type (1 byte), a length (4 bytes, big-endian) and so many bytes: D what a terminal sends or gets, M
-JSON about it. Source: textual/drivers/web_driver.py.
+A tab's process exchanges packets: a type (1 byte), a length (4 bytes, big-endian) and so many bytes. Type D is what a
+terminal sends or gets, M is JSON about it. Source: textual/drivers/web_driver.py.
 """
 
 from __future__ import annotations

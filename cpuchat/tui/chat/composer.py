@@ -1,134 +1,368 @@
-"""The user's input: a new message, an edit of a sent one, messages queued until what runs has ended."""
+"""The prompt of a chat: new messages and edits, the files and commands that are typed into it, and the queue above it.
+
+Paths are completed after @, commands after /. What a message would send is shown before it is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+from textual import on
+from textual.binding import BindingType
 from textual.content import Content
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import OptionList, TextArea
 
-from cpuchat.attachments import PASTED_CHARACTERS, PASTED_LINES, is_pasted, pasted
+from cpuchat.base.errors import UsageError
+from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
-from cpuchat.chats.history import Attach
-from cpuchat.chats.records import Attachment, StoredMessage
+from cpuchat.chats.history import Attach, sent_text
+from cpuchat.chats.records import Attachment, StoredMessage, storable
+from cpuchat.protocol.messages import ANSWER_SHARE
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.attachments import (
+    PASTED_CHARACTERS,
+    PASTED_LINES,
+    MissingFile,
+    attach,
+    completions,
+    estimated_tokens,
+    is_pasted,
+    named,
+    pasted,
+    require_files,
+    unfinished,
+)
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.events import Outgoing
+from cpuchat.telemetry.units import plural, time_left
+from cpuchat.tui import keys
+from cpuchat.tui.commands import offered
 from cpuchat.tui.widgets.prompt import Prompt
 
+ACTIONS = {
+    "/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt",
+    "/tools": "tools",
+}  # fmt: skip
+"""Of the commands that take an argument, which it is for."""
+_FORMER = {"/again": "/regenerate"}
+"""Names by the ids of keys that still work, with those that the plain chat has, too."""
+_COMMAND = re.compile(r"/[a-z-]*")
+_WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
+_PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
+_COUNTED = 200  # characters from which the tokens of a message without attachments are shown
+_LEAST_WAIT = 2.0  # seconds to read a message from which they are shown
+_LONGEST_TOKENS = 8  # characters per token; a text with more than the context has of these is not counted exactly
+_QUEUED = "Queued: "
 
-@dataclass(frozen=True, eq=False)  # two with the same text are two
-class Outgoing:
-    """A message that has left the prompt. `attach` reads what it names; `editing` is the id of the message that it
-    replaces, whose attachments are `resent`, by mark.
+running_command: ContextVar[str] = ContextVar("running_command", default="")
+"""The command that started what runs in this context, as it was typed."""
+
+
+def is_command(text: str) -> bool:
+    """Return whether a message is nothing but a command, known or not, whole or not."""
+    return _COMMAND.fullmatch(text) is not None
+
+
+def with_argument(text: str) -> tuple[str, str] | None:
+    """Return name and argument of a command that takes one: `/rename Regex for dates`."""
+    match = _WITH_ARGUMENT.fullmatch(text)
+    return None if match is None else (match[1], match[2])
+
+
+def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """Return what can be done now, by name (`/copy-code`): its title, and what does it."""
+    names = ((f"/{key.id.partition('.')[2].replace('_', '-')}", title, run) for key, title, run in offered(screen))
+    return {_FORMER.get(name, name): (title, run) for name, title, run in names}
+
+
+def _matching(typed: str, titles: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the commands that continue `typed`, then those with a word of the title that does."""
+    titles, word = list(titles), typed.removeprefix("/")
+    begun = [one for one in titles if one[0].startswith(typed)]
+    return dict([*begun, *(one for one in titles if any(part.startswith(word) for part in one[1].lower().split()))])
+
+
+class Paths(OptionList, can_focus=False):
+    """The paths or commands that continue what is typed; the prompt keeps the focus and its keys choose."""
+
+    class Chosen(Message):
+        """A row was clicked."""
+
+    def __init__(self) -> None:
+        super().__init__(id="paths", compact=True)
+        self.marks: list[str] = []
+
+    def offer(self, marks: list[str], titles: Sequence[str] = (), highlights: bool = True) -> None:
+        """Show these, beside their `titles` if given, or nothing when there are none. `highlights`: the first one."""
+        self.marks = marks
+        self.clear_options()
+        if titles:
+            rows = zip(marks, titles, strict=True)
+            self.add_options([Content.assemble(f"{mark:<18}", (title, "dim")) for mark, title in rows])
+        else:
+            self.add_options([Content(mark) for mark in marks])
+        self.highlighted = 0 if marks and highlights else None
+        self.set_class(bool(marks), "-open")
+        self.screen.set_class(bool(marks), "-offering")
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.post_message(self.Chosen())
+
+
+class QueuedMessages(OptionList):
+    """The messages that are sent one after the other when what runs has ended, a line each."""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("queue")
+
+    class _About(Message):
+        def __init__(self, message: Outgoing) -> None:
+            super().__init__()
+            self.message = message
+
+    class EditAsked(_About):
+        """The user wants the message back in the prompt."""
+
+    class DeleteAsked(_About):
+        """The user wants the message deleted."""
+
+    def __init__(self) -> None:
+        super().__init__(id="queue", compact=True)
+        self._messages: list[Outgoing] = []
+
+    def show(self, messages: Sequence[Outgoing]) -> None:
+        """Show these, or nothing when there are none."""
+        if self._messages == [*messages]:
+            return
+        marked, self._messages = self.highlighted, [*messages]
+        heads = [_QUEUED, *[" " * len(_QUEUED)] * len(messages)]
+        self.clear_options()
+        self.add_options([Content(heads[at] + clean_line(one.text)) for at, one in enumerate(messages)])
+        if marked is not None and messages:
+            self.highlighted = min(marked, len(messages) - 1)
+        self.set_class(bool(messages), "-open")
+
+    def on_focus(self) -> None:
+        if self.highlighted is None:
+            self.action_last()
+
+    def on_blur(self) -> None:
+        self.highlighted = None
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_index < len(self._messages):
+            self.post_message(self.EditAsked(self._messages[event.option_index]))
+
+    def action_delete(self) -> None:
+        if self.highlighted is not None:
+            self.post_message(self.DeleteAsked(self._messages[self.highlighted]))
+
+
+class Composer(Prompt):
+    """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts.
+
+    Args:
+        folder: where paths begin; None: no file is read.
     """
 
-    text: str
-    attach: Attach | None = None
-    editing: int | None = None
-    resent: Mapping[str, Attachment] = field(default_factory=dict)
+    class CommandTyped(Message):
+        """A command is to be run. `argument`: "" for none."""
 
+        def __init__(self, text: str, name: str, argument: str) -> None:
+            super().__init__()
+            self.text, self.name, self.argument = text, name, argument
 
-class Composer:
-    """Keeps the state of `prompt`: the queued messages, whether a message is being edited, and each chat's draft."""
+    class Saved(Message):
+        """An edited summary, answer or system prompt (`kind`) is to be saved."""
 
-    def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
-        self.queue: list[Outgoing] = []
-        """Messages to send, the next one first."""
-        self._behind = 0  # messages in the queue that come after the one in the prompt
+        def __init__(self, message_id: int, kind: str, text: str) -> None:
+            super().__init__()
+            self.message_id, self.kind, self.text = message_id, kind, text
+
+    class ModelWanted(Message):
+        """A message cannot be sent before a model is chosen."""
+
+    class ComparisonWanted(Message):
+        """The first suggestion that is no message: a comparison."""
+
+    def __init__(self, session: ChatSession, folder: Path | None, *, id: str | None = None) -> None:
+        super().__init__(self._submit_or_save, id=id)
+        self._session = session
+        self._folder = folder
+        self.comparison = ""
+        """The text that asks for a comparison in place of an answer; "" for none."""
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self.edits = ""
         """What is edited: "message", "last message", "summary", "answer" or "system prompt". Messages are sent again,
         the others saved.
         """
+        self.chat_id: str | None = None
+        """The chat that the prompt belongs to."""
         self._before_editing = ""
         self._drafts: dict[str | None, tuple[str, dict[str, Attachment]]] = {}  # by chat id
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
         self._resent: dict[str, Attachment] = {}  # of the message that is being edited, by mark
-        self.is_command = False
-        """What is typed is a command."""
-        self.attached = ""
-        """What would be sent with the message, or why it cannot be."""
-        self.holds_back = False
-        """The message names a file that is missing, and was not sent."""
-        prompt.fold = self.fold
-        self.chat_id: str | None = None
-        """The chat that the prompt belongs to."""
+        self._options = ""  # what the chat is answered with beside the settings
+        self._is_command = False  # what is typed is one
+        self._attached = ""  # what would be sent with the message, or why it cannot be
+        self._held_back = ""  # what was not sent because it names a file that is missing; the second time it is sent
+        self._typed = ""  # the mark or command that is completed
+        self._accepted = ""  # the file that was completed last, with the space after it
+        self._seen: tuple[list[str], bool, str] = ([], False, "")
+        self._known: set[str] = set()  # marks that named something since the last message
+        self._known_counts: tuple[ModelInfo | None, dict[str, int]] = (None, {})
+
+    def on_mount(self) -> None:
+        self._paths = self.screen.query_one(Paths)
 
     @property
     def unsent(self) -> str:
         """Return text that was not sent, the queued messages first, with pasted texts in full."""
-        text = self._unsent
+        text = self._before_text(self._session.queue)
         for mark, attachment in self._pasted.items():
             text = text.replace(mark, attachment.text)
         return text
 
-    @property
-    def _unsent(self) -> str:
-        return "\n".join(filter(None, (*(message.text for message in self.queue), self._prompt.text)))
+    def _before_text(self, messages: Iterable[Outgoing]) -> str:
+        return "\n".join(filter(None, (*(message.text for message in messages), self.text)))
 
-    def show_titles(self, busy: bool, loading: bool, options: str) -> None:
-        """Show in the prompt's border what Enter and Esc do, and what the chat is answered with beside the settings."""
-        title: Content | str = Content(f"Message · {clean_line(options)}") if options else "Message"
-        recalls = ["↑ edits the last one"] if self.queue else []
+    def show_titles(self, options: str | None = None) -> None:
+        """Show in the border what Enter and Esc do, and what the chat is answered with beside the settings (None: as
+        before).
+        """
+        self._options = self._options if options is None else options
+        session, queue = self._session, self._session.queue
+        title: Content | str = Content(f"Message · {clean_line(self._options)}") if self._options else "Message"
+        recalls = ["↑ edits the last one"] if queue else []
         if self.editing is not None:
             title = f"Edit {self.edits}"
             saves = "Enter saves as a new branch" if self.edits == "answer" else "Enter saves"
-            keys = f"{'Enter regenerates from here' if self.attaches else saves} · Esc cancels"
-        elif self.is_command:
-            keys = "Enter runs · Tab completes"
-        elif busy and not loading:
-            keys = " · ".join(("Enter queues", *recalls, "Esc stops the answer"))
-        elif self.queue:
-            keys = " · ".join((*recalls, "Esc unqueues all"))
-        elif busy:
-            keys = "Enter queues it until the model is ready"
+            what = f"{'Enter regenerates from here' if self.attaches else saves} · Esc cancels"
+        elif self._is_command:
+            what = "Enter runs · Tab completes"
+        elif session.busy and not session.loading:
+            what = " · ".join(("Enter queues", *recalls, "Esc stops the answer"))
+        elif queue:
+            what = " · ".join((*recalls, "Esc unqueues all"))
+        elif session.busy:
+            what = "Enter queues it until the model is ready"
         else:
-            keys = "Enter sends · Ctrl+J new line"
-        if self.holds_back:
-            keys = "Not sent. Enter again sends it as text"
-        if self.attached:
-            title = Content(f"{title} · {self.attached}")
-        self._prompt.border_title, self._prompt.border_subtitle = title, keys
-        self._prompt.set_class(self.editing is not None or self.holds_back, "-editing")
-        self._prompt.hold_cursor(busy)
+            what = "Enter sends · Ctrl+J new line"
+        if self._held_back:
+            what = "Not sent. Enter again sends it as text"
+        if self._attached:
+            title = Content(f"{title} · {self._attached}")
+        self.border_title, self.border_subtitle = title, what
+        self.set_class(self.editing is not None or bool(self._held_back), "-editing")
+        self.hold_cursor(session.busy)
+
+    # Sending
+
+    def _submit_or_save(self, text: str) -> None:
+        """Save an edited summary, answer or system prompt, which needs no model; submit anything else."""
+        if self.editing is None or self.attaches:
+            self.submit(text)
+        elif not self._session.refuse_while_writing(f"save the {self.edits}"):
+            self.post_message(self.Saved(self.editing, self.edits, text))
+            self.cancel_editing()
+            self.show_titles()
+
+    def submit(self, text: str) -> None:
+        """Run `text` if it is a command; else send it, or leave it in the prompt and say why."""
+        session = self._session
+        if self.editing is None and (is_command(text) or with_argument(text)):
+            self._run_command(text)
+        elif self.comparison and text == self.comparison:
+            self.post_message(self.ComparisonWanted())
+        elif session.source is None:
+            session.tell("Choose a model first; your text stays in the prompt.")
+            self.post_message(self.ModelWanted())
+        elif not self._hold_back(text):
+            self.accept()
+            session.submit(self._take(text))
+            self.show_titles()
+
+    def _run_command(self, text: str) -> None:
+        name, argument = with_argument(text) or (text, "")
+        name = _FORMER.get(name, name)
+        if name in commands(self.screen):
+            self.clear()
+            self.post_message(self.CommandTyped(text, name, argument))
+        else:
+            unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
+            self._session.tell(unknown, "warning")
+
+    def _hold_back(self, text: str) -> bool:
+        """Return True, and show why, if the message names a file that is missing; False the second time: then it is
+        sent as text.
+        """
+        if self._folder is None or not self.attaches or text == self._held_back:
+            return False
+        try:
+            require_files(text, self._folder, self._held, self._known)
+        except MissingFile as error:
+            self._held_back, self._attached = text, error.message
+            self.show_titles()
+            return True
+        return False
+
+    def _take(self, text: str) -> Outgoing:
+        """Return the message that is in the prompt, with what reads the files that it names when it is sent; an edit
+        ends.
+        """
+        read = self._reading(text) if named(text) else None
+        self._known, self._held_back = set(), ""
+        self.close_completions()
+        message = Outgoing(text, read, self.editing, self._resent)
+        self.editing, self._resent = None, {}
+        return message
+
+    def _reading(self, text: str) -> Attach:
+        held, known, skips = self._held, frozenset(self._known), text == self._held_back
+        return lambda: attach(text, self._folder, held, known, skips_missing=skips)
+
+    async def read_named(self, text: str) -> str:
+        """Return `text`, which is in the prompt, with what it names, as the model gets it. Raises CpuchatError."""
+        return sent_text(text, await run_in_daemon_thread(self._reading(text)))
 
     # The queue
 
-    def enqueue(self, message: Outgoing) -> None:
-        """Add a message: to the end, or where it was before it was edited."""
-        self.queue.insert(max(0, len(self.queue) - self._behind), message)
-        self._behind = 0
+    def recall(self) -> bool:
+        if not self._session.queue:
+            return False
+        self.edit_queued(self._session.queue[-1])
+        return True
 
     def edit_queued(self, message: Outgoing) -> None:
         """Put a queued message back into the prompt, before what is there."""
-        if message not in self.queue:  # sent meanwhile
-            return
-        self._behind = len(self.queue) - 1 - self.queue.index(message)
-        self.queue.remove(message)
-        self._prompt.put("\n".join(filter(None, (message.text, self._prompt.text))))
-        self._edit_again(message)
-        self._prompt.focus()
-
-    def delete_queued(self, message: Outgoing) -> None:
-        if message in self.queue:
-            self.queue.remove(message)
+        if self._session.take_back(message):
+            self.put(self._before_text([message]))
+            self._edit_again(message)
+            self.focus()
 
     def unqueue(self) -> None:
         """Put the queued messages back into the prompt, before what was typed since."""
-        if self.queue:
-            self._prompt.put(self._unsent)
-            self._edit_again(self.queue[0])
-            self.queue.clear()
-            self._behind = 0
+        if messages := self._session.take_back_all():
+            self.put(self._before_text(messages))
+            self._edit_again(messages[0])
 
     def put_back(self, message: Outgoing) -> None:
         """Put a message that was not sent back into the prompt; with another text in there, to the head of the
         queue.
         """
-        if self._prompt.text:
-            self.queue.insert(0, message)
+        if self.text:
+            self._session.requeue(message)
         else:
-            self._prompt.put(message.text)
+            self.put(message.text)
             self._edit_again(message)
 
     def _edit_again(self, message: Outgoing) -> None:
@@ -138,35 +372,41 @@ class Composer:
 
     # Editing, and each chat's own
 
-    def edit(self, message: StoredMessage, kind: str) -> None:
+    def begin_editing(self, message: StoredMessage, kind: str) -> None:
         """Edit a sent message, with the attachments that it has, or what else `edits` may be."""
         if self.editing is None:
-            self._before_editing = self._prompt.text
-        self.editing, self.edits, self._prompt.sends_blank = message.id, kind, kind == "system prompt"
+            self._before_editing = self.text
+        self.editing, self.edits, self.sends_blank = message.id, kind, kind == "system prompt"
         self._resent = {attachment.mark: attachment for attachment in message.attachments}
-        self._prompt.put(message.content)
-        self._prompt.focus()
+        self.put(message.content)
+        self.focus()
+        self.show_titles()
 
     def cancel_editing(self) -> None:
         """Restore what was in the prompt before."""
         if self.editing is not None:
-            self.editing, self._resent, self._prompt.sends_blank = None, {}, False
-            self._prompt.put(self._before_editing)
+            self.editing, self._resent, self.sends_blank = None, {}, False
+            self.put(self._before_editing)
 
-    def switch_branch(self, sent: list[str]) -> None:
+    def switch_branch(self) -> None:
         """Show another branch of the chat, whose sent messages ↑ brings back; an edit ends, the draft stays."""
         self.cancel_editing()  # of a message that may not be on this branch
-        self._prompt.begin_chat(sent, self._prompt.draft)
+        self.begin_chat(self._session.questions, self.draft)
 
-    def switch_chat(self, chat_id: str | None, sent: list[str], attachments: Iterable[Attachment]) -> None:
-        """Switch to another chat; ↑ brings back what was sent, with these attachments. Each chat keeps its draft."""
-        draft = self._before_editing if self.editing is not None else self._prompt.draft
+    def switch_chat(self) -> None:
+        """Switch to the open chat; ↑ brings back what was sent, with its attachments. Each chat keeps its draft."""
+        session = self._session
+        if session.queue and session.chat_id != self.chat_id:
+            self.unqueue()  # the messages belong to the chat that was open
+            session.tell("Queued messages were not sent; they are back in the prompt of their chat.")
+        draft = self._before_editing if self.editing is not None else self.draft
         self._drafts[self.chat_id] = draft, self._pasted
-        self.chat_id, self.editing, self._resent, self._prompt.sends_blank = chat_id, None, {}, False
-        draft, unsent = self._drafts.pop(chat_id, ("", {}))
-        self._pasted = {attachment.mark: attachment for attachment in attachments if is_pasted(attachment)} | unsent
-        self._prompt.begin_chat(sent, draft)
-        self._prompt.focus()
+        self.chat_id, self.editing, self._resent, self.sends_blank = session.chat_id, None, {}, False
+        draft, unsent = self._drafts.pop(self.chat_id, ("", {}))
+        sent = [attachment for message in session.conversation.messages for attachment in message.attachments]
+        self._pasted = {attachment.mark: attachment for attachment in sent if is_pasted(attachment)} | unsent
+        self.begin_chat(session.questions, draft)
+        self.focus()
 
     # Attachments
 
@@ -176,7 +416,7 @@ class Composer:
         return self.editing is None or self.edits.endswith("message")
 
     @property
-    def held(self) -> dict[str, Attachment]:
+    def _held(self) -> dict[str, Attachment]:
         """Return the attachments that marks in the prompt stand for, beside files that are still to be read."""
         return self._pasted | self._resent
 
@@ -185,14 +425,172 @@ class Composer:
         if not self.attaches or (len(text) <= PASTED_CHARACTERS and len(text.splitlines()) <= PASTED_LINES):
             return text
         number = 1
-        while any(mark.startswith(f"[Pasted text {number}:") for mark in self.held):
+        while any(mark.startswith(f"[Pasted text {number}:") for mark in self._held):
             number += 1
         attachment = pasted(text, number)
         self._pasted[attachment.mark] = attachment
         return attachment.mark
 
-    def take(self, text: str, attach: Attach | None) -> Outgoing:
-        """Return the message that is in the prompt; an edit ends."""
-        message = Outgoing(text, attach, self.editing, self._resent)
-        self.editing, self._resent = None, {}
-        return message
+    @on(TextArea.Changed)
+    def _text_changed(self) -> None:
+        """Offer completions, and show what the message would send."""
+        self._begin_range()
+        if self._held_back and self._held_back != self.text.strip():
+            self._held_back = ""
+            self.show_titles()
+        text = self.text if self.attaches else ""
+        typed = text and text != self.placed  # not a message that was recalled
+        mark = self._unfinished() if typed else None
+        runs = self.editing is None and (is_command(text) or with_argument(text) is not None)
+        if runs != self._is_command:
+            self._is_command = runs
+            self.show_titles()
+        if typed and runs and is_command(text):
+            self._offer_commands(text)
+        elif mark is None:
+            self.close_completions()
+        else:
+            self.run_worker(self._offer_paths(mark), exclusive=True, group="paths")
+        marks = named(text)
+        seen = marks, mark is not None, text if marks or len(text) >= _COUNTED else ""
+        if seen != self._seen:
+            self._seen = seen
+            self.run_worker(self._show_attached(*seen), exclusive=True, group="attachments")
+
+    async def _show_attached(self, marks: list[str], typing: bool, text: str) -> None:
+        attached = ""
+        if text:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            held = self._held
+            try:
+                found = await run_in_daemon_thread(lambda: attach(text, self._folder, held))
+            except MissingFile as error:  # one that is being typed may still become right
+                attached = "" if typing and not self._held_back else error.message
+            except UsageError as error:
+                attached = error.message
+            else:
+                self._known.update(attachment.mark for attachment in found)
+                attached = await self._summary(text, found)
+        if attached != self._attached:
+            self._attached = attached
+            self.show_titles()
+
+    async def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
+        """Format `2 attachments, 3,400 tokens`, with a warning when that does not fit, alone or with the chat."""
+        if not found and len(text) < _COUNTED:
+            return ""
+        parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
+        model, used = self._session.conversation.model, self._session.history.n_past
+        exact = await self._count_tokens(parts, model) if model is not None else None
+        n_tokens = sum(map(estimated_tokens, parts)) if exact is None else exact
+        tokens = f"{'≈' if exact is None else ''}{plural(n_tokens, 'token')}"
+        room = model.n_ctx - model.n_ctx // ANSWER_SHARE if model is not None else 0
+        if model is not None and 0 < room < n_tokens:
+            tokens = f"{tokens}: too long for the context of {model.n_ctx:,}"
+        elif model is not None and 0 < room < n_tokens + used:
+            tokens = f"{tokens}: with this chat {n_tokens + used:,} of {model.n_ctx:,}"
+        seconds = self._session.conversation.meter.prefill_s(n_tokens)
+        if seconds is not None and seconds > _LEAST_WAIT and "too long" not in tokens:
+            tokens = f"{tokens} · ≈{time_left(seconds).removesuffix(' left')} to read"
+        if not found:
+            return tokens
+        return f"{clean_line(found[0].title) if len(found) == 1 else plural(len(found), 'attachment')}, {tokens}"
+
+    async def _count_tokens(self, parts: list[str], model: ModelInfo) -> int | None:
+        """Return the tokens of these texts; None when they cannot be counted. While a text is part of the message it is
+        counted once.
+        """
+        if sum(map(len, parts)) > model.n_ctx * _LONGEST_TOKENS:
+            return None
+        known = self._known_counts[1] if self._known_counts[0] is model else {}
+        counts = dict[str, int]()
+        for part in parts:
+            n_tokens = known.get(part)
+            if n_tokens is None:
+                n_tokens = await self._session.conversation.backend.count_tokens(storable(part))
+            if n_tokens is None:
+                return None
+            counts[part] = n_tokens
+        self._known_counts = model, counts
+        return sum(counts[part] for part in parts)
+
+    # Completion
+
+    @property
+    def offers_completions(self) -> bool:
+        return bool(self._paths.marks)
+
+    def complete(self, sends: bool = False) -> bool:
+        """Complete with what is highlighted; a space follows a file."""
+        index = self._paths.highlighted
+        if not self.offers_completions or index is None:
+            return False
+        chosen = self._paths.marks[index]
+        if is_command(self._typed):
+            return self._complete_command(chosen) and not sends
+        if (mark := self._unfinished()) != self._typed:
+            return False
+        self.close_completions()
+        row, column = self.cursor_location
+        rest = self.document.get_line(row)[column:]
+        insert = chosen if chosen.endswith("/") or rest.startswith(" ") else f"{chosen} "
+        start = column - len(mark or "")
+        self.replace(insert, (row, start), (row, column))
+        self.move_cursor((row, start + len(insert)))
+        self._accepted = insert if insert.endswith(" ") else ""
+        return True
+
+    def _complete_command(self, name: str) -> bool:
+        typed = self._typed
+        self.close_completions()
+        if self.text != typed:
+            return False
+        self.put(name)
+        return True
+
+    def take_clicked(self) -> None:
+        """Complete with the row that was clicked; a command runs."""
+        if is_command(self._typed) and self.complete():
+            self.action_submit()
+        else:
+            self.complete()
+
+    def move_completion(self, step: int) -> bool:
+        if not self.offers_completions:
+            return False
+        (self._paths.action_cursor_down if step > 0 else self._paths.action_cursor_up)()
+        return True
+
+    def close_completions(self) -> bool:
+        """Offer nothing more for what is typed; False if nothing was offered."""
+        was_open, self._typed = self.offers_completions, ""
+        if was_open:
+            self._paths.offer([])
+        return was_open
+
+    def _begin_range(self) -> None:
+        """Let a range follow a completed file (`@file:10-80`): remove the space between them."""
+        row, column = self.cursor_location
+        file, colon, lines = self.document.get_line(row)[:column].rpartition(":")
+        if colon and self._accepted and file.endswith(self._accepted) and not lines.strip("0123456789-"):
+            self._accepted = ""
+            self.replace("", (row, len(file) - 1), (row, len(file)))
+
+    def _offer_commands(self, typed: str) -> None:
+        titles = {name: title for name, (title, _) in commands(self.screen).items()}
+        found = _matching(typed, titles.items())
+        found.pop(typed, None)
+        self._typed = typed
+        self._paths.offer([*found], [*found.values()], highlights=typed not in ("/", *titles))
+
+    def _unfinished(self) -> str | None:
+        """Return the mark before the cursor."""
+        row, column = self.cursor_location
+        return unfinished(self.document.get_line(row)[:column]) if self.selection.is_empty else None
+
+    async def _offer_paths(self, mark: str) -> None:
+        folder = self._folder
+        found = await run_in_daemon_thread(lambda: completions(mark, folder)) if folder is not None else []
+        if self._unfinished() == mark and self.has_focus:
+            self._typed = mark
+            self._paths.offer([] if found == [mark] else found)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import Settings
-from cpuchat.drafting_mode import DraftingMode
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.session.conversation import DraftingMode
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from textual.message import Message
+from textual.message_pump import MessagePump
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config.settings import SpeechSection
 from cpuchat.present import chats as words
+from cpuchat.protocol.messages import GenerationFinished, TextDelta
 from cpuchat.protocol.timings import LEAST_TOKENS, Timings
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.events import AnswerBegun, AnswerEnded, SessionEvent
 from cpuchat.telemetry.speech import Speech, SpeechMeter
 from cpuchat.tui.services import Services
 
@@ -26,25 +32,42 @@ if TYPE_CHECKING:
 class Reader:
     """Owns the speech process, which runs only while answers are to be read. Use it from the event loop.
 
-    Args:
-        tell: shows a message with its severity.
-        changed: called when a reading began or ended.
+    `owner` gets its messages.
     """
 
-    def __init__(self, services: Services, tell: Callable[[str, str], None], changed: Callable[[], None]) -> None:
+    class Changed(Message):
+        """A reading began or ended."""
+
+    def __init__(self, owner: MessagePump, services: Services, session: ChatSession) -> None:
         self.enabled = services.settings.speech.answers
-        self._services = services
-        self._tell = tell
-        self._changed = changed
+        self._owner, self._services, self._session = owner, services, session
         self._meter = SpeechMeter()
         self._speaker: Speaker | None = None
         self._topology: Topology | None = None
         self._device: SoundDevice | None = None
         self._told_of_files = False
-        self._answering = False
+        self._written: list[str] | None = None  # parts of the answer that is being written, without reasoning
         self._beside = False  # something was read while the answer was written
         self._reads_answer = False  # not another text
         self._leaving: asyncio.Task[None] | None = None
+
+    def follow(self, event: SessionEvent) -> Awaitable[None] | None:
+        """Read an answer while it is written; returns what has to be awaited before it begins."""
+        match event:
+            case AnswerBegun(summarizes=False):
+                return self._begin_answer()
+            case TextDelta(channel="answer") if self._written is not None:
+                self._written.append(event.text)
+                self._feed(event.text)
+            case GenerationFinished() if not event.calls or event.stop_reason == "cancelled":
+                self._answered(event.timings)
+            case AnswerEnded():
+                self._written = None
+                if self._speaker is not None and self._reads_answer:
+                    self._speaker.finish()
+            case _:
+                pass
+        return None
 
     @property
     def busy(self) -> bool:
@@ -54,30 +77,25 @@ class Reader:
     def figures(self) -> Speech:
         return self._meter.figures(time.monotonic())
 
-    async def switch(self, written: Callable[[], str | None]) -> None:
-        """Toggle reading answers; one that is being written is read from its start.
-
-        Args:
-            written: returns its text so far; None when there is no such answer.
-
-        Raises:
-            SpeechFailed: there is no voice.
+    async def switch(self) -> None:
+        """Toggle reading answers; one that is being written is read from its start. Raises SpeechFailed if there is no
+        voice.
         """
         if self.enabled:
             self.enabled = False
             self._save()
             await self.close()
-            self._tell("Reading aloud is off.", "information")
+            self._session.tell("Reading aloud is off.")
             return
         if self._device is not None:
             self._device.forget()
         await self.prepare()
         self.enabled = True
         self._save()
-        self._tell("Reading answers aloud (Esc stops).", "information")
-        if (text := written()) is not None:
+        self._session.tell("Reading answers aloud (Esc stops).")
+        if self._written is not None:
             self._begin(None, answer=True)
-            self.feed(text)
+            self._feed("".join(self._written))
 
     async def read(self, text: str) -> None:
         """Read a text that is there. Raises SpeechFailed if there is no voice."""
@@ -103,7 +121,7 @@ class Reader:
             await self.close()
         if self._speaker is None:
             self._speaker = Speaker(voice, self._player, tell=self._failed, ended=self._over, meter=self._meter)
-        cpus, shared = beside_model(self._topology, section.cores, self._services.conversation.model)
+        cpus, shared = beside_model(self._topology, section.cores, self._session.conversation.model)
         self._speaker.prepare(cpus, shared=shared)
 
     async def prepare_if_enabled(self) -> None:
@@ -125,39 +143,33 @@ class Reader:
         elif before.answers:
             await self.close()
 
-    async def begin_answer(self) -> None:
+    async def _begin_answer(self) -> None:
         """Begin with an answer that was just asked for, if answers are to be read."""
         asked = time.monotonic()
         self.stop()  # what is still read of the answer before
-        self._answering, self._beside = True, False
-        self._services.conversation.logs_speed = True
+        self._written, self._beside = [], False
+        self._session.conversation.logs_speed = True
         await self.prepare_if_enabled()
         if self.enabled:
             self._begin(asked, answer=True)
 
-    def feed(self, text: str) -> None:
+    def _feed(self, text: str) -> None:
         """Read more of the answer, if that is what is being read."""
         if self._speaker is not None and self._reads_answer:
             self._speaker.feed(text)
 
-    def answered(self, timings: Timings) -> None:
+    def _answered(self, timings: Timings) -> None:
         """Record the speed of an answer, with speech or without."""
-        model = self._services.conversation.model
+        model = self._session.conversation.model
         if model is not None and timings.predicted_n >= LEAST_TOKENS:
             self._meter.answered(model.path, timings.predicted_per_second, read=self._beside)
-
-    def end_answer(self) -> None:
-        """Say that the answer is complete."""
-        self._answering = False
-        if self._speaker is not None and self._reads_answer:
-            self._speaker.finish()
 
     def stop(self) -> bool:
         """Be silent at once; False if nothing was read."""
         if self._speaker is None or not self._speaker.busy:
             return False
         self._speaker.stop()
-        self._changed()
+        self._owner.post_message(self.Changed())
         return True
 
     async def close(self) -> None:
@@ -165,7 +177,7 @@ class Reader:
         speaker, self._speaker = self._speaker, None
         if speaker is not None:
             await speaker.close()
-            self._changed()
+            self._owner.post_message(self.Changed())
         if self._device is not None:
             await self._device.close()
 
@@ -173,14 +185,14 @@ class Reader:
         if self._speaker is None:
             return
         self._reads_answer = answer
-        if self._answering:  # what is read beside it costs a little of its speed: that is not the model's
-            self._beside, self._services.conversation.logs_speed = True, False
+        if self._written is not None:  # what is read beside it costs a little of its speed: that is not the model's
+            self._beside, self._session.conversation.logs_speed = True, False
         self._speaker.begin(asked)
-        self._changed()
+        self._owner.post_message(self.Changed())
 
     def _over(self) -> None:
         """Follow the end of a reading; the process stays while answers are to be read."""
-        self._changed()
+        self._owner.post_message(self.Changed())
         if not self.enabled:
             self._leaving = asyncio.ensure_future(self._leave())
 
@@ -196,7 +208,7 @@ class Reader:
         self.enabled = False
         if self._device is not None:
             self._device.forget()
-        self._tell(f"{error} {off}".rstrip(), "error")
+        self._session.tell(f"{error} {off}".rstrip(), "error")
 
     async def _player(self) -> Player:
         from cpuchat.speech.player import unused_file
@@ -208,4 +220,4 @@ class Reader:
     def _tell_of_files(self, _: Path) -> None:
         if not self._told_of_files:
             self._told_of_files = True
-            self._tell(words.no_device(f"WAV files to {paths.shown(paths.speech_dir())}"), "warning")
+            self._session.tell(words.no_device(f"WAV files to {paths.shown(paths.speech_dir())}"), "warning")

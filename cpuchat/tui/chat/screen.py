@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import TextArea
+from textual.content import Content
 
-from cpuchat.attachments import start_folder
-from cpuchat.chats.records import StoredMessage
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.chats.history import sent_text
+from cpuchat.chats.records import Chat, StoredMessage
+from cpuchat.chats.saving import UNSAVED
 from cpuchat.chats.store import Matcher
-from cpuchat.config.servers import Source
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.models.library.places import is_demo
+from cpuchat.present import answers
+from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session import events
+from cpuchat.session.attachments import start_folder
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.events import SessionEvent, Severity
+from cpuchat.telemetry.units import plural
+from cpuchat.tools.config import Server
 from cpuchat.tui import keys
-from cpuchat.tui.chat.answering import Answering
-from cpuchat.tui.chat.attaching import Attaching, Paths
-from cpuchat.tui.chat.chat_list import ChatList
-from cpuchat.tui.chat.clipboard import Clipboard
-from cpuchat.tui.chat.commands import chat_provider, model_provider, other_models
-from cpuchat.tui.chat.composer import Composer
+from cpuchat.tui.chat import draft_controls
+from cpuchat.tui.chat.call_screen import CallScreen
+from cpuchat.tui.chat.chat_list import ChatList, Chats
+from cpuchat.tui.chat.composer import ACTIONS, Composer, Paths, QueuedMessages, commands, running_command
 from cpuchat.tui.chat.live_figures import LiveFigures
-from cpuchat.tui.chat.messages import attached, stored_message, system_prompt
-from cpuchat.tui.chat.queued import QueuedMessages
-from cpuchat.tui.chat.sending import SendingScreen
-from cpuchat.tui.chat.slash import commands
-from cpuchat.tui.chat.status import StatusLine
-from cpuchat.tui.chat.stream import ChatStream
+from cpuchat.tui.chat.menus import UNDO, Menus, chat_provider, model_provider
+from cpuchat.tui.chat.probes import BuildProbe, ChatTitler, PassProbe
+from cpuchat.tui.chat.reader import Reader
+from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import WelcomePane, questions, start_of
-from cpuchat.tui.commands import Palette, listing
-from cpuchat.tui.markdown.parser import warm_up
+from cpuchat.tui.chat.welcome import COMPARE, WelcomePane, questions, start_of
+from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
-from cpuchat.tui.threads import collect_garbage
+from cpuchat.tui.threads import collect_garbage, yield_to_inference
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.prompt import Prompt
 
+if TYPE_CHECKING:
+    from cpuchat.compare.comparison import Opened, Sides
 
-class ChatScreen(TypingScreen, SendingScreen):
-    """Owns every change of state of the chat; widgets only say what the user did."""
+FIRST_PROMPT = "Tell me a story about a dragon and a baker"
+"""Default prompt for the demo pair: its two quantizations answer it differently."""
+_NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
+_READING_SECONDS = 1.0  # between two updates of the figures of reading aloud
+
+
+class ChatScreen(TypingScreen):
+    """Lays the chat out, binds its actions, and shows the events of its session."""
 
     AUTO_FOCUS = TEXT_FIELD = "#prompt"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
@@ -62,63 +83,60 @@ class ChatScreen(TypingScreen, SendingScreen):
         self.services = services
         self.conversation = services.conversation
         self.conversation.asks_when_full = True
-        self.conversation.preset.of_new_chats = lambda: self.conversation.settings.chat.preset
+        self.session = ChatSession(self.conversation, initial_model)
+        self.session.listen = self._follow
         self._initial_model, self._initial_text = initial_model, text
+        self._menus = Menus(self, services, self.session)
+        self._status = StatusLine(id="status")
+        self._chats = ChatList(id="chats")
+        self._transcript = ChatTranscript(self.session, id="transcript")
+        self._composer = Composer(self.session, start_folder() if self.READS_FILES else None, id="prompt")
+        self._queued = QueuedMessages()
+        self._reader = Reader(self, services, self.session)
+        self._call_dialog: CallScreen | None = None
+        self._preset_models: dict[str, Source | None] = {}  # that presets name; None: not here
+        self._noted: set[str] = set()  # notes of models that were already shown
+        self._warned: set[str] = set()  # chats whose context is almost full
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_compose(self) -> None:
         set_size_classes(self)
 
     def compose(self) -> ComposeResult:
-        yield StatusLine(id="status")
+        yield self._status
         with Horizontal(id="body"):
-            yield ChatList(id="chats")
+            yield self._chats
             with Vertical(id="middle"):
                 with Horizontal(id="talk", classes="" if self.conversation.messages else "-empty"):
-                    yield ChatTranscript(id="transcript")
+                    yield self._transcript
                     yield WelcomePane(self.services)
                     yield TelemetryPanel(id="telemetry")
                 yield TelemetryLine(id="telemetry-line")
                 yield Paths()
-                yield QueuedMessages()
-                yield Prompt(self.submit_or_save, id="prompt")
+                yield self._queued
+                yield self._composer
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        self._transcript = self.query_one(ChatTranscript)
-        self._prompt = self.query_one(Prompt)
-        self._queued = self.query_one(QueuedMessages)
-        self._prompt.recall = self._recall_queued
-        self._chats = self.query_one(ChatList)
-        self._composer = Composer(self._prompt)
         self._figures = LiveFigures(self, self.services)
-        self._answering = Answering(
-            self.conversation, self._transcript, self.query_one(StatusLine), self._make_reader(), self.tell,
-            self._begun, self._show_messages, lambda: bool(self._composer.queue),
+        self._figures.speech = self._reader.figures
+        self._reading_timer = self.set_interval(_READING_SECONDS, self._figures.show, pause=True)
+        probes = self.services, self.session, self._reader
+        self.titler, self.build_probe, self.pass_probe = (
+            ChatTitler(self, *probes), BuildProbe(self, *probes), PassProbe(self, *probes)
         )  # fmt: skip
-        self._stream = ChatStream(
-            self, self.services, self._answering, self._initial_model,
-            on_start=self._started, on_idle=self._show_idle, on_model=self._model_ready, on_title=self._title_written,
-        )  # fmt: skip
-        self._clipboard = Clipboard(self.app, self._transcript, self.tell)
-        self._attaching = Attaching(
-            self._prompt, self.query_one(Paths), self._composer,
-            lambda: self.conversation.model, lambda text: self.conversation.backend.count_tokens(text),
-            lambda: self.conversation.history.n_past, self.conversation.meter.prefill_s,
-            self._show_prompt_title, start_folder() if self.READS_FILES else None,
-            lambda: {name: title for name, (title, _) in commands(self).items()},
-        )  # fmt: skip
-        self.conversation.on_save_problem = self.show_save_problem
+        self.session.no_model = self.services.no_model
         self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
         self.show_chat()
         if self._initial_text:
-            self._prompt.put(self._initial_text)
+            self._composer.put(self._initial_text)
         if self.services.tools_folder is not None:
-            self.offer_folder(self.services.tools_folder)
+            self.session.tools.first_folder = self.services.tools_folder
+            self.session.offer_folder(self.services.tools_folder)
         self.call_after_refresh(self._start)  # after the first paint, which waits for nothing
 
     def _start(self) -> None:
@@ -134,226 +152,779 @@ class ChatScreen(TypingScreen, SendingScreen):
     def on_resize(self) -> None:
         self.call_after_refresh(self._figures.show)  # the other of panel and line may be shown now
 
-    # What runs
+    async def on_unmount(self) -> None:
+        self.services.machine_watch.close()
+        await self._reader.close()
+
+    # What others need of the chat
 
     @property
     def busy(self) -> bool:
-        return self._stream.busy
+        return self.session.busy
 
     @property
     def model_path(self) -> Source | None:
         """Return the chosen model, loaded or not."""
-        return self._stream.path if hasattr(self, "_stream") else self._initial_model
+        return self.session.source
 
     @property
     def unsent(self) -> str:
         """Return text that was not sent; also after the app has ended."""
-        return self._composer.unsent if hasattr(self, "_composer") else self._initial_text
+        return self._composer.unsent if self._composer.is_mounted or self._composer.text else self._initial_text
 
     def load_model(self, path: Source) -> None:
         """Load in the background; refuses while something runs."""
-        if not self.refuse_while_busy("load another model"):
-            self._stream.load(path)
+        self.session.load(path)
 
     def run_detached(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
         """Run `work` in the place of an answer; `leave` stops it when the app quits."""
-        self._stream.run_detached(work, leave)
+        self._reader.stop()
+        self.session.measure(work, leave)
+
+    def submit(self, text: str) -> None:
+        """Send a text, or run the command that it is, as if it was typed."""
+        self._composer.submit(text)
 
     async def finish(self) -> None:
         """Stop what runs; return when its last text is shown and stored."""
-        self._unqueue()
-        await self._stream.finish()
+        self._composer.unqueue()
+        self.session.leaving = self.services.leaving
+        await self.session.finish()
 
     async def interrupt(self) -> bool:
         """Stop the answer or the load, and send nothing after it; False when there is none."""
-        if not self._stream.busy or self._stream.detached:
+        if not self.session.busy or self.session.measuring:
             return False
-        self._unqueue()
-        await self._stream.stop()
+        self._composer.unqueue()
+        await self.session.stop()
         return True
 
-    def _started(self) -> None:
-        self._held = False
-        self.show_chat_title()
-        self._show_prompt_title()
-        self._figures.start()
+    # Notices
+
+    def tell(self, text: str, severity: Severity = "information") -> None:
+        """Show a toast, as plain text."""
+        timeout = 5 if severity == "information" else 10
+        self.notify(keys.renamed(text, self.services.keymap), severity=severity, timeout=timeout, markup=False)
+
+    def refuse(self, text: str, severity: Severity = "warning") -> None:
+        """Say why something cannot be done. The command that was typed for it goes back into an empty prompt."""
+        self.tell(text, severity)
+        if not self._composer.text and (command := running_command.get()):
+            self._composer.put(command)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Show a `CpuchatError` raised inside the block as a toast."""
+        try:
+            yield
+        except CpuchatError as error:
+            self.refuse(str(error), "error")
+
+    @contextlib.contextmanager
+    def _changing_options(self) -> Iterator[None]:
+        """Show other options of the chat, which the block may set, and errors."""
+        before = self.session.system_prompt
+        with self._telling():
+            yield
+        if self.session.system_prompt != before:
+            self.show_branch(0)
+        self._show_options()
+
+    # Events of the session
+
+    def _follow(self, event: SessionEvent) -> Awaitable[None] | None:
+        """Show an event; returns what has to be awaited before an answer begins."""
+        self._transcript.follow(event)
+        reading = self._reader.follow(event)
+        match event:
+            case events.Told():
+                (self.refuse if event.refuses else self.tell)(event.text, event.severity)
+            case events.Changed():
+                self._show_change(event.what)
+            case LoadProgress() | ModelLoaded() | events.LoadBegun() | events.LoadEnded():
+                self._follow_load(event)
+            case events.MessageSent():
+                self._show_welcome()
+            case events.MessageReturned():
+                self._composer.put_back(event.message)
+                self._composer.show_titles()
+            case events.AnswerBegun():
+                self.refresh_bindings()
+            case events.AnswerEnded():
+                self._status.show_state("")
+                self._show_model()
+            case events.SummaryEnded():
+                self._end_summary(event)
+            case events.WhenFullAsked():
+                self._ask_when_full(event.failed)
+            case events.QuestionTooLong():
+                if self._composer.editing is None and not self._composer.text and self.session.questions:
+                    self._edit_question(self.session.question_index())
+            case events.ApprovalAsked():
+                self._call_dialog = CallScreen(event.tool, event.call)
+                self.app.push_screen(self._call_dialog, lambda choice: self.session.approve(choice or "refuse"))
+            case events.ApprovalEnded(choice=None) if self._call_dialog is not None:  # the answer was stopped
+                self.run_worker(self._call_dialog.dismiss_when_on_top("refuse"), group="approval")
+            case _:
+                pass
+        return reading
+
+    def _show_change(self, what: str) -> None:
+        match what:
+            case "state":
+                self._show_state()
+            case "queue":
+                self._composer.show_titles()
+                if self._queued.is_attached:  # not when the app ends
+                    self._queued.show(self.session.queue)
+            case "question" | "chats":
+                if what == "question":
+                    self._composer.chat_id = self.session.chat_id
+                self._show_title()
+                self.list_chats()
+            case "saving":
+                self._show_save_problem()
+            case "model":
+                if (model := self.conversation.model) is not None:
+                    self._show_loaded(model)
+                self._show_model()
+                if self.session.loaded:
+                    self._show_ready()
+            case _:
+                self._status.show_tools(len(self.session.tools.box.tools))
+
+    def _follow_load(self, event: SessionEvent) -> None:
+        match event:
+            case events.LoadBegun():
+                if event.again:
+                    self.notify(f"Loading {event.source.stem} again.", markup=False)
+                self._status.show_state(f"loading {event.source.stem}")
+            case LoadProgress():
+                remote = event.phase in answers.SERVER_PHASES
+                loading = self.session.source.stem if self.session.loading and self.session.source is not None else ""
+                name = loading or ("the server" if remote else "the model")
+                self._status.show_state(answers.load_progress(name, event, skips=not self.session.queue))
+            case ModelLoaded():
+                self._status.show_state("")
+                self._show_loaded(event.model)
+            case events.LoadEnded():
+                self._status.show_state("")
+                self._status.show_model(self.conversation.model)
+                if isinstance(event.last, LoadCancelled):
+                    self.tell("Load stopped. Your next message restarts it.")
+                if isinstance(event.last, ModelLoaded):
+                    if problem := self.conversation.draft_problem:
+                        self.tell(problem, "error")
+                    self._show_ready()
+                    # It may fit the cost model anew, so nothing waits for it.
+                    self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
+                    self.services.save_settings({"model": {"last": str(event.source)}})
+            case _:
+                pass
+
+    def _show_ready(self) -> None:
+        """Share the cores with the model that was loaded."""
+        yield_to_inference()
+        self._figures.share_the_cores()
+        self.run_worker(self._reader.prepare_if_enabled(), group="speech")
+
+    def _show_loaded(self, model: ModelInfo) -> None:
+        self._status.show_model(model)
+        for note in model.notes:
+            if f"{model.path}\0{note}" not in self._noted:
+                self._noted.add(f"{model.path}\0{note}")
+                self.tell(note, "warning")
+
+    def _show_state(self) -> None:
+        """Show that something began to run, or ended."""
+        if not self.app.is_running:  # after an error or a signal, and while the app ends: its widgets are gone
+            self.session.hold()
+            return
+        if self.session.busy:
+            self._figures.start()
+        else:
+            self._figures.stop()
+            self._show_welcome()
+        self._show_options()
+        self._show_title()
         self.refresh_bindings()
 
-    def _show_idle(self) -> None:
-        self._figures.stop()
-        self._show_welcome()
-        self._show_prompt_title()
-        self.show_chat_title()
+    def _show_model(self) -> None:
+        self._status.show_model(self.conversation.model)
+        self._show_context()
+
+    def _show_context(self) -> None:
+        """Show how full the context is; warn once that it is almost full."""
+        used, model, chat = self.conversation.figures().n_past or 0, self.conversation.model, self.conversation.chat
+        self._status.show_context(used)
+        if model is None or chat is None or not (used and model.n_ctx):
+            return
+        if used < WARNING_SHARE * model.n_ctx:
+            self._warned.discard(chat.id)  # it may have been summarized
+        elif chat.id not in self._warned:
+            self._warned.add(chat.id)
+            self.tell(f"The context is {100 * used / model.n_ctx:.0f} % full. /compact summarizes the chat.", "warning")
+
+    def _show_save_problem(self) -> None:
+        """Show that the answer could not be saved, or that it is saved now."""
+        history = self.conversation.history
+        problem = history.save_problem
+        self._transcript.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
+        if problem is not None:
+            self.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
+        elif not history.answer_lost:
+            self._transcript.identify_last()
+            self.tell("Answer saved.")
+
+    def _end_summary(self, event: events.SummaryEnded) -> None:
+        self.show_branch(0)
+        if event.problem is not None:
+            self.tell(answers.failure(event.problem), "error")
+        elif event.is_kept and event.finished is not None:
+            lost = event.trimmed is not None or event.finished.stop_reason != "end"
+            told = f"{answers.summarized(event.finished, event.trimmed)} Select it and press F4 to edit it."
+            self.tell(told, "warning" if lost else "information")
+        else:
+            self.tell("Stopped. The chat is unchanged.", "warning")
+
+    @work(exclusive=True, group="context")
+    async def _ask_when_full(self, failed: Failed) -> None:
+        question = f"{failed.message} What should this chat do when the context is full?"
+        choice = await self._menus.when_full(question)
+        with self._telling():
+            await self.session.choose_when_full(choice)
+
+    @on(Reader.Changed)
+    def _reading_changed(self) -> None:
+        """Keep the figures of what is read up to date, and Esc enabled."""
+        if self._reader.busy:
+            self._reading_timer.resume()
+        else:
+            self._reading_timer.pause()
+        self._figures.show()
         self.refresh_bindings()
-        self._go_on()
-
-    @on(TextArea.Changed, "#prompt")
-    def _prompt_changed(self) -> None:
-        if hasattr(self, "_attaching"):
-            self._attaching.changed()
-
-    def _begun(self) -> None:
-        """Update title and list: with the first event, a new chat has its id and title."""
-        self._composer.chat_id = self.chat_id
-        if self._stream.writing and (question := self.conversation.history.question) is not None:
-            self._transcript.show_attachments(attached(question))
-        self.show_chat_title()
-        self.list_chats()
-
-    def _title_written(self) -> None:
-        self.show_chat_title()
-        self.list_chats()
 
     # Showing
 
     def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
-        if self._composer.queue and self.chat_id != self._composer.chat_id:
-            self._composer.unqueue()  # they belong to the chat that was open
-            self.tell("Queued messages were not sent; they are back in the prompt of their chat.")
-        sent_with = [attachment for message in self.conversation.messages for attachment in message.attachments]
-        self._composer.switch_chat(self.chat_id, self.questions(), sent_with)
+        """Show the open chat from its end, or from a message, with what `matcher` finds marked."""
+        self._composer.switch_chat()
         self.remove_class("-chats-over")
-        self._show_messages(top=message_id, matcher=matcher)
+        self._transcript.show_chat(top=message_id, matcher=matcher)
         self._show_welcome()
-        self._show_state()
-
-    def _show_state(self) -> None:
-        self.silence()
-        self._show_prompt_title()
-        self.refresh_bindings()
-        self.show_chat_title()
-        self._answering.show_context()
-        self._figures.show()
-        self._clipboard.start_over()
+        self._show_chat_state()
 
     def show_branch(self, message_id: int) -> None:
-        self._composer.switch_branch(self.questions())
-        self._show_state()
-        self._show_messages(top=message_id)
+        """Show another branch of the same chat from this message."""
+        self._composer.switch_branch()
+        self._show_chat_state()
+        self._transcript.show_chat(top=message_id)
 
-    def _show_messages(self, end: int | None = None, top: int = 0, matcher: Matcher | None = None) -> None:
-        """Show the messages before the one with the index `end`, from the one with the id `top` on."""
-        tree, spans, messages = self.conversation.history.tree, self._answering.spans, self.conversation.messages[:end]
-        at = next((at for at, message in enumerate(messages) if message.id == top), None)
+    def _show_chat_state(self) -> None:
+        self._reader.stop()
+        self._show_options()
+        self.refresh_bindings()
+        self._show_title()
+        self._show_context()
+        self._figures.show()
+        self._transcript.start_copying_over()
+
+    def _show_title(self) -> None:
         chat = self.conversation.chat
-        rows = system_prompt(chat.effective_system_prompt, chat.preset) if chat is not None else []
-        shown = [*rows, *(partial(stored_message, m, tree, spans.get(m.id, ())) for m in messages)]
-        self._transcript.set_messages(shown, None if at is None else at + len(rows), matcher)
+        self._transcript.border_title = Content(clean_line(chat.title)) if chat else "New chat"
+
+    def _show_options(self) -> None:
+        """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""
+        preset, loaded = self.conversation.preset, self.services.loaded
+        name = preset.name
+        if preset.current is not None and (model := preset.current.model) and loaded is not None:
+            if model not in self._preset_models:
+                self._find_preset_model(model)
+            elif self._preset_models[model] not in (loaded, self.session.source):
+                name = f"{name} (its model is not loaded)"
+        own = "own system prompt" if preset.has_next_system_prompt else ""  # later it is in the transcript
+        self._composer.show_titles(" · ".join(filter(None, (name, own, answers.reasoning(*preset.reasoning)))))
+
+    @work(exclusive=True, group="preset-model")
+    async def _find_preset_model(self, name: str) -> None:
+        """Find the model that a preset names, to compare it with the loaded one."""
+        found: Source | None = None
+        with contextlib.suppress(CpuchatError):
+            found = await run_in_daemon_thread(partial(self.session.find_model, name))
+        self._preset_models[name] = found
+        self._show_options()
 
     def _show_welcome(self) -> None:
         """Show the welcome pane in place of the transcript while the chat is empty."""
-        empty, path = not self._transcript.has_messages, self._stream.path
+        empty, path = not self._transcript.has_messages, self.session.source
         self.query_one("#talk").set_class(empty, "-empty")
         offered: tuple[str, ...] = ()
+        can_compare = self.check_action("compare", ())
         if empty and path is not None:
-            known = isinstance(path, Path) and is_demo(path)
-            offered = questions(known, self.check_action("compare", ()), self.services.first_run)
-        self._prompt.suggestions = tuple(map(start_of, offered))
+            offered = questions(isinstance(path, Path) and is_demo(path), can_compare, self.services.first_run)
+        self._composer.suggestions = tuple(map(start_of, offered))
+        self._composer.comparison = COMPARE if empty and can_compare else ""
         if empty:
-            idle = (self._stream.loaded or path is None) and not self.busy
+            idle = (self.session.loaded or path is None) and not self.busy
             self.query_one(WelcomePane).show(offered, idle=idle)
 
     def action_suggest(self, number: int) -> None:
-        self._prompt.put(self._prompt.suggestions[number - 1])
-        self._prompt.focus()
+        self._composer.put(self._composer.suggestions[number - 1])
+        self._composer.focus()
 
-    # Actions
+    @on(Prompt.Scrolled)
+    def _scrolled(self, event: Prompt.Scrolled) -> None:
+        self._transcript.scroll_pages(event.pages)
+
+    def action_reasoning(self) -> None:
+        self._transcript.toggle_reasoning()
+
+    def action_sidebar(self) -> None:
+        if self.has_class("-wide"):
+            hidden = not self.has_class("-no-sidebar")
+            self.set_class(hidden, "-no-sidebar")
+            self.services.save_settings({"ui": {"sidebar": not hidden}})
+            shown = not hidden
+        else:
+            self.toggle_class("-chats-over")
+            shown = self.has_class("-chats-over")
+        (self._chats.query_one(Chats) if shown else self._composer).focus()
+        self.refresh_bindings()
+
+    def action_telemetry(self) -> None:
+        self.toggle_class("-no-telemetry")
+        self.services.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
+        self._figures.show()
+
+    def action_drafting(self) -> None:
+        self.tell(draft_controls.cycle(self.services))
+        self._figures.show()
+
+    def action_color_drafts(self) -> None:
+        if text := draft_controls.color(self.services, self._transcript):
+            self.tell(text)
+
+    # Sending, stopping, regenerating
+
+    @on(Composer.CommandTyped)
+    async def _run_command(self, event: Composer.CommandTyped) -> None:
+        """Run a command in a context that knows how it was typed, which workers inherit."""
+        run = commands(self)[event.name][1]
+        if event.argument:
+            run = partial(getattr(self, f"action_{ACTIONS[event.name]}"), event.argument)
+        token = running_command.set(event.text)
+        try:
+            if inspect.isawaitable(ran := run()):
+                await ran
+        finally:
+            running_command.reset(token)
+
+    @on(Composer.Saved)
+    def _save_edited(self, event: Composer.Saved) -> None:
+        if event.kind == "system prompt":
+            self.save_system_prompt(event.text)
+        else:
+            (self.save_answer if event.kind == "answer" else self.save_summary)(event.message_id, event.text)
+
+    @on(Composer.ModelWanted)
+    def _model_wanted(self) -> None:
+        self.action_models()
+
+    @on(Composer.ComparisonWanted)
+    def _comparison_wanted(self) -> None:
+        self.action_compare()
+
+    @on(Paths.Chosen)
+    def _path_chosen(self) -> None:
+        self._composer.take_clicked()
+
+    @on(QueuedMessages.EditAsked)
+    def _edit_asked(self, event: QueuedMessages.EditAsked) -> None:
+        self._composer.edit_queued(event.message)
+
+    @on(QueuedMessages.DeleteAsked)
+    def _queued_delete_asked(self, event: QueuedMessages.DeleteAsked) -> None:
+        self.session.delete_queued(event.message)
+        if not self.session.queue:
+            self._composer.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "stop" and hasattr(self, "_stream"):
-            away = self.focused is not self._prompt
-            active = self.busy or self._reader.busy or self._composer.editing is not None or bool(self._composer.queue)
-            over = self._attaching.offers or self.has_class("-chats-over")
+        if action == "stop" and self._composer.is_mounted:
+            away = self.focused is not self._composer
+            active = self.busy or self._reader.busy or self._composer.editing is not None or bool(self.session.queue)
+            over = self._composer.offers_completions or self.has_class("-chats-over")
             return True if active or away or over else None
         return True
 
     async def action_stop(self) -> None:
-        if not self._attaching.close() and (not self.silence() or self._stream.writing):
-            await self._stop_working()
-
-    async def _stop_working(self) -> None:
-        """Stop what is written or loaded; else leave what Esc leaves."""
-        if self._stream.writing:
-            await self._stream.stop()  # what is queued is sent then
-        elif self._composer.queue:
-            self._unqueue()
+        """Close what is offered, else be silent, else stop what is written or loaded, else leave what Esc leaves."""
+        if self._composer.close_completions() or (self._reader.stop() and not self.session.writing):
+            return
+        if self.session.writing:
+            await self.session.stop()  # what is queued is sent then
+        elif self.session.queue:
+            self._composer.unqueue()
         elif not await self.interrupt():
             self._composer.cancel_editing()
-            self._show_state()
+            self._show_chat_state()
         self.remove_class("-chats-over")
         self._chats.clear_search()
-        self._prompt.focus()
+        self._composer.focus()
 
     def action_again(self) -> None:
-        if self.refuse_while_busy("regenerate"):
-            return
-        selected = self.selected_message
-        if (question := self.question_index(selected)) < 0:
-            self.tell("Nothing to regenerate yet. Send a message first.")
-        elif not self._stream.loaded:
-            self.tell(self.services.no_model, "warning")
-        else:
-            self._clipboard.start_over()
-            self.tell_if_greedy(question + 1)
-            self._show_messages(question + 1)
-            self._stream.run(self._answer(lambda: self.conversation.regenerate(selected)))
+        selected = self._transcript.selected_id
+        repeats = self.session.will_repeat(selected)
+        if self.session.regenerate(selected) and repeats:
+            how = " F2, Temperature changes that." if self.check_action("settings", ()) else ""
+            self.tell(f"Greedy sampling: expect the same answer again.{how}")
 
     def action_continue_answer(self) -> None:
-        if self.refuse_while_busy("continue the answer"):
-            return
-        if not self.conversation.history.is_unfinished:
-            self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
-        elif not self._stream.loaded:
-            self.tell(self.services.no_model, "warning")
-        else:
-            self._clipboard.start_over()
-            self._stream.run(self._answer(self.conversation.continue_answer, continues=True))
+        self.session.continue_answer()
+
+    async def action_answer_now(self) -> None:
+        await self.session.answer_now()
+
+    def action_compact(self) -> None:
+        self.session.summarize()
+
+    @work(exclusive=True, group="context")
+    async def action_when_full(self) -> None:
+        with self._telling():
+            await self._menus.set_when_full()
+
+    # Editing
 
     def action_edit(self) -> None:
-        if self.refuse_while_writing("edit a message"):
+        if self.session.refuse_while_writing("edit a message"):
             return
+        selected = self._transcript.selected_id
         if self._transcript.selects_system_prompt:
             self.action_system_prompt()
-        elif (answer := self.selected_answer) is not None:
-            self.edit_in_prompt(answer, "summary" if answer.is_summary else "answer")
-        elif (at := self.question_index(self.selected_message)) < 0:
+        elif answer := [one for one in self.conversation.messages if one.id == selected and one.role != "user"]:
+            self._edit(answer[0], "summary" if answer[0].is_summary else "answer")
+        elif (at := self.session.question_index(selected)) < 0:
             self.tell("No message to edit yet.")
         else:
-            self.edit_question(at)
+            self._edit_question(at)
 
-    def edit_question(self, index: int) -> None:
-        kind = "last message" if index == self.question_index() else "message"
-        self.edit_in_prompt(self.conversation.messages[index], kind)
+    def _edit_question(self, index: int) -> None:
+        kind = "last message" if index == self.session.question_index() else "message"
+        self._edit(self.conversation.messages[index], kind)
 
-    def edit_in_prompt(self, message: StoredMessage, kind: str) -> None:
-        self._composer.edit(message, kind)
-        self._show_prompt_title()
+    def _edit(self, message: StoredMessage, kind: str) -> None:
+        self._composer.begin_editing(message, kind)
         self.refresh_bindings()
 
+    @work(exclusive=True, group="context")
+    async def save_answer(self, message_id: int, text: str) -> None:
+        """Add what the user made of an answer as another answer to the same question."""
+        if any(one.id == message_id and one.content.strip() == text for one in self.conversation.messages):
+            return
+        with self._telling():
+            self.show_branch((await self.conversation.history.edit_answer(message_id, text)).id)
+            self.tell("Saved as a new branch. Alt+R continues it.")
+
+    @work(exclusive=True, group="context")
+    async def save_summary(self, message_id: int, text: str) -> None:
+        """Replace the text of a summary by what the user made of it."""
+        with self._telling():
+            await self.conversation.history.edit_summary(message_id, text)
+            self.tell("Summary saved.")
+        self.show_branch(0)
+
     def action_copy_answer(self) -> None:
-        self._clipboard.copy_answer()
+        self._transcript.copy_message()
 
     def action_copy_plain(self) -> None:
-        self._clipboard.copy_plain()
+        self._transcript.copy_message(plain=True)
 
     def action_copy_code(self) -> None:
-        self._clipboard.copy_code()
+        self._transcript.copy_code()
 
-    @on(ChatTranscript.CopyAsked)
-    def _copy_asked(self, event: ChatTranscript.CopyAsked) -> None:
-        self._clipboard.copy_block(event.block)
+    # Chats
+
+    @on(ChatList.Searched)
+    @work(exclusive=True, group="list-chats")
+    async def list_chats(self) -> None:
+        """Show the chats, or those that match the search."""
+        if not self.app.is_running:  # its widgets may be gone
+            return
+        with self._telling():
+            found = await self.conversation.history.list_chats(self._chats.searching)
+            if self.app.is_running:
+                self._chats.show(found, self.session.chat_id)
+        for notice in self.conversation.history.store.take_notices():
+            self.notify(notice, severity="warning", timeout=_NOTICE_SECONDS, markup=False)
+
+    @work(exclusive=True, group="open-chat")
+    async def open_chat(self, chat_id: str, message_id: int = 0, matcher: Matcher | None = None) -> None:
+        """Show a stored chat, from `message_id` unless 0, with what `matcher` finds marked."""
+        if self.session.refuse_while_writing("open another chat"):
+            return
+        with self._telling(), self.services.keys_held():
+            if (chat := await self.conversation.history.stored_chat(chat_id)).sides:
+                self.open_comparison(chat, message_id)
+                return
+            before = self.session.tools.folder
+            await self.session.open_chat(chat_id, message_id)
+            self._show_opened(before, message_id, matcher)
+        self.list_chats()
+
+    def action_new_chat(self) -> None:
+        if self.session.refuse_while_writing("start a new chat"):
+            return
+        with self._telling():
+            before = self.session.tools.folder
+            self.session.new_chat()
+            self._show_opened(before)
+        self.list_chats()
+
+    def _show_opened(self, folder: Path | None, message_id: int = 0, matcher: Matcher | None = None) -> None:
+        """Show the chat that was opened. `folder`: in which the model could read files in the one before."""
+        self._chats.clear_search()
+        self.show_chat(message_id, matcher)
+        if message_id and matcher is not None:
+            self._transcript.focus()  # n goes to the next match
+        if (path := self.session.tools.folder) != folder:
+            can = f"The model may read {paths.shown(path)}" if path else "The model can no longer read files"
+            self.tell(f"{can}: /tools holds for one chat.")
+
+    @on(ChatList.Opened)
+    def _opened(self, event: ChatList.Opened) -> None:
+        searching = self._chats.searching
+        self.open_chat(event.chat_id, event.message_id, Matcher(searching) if searching else None)
+
+    @on(ChatList.RenameAsked)
+    def _rename_asked(self, event: ChatList.RenameAsked) -> None:
+        self._rename(event.chat_id)
+
+    @on(ChatList.PinAsked)
+    def _pin_asked(self, event: ChatList.PinAsked) -> None:
+        self._pin(event.chat_id)
+
+    @on(ChatList.DeleteAsked)
+    def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
+        self._delete(event.chat_id)
+
+    def action_rename_chat(self, title: str = "") -> None:
+        self._with_open_chat(partial(self._rename, title=title))
+
+    def action_pin_chat(self) -> None:
+        self._with_open_chat(self._pin)
+
+    def action_export_chat(self) -> None:
+        self._with_open_chat(self._export)
+
+    def action_delete_chat(self) -> None:
+        self._with_open_chat(self._delete)
+
+    def _with_open_chat(self, act: Callable[[str], object]) -> None:
+        if (chat_id := self.session.chat_id) is None:
+            self.tell("This chat has no messages yet.")
+        else:
+            act(chat_id)
+
+    @work
+    async def _rename(self, chat_id: str, title: str = "") -> None:
+        with self._telling():
+            await self._menus.rename_chat(chat_id, title)
+        self.list_chats()
+
+    @work
+    async def _pin(self, chat_id: str) -> None:
+        with self._telling():
+            await self.session.pin_chat(chat_id)
+
+    @work
+    async def _export(self, chat_id: str) -> None:
+        with self._telling():
+            await self._menus.export_chat(chat_id)
+
+    @work
+    async def _delete(self, chat_id: str) -> None:
+        def is_refused() -> bool:
+            return chat_id == self.session.chat_id and self.session.refuse_while_writing("delete this chat")
+
+        if is_refused():
+            return
+        with self._telling():
+            with self.services.keys_held():
+                title = (await self.conversation.history.stored_chat(chat_id)).title
+            question = f"Delete “{title}” and all its messages? {UNDO}"
+            # The dialog may have been open while a queued message was sent.
+            if await self._menus.confirms("Delete chat", question) and not is_refused():
+                was_open = chat_id == self.session.chat_id
+                await self.conversation.delete_chat(chat_id)
+                self.tell(f"Deleted “{title}”. U in the chat list undoes it.")
+                if was_open:
+                    self.show_chat()
+        self.list_chats()
+
+    @work
+    async def action_delete_message(self) -> None:
+        """Delete the selected message and what follows from it, on all branches."""
+        if not (message_id := self._transcript.selected_id):
+            self.tell("Select a message first (k or j).")
+            return
+        if self.session.refuse_while_writing("delete messages"):
+            return
+        following = len(self.conversation.history.tree.subtree(message_id)) - 1
+        rest = f" and {plural(following, 'message')} after it, on all branches" if following else ""
+        is_summary = any(one.id == message_id and one.is_summary for one in self.conversation.messages)
+        what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
+        if not await self._menus.confirms("Delete message", f"Delete {what} {UNDO}"):
+            return
+        if self.session.refuse_while_writing("delete messages"):
+            return
+        with self._telling():
+            try:
+                await self.conversation.delete_message(message_id)
+            finally:  # it may have been changed in another window
+                self.show_chat()
+            self._transcript.focus()  # U is a key there, and a letter in the prompt
+            self.tell(f"Deleted. U {'' if self._transcript.has_messages else 'in the chat list '}undoes it.")
+        self.list_chats()
+
+    @work
+    async def action_undo_delete(self) -> None:
+        if self.session.refuse_while_writing("undo"):
+            return
+        with self._telling():
+            if deleted := await self.conversation.history.undo_delete():
+                self.open_chat(deleted.chat_id, deleted.message_id)
+            else:
+                self.tell("Nothing to undo.")
+        self.list_chats()
+
+    @work
+    async def action_fork(self) -> None:
+        """Copy the chat up to the selected message, or all of it, into a new chat."""
+        if not self.conversation.messages:
+            self.tell("This chat has no messages yet.")
+        elif not self.session.refuse_while_writing("fork this chat"):
+            with self._telling():
+                await self.conversation.fork_chat(self._transcript.selected_id or self.conversation.messages[-1].id)
+                self._chats.clear_search()
+                self.show_chat()
+                self.tell("Forked. You are in the new chat.")
+            self.list_chats()
+
+    @on(ChatTranscript.BranchAsked)
+    def _branch_asked(self, event: ChatTranscript.BranchAsked) -> None:
+        self._switch_branch(event.message_id, event.step)
+
+    def action_branch(self, step: int) -> None:
+        """Open the branch beside the selected message, or beside the last one that has any."""
+        branching = [message.id for message in self.session.branching]
+        message_id = self._transcript.selected_id or (branching[-1] if branching else 0)
+        if message_id not in branching:
+            self.tell("No other answer here. Regenerate or edit makes one.")
+        else:
+            self._switch_branch(message_id, step)
+
+    @work(exclusive=True, group="open-chat")
+    async def _switch_branch(self, message_id: int, step: int) -> None:
+        with self._telling(), self.services.keys_held():
+            if shown := await self.session.switch_branch(message_id, step):
+                self.show_branch(shown)
+
+    # Presets, reasoning, system prompt, tools
+
+    @work(exclusive=True, group="preset")
+    async def action_preset(self, name: str = "") -> None:
+        """Use a preset in the open chat, or in the next one: the named one, "none" for none; "" asks which."""
+        if not self.session.refuse_while_writing("choose a preset"):
+            with self._changing_options():
+                await self._menus.choose_preset(name)
+
+    @work(exclusive=True, group="preset")
+    async def action_save_preset(self) -> None:
+        if not self.session.refuse_while_writing("save a preset"):
+            with self._changing_options():
+                if saved := await self._menus.save_preset():
+                    self._preset_models[saved.model] = self.services.loaded
+
+    @work(exclusive=True, group="preset")
+    async def action_delete_preset(self, name: str = "") -> None:
+        with self._telling():
+            await self._menus.delete_preset(name)
+
+    @work(exclusive=True, group="preset")
+    async def action_chat_reasoning(self, choice: str = "") -> None:
+        """Set whether the model reasons in the open chat, or in the next one, and for how many tokens; "" asks."""
+        if not self.session.refuse_while_writing("choose the reasoning"):
+            with self._changing_options():
+                if choice := choice or await self._menus.reasoning():
+                    await self.session.set_reasoning(choice)
+
+    @work(exclusive=True, group="preset")
+    async def action_system_prompt(self, text: str = "") -> None:
+        """Edit the system prompt of the open chat, or of the next one, in the prompt; or set it to `text`."""
+        if self.session.refuse_while_writing("edit the system prompt"):
+            return
+        with self._telling():
+            await self.conversation.preset.find()
+            if text:
+                self.save_system_prompt(text)
+            else:
+                own = self.session.system_prompt
+                self._edit(StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt")
+
+    @work(exclusive=True, group="preset")
+    async def save_system_prompt(self, text: str) -> None:
+        with self._changing_options():
+            if text != self.session.system_prompt:
+                await self.session.set_system_prompt(text)
+
+    @work(exclusive=True, group="tools")
+    async def action_tools(self, wanted: str = "") -> None:
+        """Let the model read files in a folder, "off" for none; "" asks which."""
+        if not self.session.refuse_while_writing("change the tools"):
+            with self._telling():
+                await self._menus.choose_folder(wanted)
+
+    @work(exclusive=True, group="tools")
+    async def action_forget_approvals(self) -> None:
+        """Ask again before every call."""
+        await asyncio.to_thread(self.session.tools.approvals.forget_all)
+        self.tell("Every tool call needs your approval again.")
+
+    @work(group="tool servers")
+    async def action_tool_servers(self, name: str = "") -> None:
+        """Start the named server of mcp.json, or end it if it runs; "" lists them."""
+        if not self.session.refuse_while_writing("change the tools"):
+            with self._telling():
+                await self._menus.tool_server(name)
+
+    @work(group="tool servers")
+    async def start_server(self, name: str, config: Server | CpuchatError) -> None:
+        with self._telling():
+            await self._menus.start_server(name, config)
+
+    # Reading aloud
+
+    @work(exclusive=True, group="speech")
+    async def action_speak(self) -> None:
+        """Toggle reading answers aloud."""
+        await self.session.stop_background()
+        with self._telling():
+            await self._reader.switch()
+
+    @work(exclusive=True, group="speech")
+    async def action_read_answer(self) -> None:
+        """Read the selected message, or the last answer."""
+        if text := self._transcript.current_message_text():
+            await self.session.stop_background()
+            with self._telling():
+                await self._reader.read(text)
+        else:
+            self.tell("No answer to read yet.")
+
+    # Other screens
 
     @work
     async def action_models(self) -> None:
         await self._change_model(await self.services.navigation.models())
-
-    @work(exclusive=True, group="switch-model")
-    async def action_switch_model(self) -> None:
-        """Choose among the models that are here: Enter loads one, Esc leaves."""
-        if rows := await other_models(self.services):
-            self.app.push_screen(Palette(providers=[listing(rows)], placeholder="Switch to …"))
-        else:
-            self.tell("No other model is here. Ctrl+O downloads one.")
 
     @work
     async def action_downloads(self) -> None:
@@ -361,9 +932,123 @@ class ChatScreen(TypingScreen, SendingScreen):
 
     async def _change_model(self, path: Source | None) -> None:
         if path is not None:
-            if self._answering.loading:
+            if self.session.loading:
                 await self.finish()  # the other model is not wanted any more
             self.load_model(path)
 
+    @work(exclusive=True, group="switch-model")
+    async def action_switch_model(self) -> None:
+        """Choose among the models that are here: Enter loads one, Esc leaves."""
+        await self._menus.switch_model()
+
     def action_hardware(self) -> None:
         self.services.navigation.hardware()
+
+    def _apply_ui_settings(self) -> None:
+        ui = self.services.settings.ui
+        self.set_class(not ui.sidebar, "-no-sidebar")
+        self.set_class(not ui.telemetry, "-no-telemetry")
+        self._transcript.color_drafts(ui.color_drafts)
+
+    @work
+    async def action_settings(self) -> None:
+        if (result := await self.services.navigation.settings()) is None:
+            return
+        before, self.conversation.settings = self.services.settings, result
+        if result.ui.theme != before.ui.theme:
+            self.services.show_theme(result.ui.theme)
+        self._apply_ui_settings()
+        self._show_options()
+        await self._reader.settings_changed(before.speech)
+        if result.model.folders != before.model.folders:
+            self.services.set_folders(result.model.folders)
+        self._figures.show()
+        path = self.session.source
+        if not draft_controls.needs_reload(before, result) or path is None:
+            return
+        if self.busy or isinstance(path, ServerModel):
+            self.tell("Some of these settings take effect on the next load of a model on this machine.")
+        else:
+            question = "Some of these settings take effect on the next load. Reload the model now?"
+            if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):
+                self.load_model(path)
+
+    @work(exclusive=True, group="compare")
+    async def action_compare(self) -> None:
+        """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
+        from cpuchat.compare.runner import Side
+        from cpuchat.models.library.places import DEMO_FILES
+
+        if self._is_served():
+            return
+        path, resolve = self.services.loaded_path, self.services.library.resolve
+        demo = {paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-q4")}
+        if path is not None and path not in demo:
+            self.action_compare_with()
+        elif not self.session.refuse_while_busy("compare"):
+            with self._telling():
+                sides = await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
+                self.compare(sides, await self._compared_question() or FIRST_PROMPT)
+
+    @work(exclusive=True, group="compare")
+    async def action_compare_with(self) -> None:
+        from cpuchat.compare.runner import Side
+
+        if self.session.refuse_while_busy("compare") or self._is_served():
+            return
+        if (path := self.services.loaded_path) is None:
+            self.tell("Load a model first. Ctrl+O chooses one.")
+        elif (other := await self.services.navigation.compare_with(path)) is not None:
+            with self._telling():
+                side = await run_in_daemon_thread(lambda: Side.of(path))
+                self.compare((side, other), await self._compared_question())
+
+    def _is_served(self) -> bool:
+        """Say that models on servers are not compared, and return True, while one is loaded."""
+        served = isinstance(self.services.loaded, ServerModel)
+        if served:
+            self.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
+        return served
+
+    async def _compared_question(self) -> str:
+        """Return what to ask both, with its attachments: the text in the prompt, else the last question of the chat.
+        Raises CpuchatError if a file cannot be read.
+        """
+        if self._composer.text.strip() == COMPARE:
+            self._composer.clear()
+        if text := self._composer.text.strip():
+            return await self._composer.read_named(text)
+        asked = next((one for one in reversed(self.conversation.messages) if one.role == "user"), None)
+        return sent_text(asked.content, asked.attachments) if asked is not None else ""
+
+    @work(exclusive=True, group="open-chat")
+    async def open_comparison(self, chat: Chat, message_id: int = 0) -> None:
+        """Show a stored comparison, from the turn with this message unless 0."""
+        from cpuchat.compare.comparison import sides_of, turn_with, turns_of
+
+        with self._telling():
+            with self.services.keys_held():
+                messages = await asyncio.to_thread(self.conversation.history.store.messages, chat.id)
+            self.compare(sides_of(chat), kept=(chat.id, turns_of(messages), turn_with(messages, message_id)))
+
+    @work
+    async def compare(
+        self, sides: Sides, prompt: str = "", kept: Opened | None = None, then: Source | None = None
+    ) -> None:
+        """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.
+
+        Meanwhile the chat's worker is not in memory: the two sides have the machine.
+        """
+        if self.session.refuse_while_busy("compare"):
+            return
+        self._reader.stop()
+        loaded = self.services.loaded or then
+        await self.conversation.backend.unload()
+        try:
+            with self._telling():
+                await self.services.navigation.compare(sides, prompt, kept)
+        finally:
+            if self.is_running and not self.services.leaving:
+                self.list_chats()
+                if loaded is not None:
+                    self.load_model(loaded)

@@ -1,9 +1,11 @@
-"""The transcript of a chat: its branches, what was searched for, and a mark for text below what is shown."""
+"""The transcript of a chat: its messages and branches, the answer that is being written, and what is copied of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -15,12 +17,34 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
+from cpuchat.base.text import clean_line
+from cpuchat.chats.records import StoredMessage, Tree
 from cpuchat.chats.store import Matcher
+from cpuchat.config.presets import Preset
+from cpuchat.present import answers
+from cpuchat.present.tools import returned, title
+from cpuchat.protocol.messages import (
+    CallDone,
+    CallsMade,
+    ContextTrimmed,
+    Failed,
+    GenerationFinished,
+    LoadProgress,
+    PrefillProgress,
+    Queued,
+    Reconnecting,
+    TextDelta,
+    ToolStep,
+)
+from cpuchat.session import events as session_events
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.events import SessionEvent
+from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
-from cpuchat.tui.markdown.entries import MessageSource
-from cpuchat.tui.markdown.message_view import Step
+from cpuchat.tui.chat.frame import fit
+from cpuchat.tui.markdown.message_view import Spans, Step
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
-from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
+from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
@@ -30,6 +54,19 @@ NEW_TEXT = " ↓ new text "
 """At the bottom while there is text below that nobody has seen."""
 COPY = " copy "
 """At the right end of a code block's first row, where it leaves room."""
+SUMMARY = "Summary of earlier messages"
+_TITLES = {
+    "worker_died": "Worker crashed",
+    "worker_stuck": "Worker ended",
+    "does_not_fit": "Not enough memory",
+    "server_unreachable": "Connection lost",
+    "context_full": "Context full",
+}
+_WAITING = "Waiting for the first token…"
+_RUNNING = "running…"
+_GIST = 40  # characters of a folded system prompt
+MOST_COLORED = 100
+"""Answers whose drafters are remembered while the app runs, the last ones."""
 
 
 class ChatTranscript(Transcript):
@@ -43,18 +80,19 @@ class ChatTranscript(Transcript):
             self.message_id = message_id
             self.step = step
 
-    class CopyAsked(Message):
-        """The user wants a code block."""
-
-        def __init__(self, block: CodeBlock) -> None:
-            super().__init__()
-            self.block = block
-
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._session = session
         self._matcher: Matcher | None = None
         self._unseen = False  # text came in below what is shown
         self._chunks = 0  # of long chats, rendered so far
+        self._next_block = 0  # to copy, from the last one back
+        self._open = False  # an answer is being written
+        self._written = False  # its first text has come
+        self._replaces = False  # it is to take the place of something that is not shown any more
+        self._summarizes = False
+        self._left_out = ""
+        self._spans: dict[int, Spans] = {}  # drafters of the parts of this run's answers, by message id
 
     @property
     def selected_id(self) -> int:
@@ -83,6 +121,167 @@ class ChatTranscript(Transcript):
         self._matcher = matcher
         self._unseen = False
         super().set_messages(messages, top)
+
+    def show_chat(self, end: int | None = None, top: int = 0, matcher: Matcher | None = None) -> None:
+        """Show the messages of the open chat before the index `end`, from the one with the id `top` on."""
+        conversation, tree = self._session.conversation, self._session.history.tree
+        messages = conversation.messages[:end]
+        at = next((at for at, message in enumerate(messages) if message.id == top), None)
+        chat = conversation.chat
+        rows = system_prompt(chat.effective_system_prompt, chat.preset) if chat is not None else []
+        shown = [*rows, *(partial(stored_message, m, tree, self._spans.get(m.id, ())) for m in messages)]
+        self.set_messages(shown, None if at is None else at + len(rows), matcher)
+
+    # The answer that is being written
+
+    def follow(self, event: SessionEvent) -> None:
+        """Show an event of the session."""
+        match event:
+            case TextDelta():
+                if not self._written:
+                    self._written = True
+                    self.set_pending("")
+                self.append(event.text, event.channel, "" if self._summarizes else event.drafter)
+            case PrefillProgress() if not self._written:
+                self.set_pending(answers.prefill_progress(event, self._session.prefill_left_s(event)))
+            case LoadProgress() if self._open:  # a dead worker is started again before it answers
+                remote = event.phase in answers.SERVER_PHASES
+                loading = answers.load_progress("the server", event, skips=not self._session.queue)
+                self.set_pending(loading if remote else "Restarting the worker…")
+            case Reconnecting():
+                self.set_pending(answers.reconnecting(event))
+            case Queued() if not self._written:
+                self.set_pending(answers.queued(event))
+            case ContextTrimmed():
+                self._left_out = answers.left_out(event)
+                self._session.tell(answers.context_trimmed(event), "warning")
+            case GenerationFinished() if not event.calls or event.stop_reason == "cancelled":  # else it goes on
+                self._finish(event)
+            case CallsMade() | CallDone():
+                steps = self._session.history.answer.steps
+                self._show_call(_RUNNING)
+                self._written = False
+                self.set_pending(_WAITING if len(steps[-1].results) == len(steps[-1].calls) else "")
+            case Failed():
+                self._close("")
+                what = _TITLES.get(event.code, "Request failed")
+                self.add_message(TranscriptMessage(role="notice", title=what, content=answers.failure(event)))
+            case _:
+                self._follow_session(event)
+
+    def _follow_session(self, event: SessionEvent) -> None:
+        match event:
+            case session_events.MessagesChanged():
+                self._close("")
+                self.show_chat(event.end)
+            case session_events.MessageSent():
+                self.start_copying_over()
+                self.add_message(sent_message(event.message.text))
+            case session_events.Changed("question"):
+                if (question := self._session.history.question) is not None:
+                    self._show_attachments(attached(question))
+            case session_events.AnswerBegun(summarizes=True):
+                self.begin_answer(SUMMARY)
+                self.set_pending("Summarizing the chat…")
+                self._summarizes, self._written = True, False
+            case session_events.AnswerBegun():
+                self._begin(event)
+            case session_events.AnswerEnded():
+                self._close("stopped")  # if it ended without a final event
+            case session_events.SummaryEnded():
+                self.finish_answer()
+                self._summarizes = False
+            case session_events.ApprovalAsked():
+                self._show_call("waiting for your approval")
+            case session_events.ApprovalEnded() if event.choice is not None:
+                self._show_call(_RUNNING)
+            case _:
+                pass
+
+    def _begin(self, event: session_events.AnswerBegun) -> None:
+        conversation = self._session.conversation
+        if event.message is not None and conversation.chat is None:
+            rows = system_prompt(conversation.chosen.chat.system_prompt, conversation.preset.current)
+            if rows:
+                self.set_messages([*rows, sent_message(event.message.text)])
+        self.start_copying_over()
+        drafted, model = bool(conversation.speculation.drafters), conversation.model
+        hint = "F10 answers now" if model is not None and not model.server else ""
+        begin = self.reopen_answer if event.continues else self.begin_answer
+        begin(conversation.model_name or "Answer", drafted, hint)
+        self.set_pending(_WAITING)
+        self._open, self._written, self._left_out = True, False, ""
+        self._replaces = event.message is None or event.message.editing is not None
+
+    def _finish(self, event: GenerationFinished) -> None:
+        answer = self._session.history.answer
+        note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
+        is_empty = event.stop_reason == "cancelled" and not (answer.content or answer.reasoning or answer.steps)
+        self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
+        if is_empty:
+            self.show_chat()  # without the empty answer
+            self._session.tell("The request was stopped before the first token.")
+        if note := answers.note(event.timings):
+            self._session.tell(note, "warning")
+
+    def _close(self, note: str) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self.set_pending("")
+        answer, messages = self.finish_answer(note), self._session.conversation.messages
+        if answer is not None and messages and messages[-1].role == "assistant":
+            # Also when it has none: the id may be that of an answer that was deleted.
+            self._spans[messages[-1].id] = answer.spans
+            if len(self._spans) > MOST_COLORED:  # a drafted answer has hundreds
+                del self._spans[next(iter(self._spans))]
+        if self._replaces and not self._written:
+            self.show_chat()  # what was to be replaced is back
+        else:
+            self.identify_last()
+
+    def _show_call(self, state: str) -> None:
+        """Show the steps before the open answer, with the state of the call that is next."""
+        if (answer := self._entries.open_answer()) is not None:
+            answer.show_steps(shown_steps(self._session.history.answer.steps, current=state))
+            self._flush_soon()
+
+    def identify_last(self) -> None:
+        """Give the last question, and the answer to it, the ids that they have in the store."""
+        for message in last_turn(self._session.conversation.messages, self._session.history.tree):
+            self._identify(message)
+
+    # Copying
+
+    def start_copying_over(self) -> None:
+        """Begin with the last code block again."""
+        self._next_block = 0
+
+    def copy_message(self, plain: bool = False) -> None:
+        """Copy the selected message, or the last answer: as Markdown, or as it is shown."""
+        if text := self.current_message_text(plain=plain):
+            self._copy(text, plural(len(text), "character"))
+        else:
+            self._session.tell("No answer to copy yet.")
+
+    def copy_code(self) -> None:
+        """Copy the last code block of the selected message or the last answer; called again, the one before."""
+        if not (blocks := self.code_blocks()):
+            self._session.tell("No code block to copy.")
+            return
+        index = len(blocks) - 1 - self._next_block % len(blocks)
+        self._next_block += 1
+        self._copy_block(blocks[index], f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else "")
+
+    def _copy_block(self, block: CodeBlock, which: str = "") -> None:
+        n_lines = plural(block.text.count("\n") + 1, "line")
+        self._copy(block.text, f"{n_lines} of {clean_line(block.language) or 'code'}{which}")
+
+    def _copy(self, text: str, what: str) -> None:
+        self.app.copy_to_clipboard(text)
+        self._session.tell(getattr(self.app, "clipboard_problem", "") or f"Copied {what}.")
+
+    # Rows
 
     def _first_line(self, index: int) -> int:
         if self._matcher is None:
@@ -135,13 +334,7 @@ class ChatTranscript(Transcript):
         """Return whether the mark for new text is at the end of this row."""
         return self._unseen and not self.following and y == self.size.height - 1
 
-    def show_steps(self, steps: tuple[Step, ...]) -> None:
-        """Show what came before the open answer; its text up to here is part of it."""
-        if (answer := self._entries.open_answer()) is not None:
-            answer.show_steps(steps)
-            self._flush_soon()
-
-    def identify(self, message: TranscriptMessage) -> None:
+    def _identify(self, message: TranscriptMessage) -> None:
         """Give the last message of this role its id, its place among its siblings and its attachments, unless an answer
         is open.
         """
@@ -155,7 +348,7 @@ class ChatTranscript(Transcript):
                     self._show_whole(entry)
                 return
 
-    def show_attachments(self, attachments: tuple[tuple[str, str], ...]) -> None:
+    def _show_attachments(self, attachments: tuple[tuple[str, str], ...]) -> None:
         """Show what was sent with the user's last message."""
         entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
         if entry is not None and entry.message.attachments != attachments:
@@ -198,7 +391,7 @@ class ChatTranscript(Transcript):
         if place is not None and 0 <= at < self._entries.height:
             line = self._entries.line(at)
             if line.code is not None and self._copies(line) and line.width - len(COPY) <= place.x < line.width:
-                self.post_message(self.CopyAsked(line.code))
+                self._copy_block(line.code)
                 return
         if place is None or event.chain != 1 or at not in self._entries.starts[:-1]:
             return
@@ -212,3 +405,72 @@ def _ending(strip: Strip, text: str, style: Style) -> Strip:
     """Return a line with `text` in the place of its end."""
     mark = Strip([Segment(text, style)], cell_len(text))
     return Strip.join([strip.crop(0, max(0, strip.cell_length - mark.cell_length)), mark])
+
+
+def sent_message(text: str) -> TranscriptMessage:
+    """Return a message that the user just sent."""
+    return TranscriptMessage(role="user", title="You", content=text)
+
+
+def attached(message: StoredMessage) -> tuple[tuple[str, str], ...]:
+    """Return the titles and texts of what was sent with a message."""
+    return tuple((attachment.title, attachment.text) for attachment in message.attachments)
+
+
+def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
+    """Return the folded row of a system prompt, which may be that of a preset; nothing for none."""
+    if not text.strip():
+        return []
+    of_preset = preset is not None and preset.system_prompt
+    title = f"System prompt of preset {preset.name}" if preset is not None and of_preset else "System prompt"
+    title += f": {fit(clean_line(text), _GIST)}"
+    return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
+
+
+def shown_steps(steps: Sequence[ToolStep], *, current: str = "") -> tuple[Step, ...]:
+    """Convert what came before an answer. `current` is the state of the first call without a result."""
+    found = list[Step]()
+    for step in steps:
+        calls = list[tuple[str, str | None]]()
+        for call, result in zip_longest(step.calls, step.results[: len(step.calls)]):
+            if result is not None:
+                calls.append((title(call, result), returned(call, result)))
+            else:
+                calls.append((f"{title(call)} · {current or 'not run'}", None))
+                current = ""
+        found.append(Step(step.said, step.reasoning, tuple(calls)))
+    return tuple(found)
+
+
+def _reasoning_s(message: StoredMessage) -> float:
+    """Return how long the reasoning that is shown took; 0 when it is only a part of all."""
+    if message.timings is None or any(step.reasoning for step in message.steps):
+        return 0.0
+    return message.timings.reasoning_ms / 1e3
+
+
+def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessage]:
+    """Return the last question, and the answer to it if there is one."""
+    answered = bool(messages) and messages[-1].role == "assistant"
+    return [stored_message(message, tree) for message in (messages[-2:] if answered else messages[-1:])]
+
+
+def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> TranscriptMessage:
+    """Convert a message of the chat with these branches. `spans`: the drafter of each part, if known."""
+    siblings = tree.siblings(message.id)
+    place = f"{siblings.index(message.id) + 1}/{len(siblings)}" if len(siblings) > 1 else ""
+    if message.role == "user":
+        sent = sent_message(message.content)
+        return replace(sent, id=message.id, place=place, attachments=attached(message))
+    return TranscriptMessage(
+        role=message.role,
+        title=SUMMARY if message.is_summary else message.model or "Answer",
+        content=message.content,
+        reasoning=message.reasoning,
+        reasoning_s=_reasoning_s(message),
+        note=answers.summary(message.timings, message.stop_reason or "", message.sampling, message.default_sampling),
+        spans=spans,
+        id=message.id,
+        place=place,
+        steps=shown_steps(message.steps),
+    )

@@ -37,7 +37,6 @@ from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import Side, SideAnswer, Turn
 from cpuchat.config.settings import Settings
-from cpuchat.conversation import Conversation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog, match_local
@@ -57,6 +56,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.quality.measure import Answered, QualityMeasurement, ask_all, count_flips
 from cpuchat.quality.questions import load as builtin_questions
 from cpuchat.quality.texts import builtin_texts
+from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import PrefillClock
 from cpuchat.tui import keys

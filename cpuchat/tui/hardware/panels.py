@@ -27,7 +27,7 @@ from textual.widgets.option_list import Option
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
-from cpuchat.hardware.monitor import MachineFacts
+from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
@@ -35,13 +35,13 @@ from cpuchat.present import machine as typical
 from cpuchat.present.machine import Now, costs_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
-from cpuchat.tui.settings import field
+from cpuchat.tui.settings import Field
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
-    from cpuchat.hardware.bandwidth.peaks import Survey
-    from cpuchat.hardware.monitor import MachineReader
+    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.hardware.machine import MachineReader
     from cpuchat.hardware.placement.placement import Placement
     from cpuchat.models.prediction import Prediction
     from cpuchat.present.machine import TypicalModel
@@ -219,10 +219,10 @@ async def measure_machine(
 _OWN = "Custom"
 # Attribute of `PlacementSpec`, label, and the setting that it is.
 _FIELDS = (
-    ("cores", "cores", field("engine.cores")),
-    ("draft_cores", "draft", field("speculation.draft_cores")),
-    ("memory", "memory", field("engine.memory")),
-    ("threads", "threads", field("engine.threads")),
+    ("cores", "cores", Field.of("engine.cores")),
+    ("draft_cores", "draft", Field.of("speculation.draft_cores")),
+    ("memory", "memory", Field.of("engine.memory")),
+    ("threads", "threads", Field.of("engine.threads")),
 )
 _LABELS = {name: label for name, label, _ in _FIELDS}
 

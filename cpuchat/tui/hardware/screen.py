@@ -18,7 +18,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.hardware.monitor import MachineFacts, MachineReader
+from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
@@ -32,7 +32,7 @@ from cpuchat.tune import tuner
 from cpuchat.tune.trial import Outcome, Step, Trial
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.peaks import Survey
+    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
 

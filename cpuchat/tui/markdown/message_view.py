@@ -1,24 +1,225 @@
-"""Renders one message as lines: title, folded reasoning, content, note."""
+"""Renders one message as lines: title, folded reasoning, content, note.
+
+Renders answers with drafted tokens colored: as plain text while they are written, then as Markdown.
+
+Of Markdown only the layout is kept: its styles would be taken for those of drafters. Bold, plain, underlined and italic
+tell the drafters apart without colors too.
+
+Marks the words of a rendered answer that differ from another one: by word, whatever Markdown made of them.
+
+Both are rendered for the same width, so that tables and code compare as they are seen.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import re
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from itertools import groupby
+from operator import itemgetter
 from time import monotonic
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 from rich.style import Style
 
-from cpuchat.base.text import Cleaner, clean, clean_line
+from cpuchat.base.text import Cleaner, clean, clean_line, common_prefix
+from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.telemetry.units import plural
-from cpuchat.tui.markdown.compared import mark_differences
-from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, Spans, drafted_rows, legend, pieces
-from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import MOST, render
-from cpuchat.tui.markdown.rows import Line, LineStream, Row, copied_text, plain_rows, prefix, to_line, wrap
+from cpuchat.tui.markdown.rows import (
+    Line,
+    LineStream,
+    Palette,
+    Row,
+    Run,
+    copied_text,
+    plain_rows,
+    prefix,
+    to_line,
+    wrap,
+)
 from cpuchat.tui.markdown.streaming import Stream
+
+Span = tuple[int, str]
+"""Characters, and the drafter that proposed them ("" = the model itself)."""
+Spans = tuple[Span, ...]
+
+_NAMES = {"": "the model", **{row.name: row.name for row in DRAFTERS}}
+_NOBODY = "\0"  # decoration
+_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+_WORD_REACH = 24  # times its length: an address, of which nothing is shown, may come before a word
+_MARK_REACH = 8  # characters of markup before a punctuation mark
+
+
+class SpanList:
+    """Spans of a growing text; adjacent spans of one drafter are merged."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+
+    def add(self, length: int, drafter: str) -> None:
+        """Add `length` characters proposed by `drafter`."""
+        if not length:
+            return
+        if self._spans and self._spans[-1][1] == drafter:
+            length += self._spans.pop()[0]
+        self._spans.append((length, drafter))
+
+    def spans(self) -> Spans:
+        return tuple(self._spans)
+
+
+class DraftedStream(LineStream):
+    """Renders as `streaming.Stream`: feed it text, ask for rows."""
+
+    def __init__(self, width: int, palette: Palette) -> None:
+        super().__init__(width, palette.of_drafter)
+
+
+def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
+    """Cut `text` into its spans, each with its drafter; text beyond them is the model's own."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    for length, drafter in spans:
+        found.append((text[at : at + length], drafter))
+        at += length
+    return [*found, (text[at:], "")]
+
+
+def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[Row]:
+    """Render `text` as Markdown, colored by `spans` in place of its own styles.
+
+    What is shown is found again in `text` from word to word. A word that is not in there, as those of a formula may be,
+    counts as proposed by who proposed the one before.
+    """
+    rows = render(text, width, palette)
+    drafters = [drafter for piece, drafter in pieces(text, spans) for _ in piece]
+    at = 0
+    for row in rows:
+        proposed = [_NOBODY] * len(row.text)
+        for token in _TOKEN.finditer(row.text, row.lead):
+            is_word = token[0].isalnum()
+            reach = _WORD_REACH * len(token[0]) if is_word else _MARK_REACH
+            found = text.find(token[0], at, at + reach + len(token[0]))
+            if found >= 0:
+                at = found + len(token[0])
+                proposed[token.start() : token.end()] = drafters[found:at]
+            elif is_word and drafters:
+                proposed[token.start() : token.end()] = [drafters[max(0, at - 1)]] * len(token[0])
+        for place, character in enumerate(row.text[1:-1], 1):
+            if character == " " and _NOBODY not in (proposed[place - 1], proposed[place + 1]):
+                proposed[place] = proposed[place + 1]  # tokens begin with their space
+        row.runs = _recolored(row, proposed, palette)
+    return rows
+
+
+def _recolored(row: Row, proposed: list[str], palette: Palette) -> list[Run]:
+    """Return the runs of `row` with each character in the style of who `proposed` it; decoration keeps its own."""
+    runs: list[Run] = []
+    at = 0
+    for text, style in row.runs:
+        ground = Style(bgcolor=style.bgcolor, link=style.link)
+        for drafter, part in groupby(zip(proposed[at : at + len(text)], text, strict=True), key=itemgetter(0)):
+            shown = "".join(character for _, character in part)
+            if drafter != _NOBODY:
+                runs.append((shown, ground + palette.of_drafter(drafter)))
+            else:
+                runs.append((shown, style if shown.strip() else ground))
+        at += len(text)
+    return runs
+
+
+def legend(spans: Spans, width: int, palette: Palette) -> list[Row]:
+    """Explain the colors, with shares of the text for a complete answer (`spans` given)."""
+    counts: Counter[str] = Counter()
+    for length, drafter in spans:
+        counts[drafter] += length
+    total = counts.total()
+    rows = [Row([("proposed by ", palette.dim)])]
+    shown = [drafter for drafter in _NAMES if counts[drafter] or not total]
+    for drafter in shown:
+        part: list[Run] = [(_NAMES[drafter], palette.of_drafter(drafter))]
+        tail = f" {100 * counts[drafter] / total:.0f} %" if total else ""
+        part.append((tail + (", " if drafter != shown[-1] else ""), palette.dim))
+        if len(rows[-1].runs) > 1 and len(rows[-1].text) + len("".join(text for text, _ in part).rstrip()) > width:
+            rows.append(Row(joint=" "))
+        rows[-1].runs += part
+    return [row for wide in rows for row in wrap(wide, width)]
+
+
+FIRST_MARK = "▸"
+"""Stands before the first word that differs, for terminals without colors."""
+_WORD = re.compile(r"\S+")
+# Compared word by word; of an answer with more, all words behind the first difference are marked.
+_MOST_WORDS = 4000
+_MOST_PAIRS = 60_000  # of equal words, one on either side: what repeats itself takes minutes
+
+
+class _Word(NamedTuple):
+    row: int
+    start: int
+    end: int
+    text: str
+
+
+def mark_differences(rows: list[Row], other: Sequence[Row], palette: Palette) -> None:
+    """Mark in `rows`, in place, the first word that differs from `other`, and from there on all others."""
+    ours, theirs = _words(rows), _words(other)
+    a, b = [word.text for word in ours], [word.text for word in theirs]
+    common = common_prefix(a, b)
+    if common == len(a):
+        return
+    changed = range(common, len(a))
+    there = Counter(b[common:])
+    n_pairs = sum(there[word] for word in a[common:])
+    if len(a) + len(b) - 2 * common <= _MOST_WORDS and n_pairs <= _MOST_PAIRS:
+        matcher = SequenceMatcher(None, a[common:], b[common:], autojunk=False)
+        changed = [
+            common + at for tag, first, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(first, end)
+        ]
+    for at in reversed(changed):  # from the end: a mark moves what stands behind it
+        word = ours[at]
+        _restyle(rows[word.row], word.start, word.end, palette.changed)
+    first = ours[common]
+    _restyle(rows[first.row], first.start, first.end, palette.parted)
+    _insert(rows[first.row], first.start, (FIRST_MARK, palette.parted))
+
+
+def _words(rows: Sequence[Row]) -> list[_Word]:
+    return [
+        _Word(number, match.start(), match.end(), match[0])
+        for number, row in enumerate(rows)
+        for match in _WORD.finditer(row.text, row.lead)
+    ]
+
+
+def _restyle(row: Row, start: int, end: int, style: Style) -> None:
+    runs: list[Run] = []
+    at = 0
+    for text, old in row.runs:
+        first, last = max(start - at, 0), min(end - at, len(text))
+        if first >= last:
+            runs.append((text, old))
+        else:
+            runs += [(text[:first], old), (text[first:last], old + style), (text[last:], old)]
+        at += len(text)
+    row.runs = [run for run in runs if run[0]]
+
+
+def _insert(row: Row, at: int, run: Run) -> None:
+    runs: list[Run] = []
+    for text, style in row.runs:
+        if 0 <= at < len(text):
+            runs += [(text[:at], style), run, (text[at:], style)]
+            at = -1
+        else:
+            runs.append((text, style))
+            at = at - len(text) if at >= 0 else at
+    row.runs = [one for one in runs if one[0]]
+
 
 GUTTER = 2  # cells; the marker of the selected message stands here
 LONGEST_LINE = 100  # cells; in a wider view the text is centered

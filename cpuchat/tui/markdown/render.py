@@ -5,27 +5,267 @@ backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table 
 links, escaping backslashes, `<br>`, blanks that CommonMark ignores, and a link's target that is its text; entities
 become their characters, and formulas of which `latex` knows everything become Unicode. Every other letter and digit of
 the source is in the rendered text: `render` counts them, and shows a block's source as it is if one is missing.
+
+Syntax highlighting of code blocks: Pygments' token types in the palette's styles.
+
+Lays out a table: natural widths if they fit, wrapped cells if not, else one line per cell.
+
+Loads the Markdown parser with the first text: importing it would delay the first paint.
 """
 
 from __future__ import annotations
 
 import html
 import re
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.base.text import expand_tabs
-from cpuchat.tui.markdown import tables
-from cpuchat.tui.markdown.highlight import highlight
-from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.parser import parse, parse_blocks
-from cpuchat.tui.markdown.rows import CodeBlock, Row, Run, plain_rows, prefix, wrap
+from cpuchat.tui.markdown.rows import CodeBlock, Palette, Row, Run, plain_rows, prefix, wrap
 
 if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
     from markdown_it.token import Token
+    from pygments.lexer import Lexer
+    from pygments.token import _TokenType
+
+
+# Pygments' kinds of tokens; the nearest ancestor counts.
+_ROLES = {
+    "Comment": "comment",
+    "Comment.Preproc": "keyword",
+    "Keyword": "keyword",
+    "Keyword.Type": "type",
+    "Keyword.Constant": "number",
+    "Operator.Word": "keyword",
+    "Literal.String": "string",
+    "Literal.String.Doc": "comment",
+    "Literal.Number": "number",
+    "Name.Function": "name",
+    "Name.Class": "type",
+    "Name.Namespace": "name",
+    "Name.Decorator": "name",
+    "Name.Tag": "keyword",
+    "Name.Attribute": "name",
+    "Name.Builtin": "type",
+    "Name.Exception": "type",
+    "Generic.Inserted": "inserted",
+    "Generic.Deleted": "deleted",
+    "Generic.Heading": "heading",
+    "Generic.Subheading": "heading",
+}
+_DIFF = re.compile(r"diff --git |--- .*\n\+\+\+ |@@ -\d")
+_MAX_LINE = 2000  # minified files: some lexers are quadratic in the line's length
+
+
+@lru_cache(maxsize=512)
+def _role(kind: _TokenType) -> str:
+    """Return the palette's field for a token type, "" for plain text."""
+    names = str(kind).split(".")[1:]  # Token.Name.Function
+    while names:
+        if role := _ROLES.get(".".join(names)):
+            return role
+        names.pop()
+    return ""
+
+
+@lru_cache(maxsize=64)
+def find_lexer(language: str) -> Lexer | None:
+    """Return the lexer for a fence's language, None if there is none."""
+    from pygments.lexers import get_lexer_by_name  # not at start: it takes as long as all of this package
+    from pygments.util import ClassNotFound
+
+    try:
+        return get_lexer_by_name(language.lower(), stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return None
+
+
+def _add(line: list[Run], text: str, style: Style) -> None:
+    """Append a run, or extend the last one: fewer segments, and no character is separated from its modifiers."""
+    if line and line[-1][1] == style:
+        line[-1] = (line[-1][0] + text, style)
+    else:
+        line.append((text, style))
+
+
+def highlight(code: str, language: str, palette: Palette) -> tuple[list[list[Run]], list[bool]]:
+    """Return `code` as one list of runs per line, and for each line whether highlighting may start afresh after it.
+
+    Never loses a character: where a lexer does, the code comes back plain.
+    """
+    style = palette.block
+    if _DIFF.match(code) if not language else language.lower() in ("patch", "git"):
+        language = "diff"
+    lexer = find_lexer(language) if language else None
+    if lexer is not None and all(len(line) < _MAX_LINE for line in code.split("\n")):
+        lines: list[list[Run]] = [[]]
+        safe: list[bool] = []
+        size = 0
+        for kind, value in lexer.get_tokens(code):
+            size += len(value)
+            role = "label" if language == "diff" and value.startswith(("--- ", "+++ ")) else _role(kind)
+            run_style = style + getattr(palette, role) if role else style
+            first, *others = value.split("\n")
+            if first:
+                _add(lines[-1], first, run_style)
+            for other in others:
+                # A line break inside a string or a comment: the next line is still part of it.
+                safe.append(role not in ("string", "comment") or str(kind) == "Token.Comment.Single")
+                lines.append([(other, run_style)] if other else [])
+        if size == len(code) and "\n".join("".join(t for t, _ in line) for line in lines) == code:
+            return lines, [*safe, False]
+    plain = code.split("\n")
+    return [[(line, style)] for line in plain], [True] * (len(plain) - 1) + [False]
+
+
+Cell = list[list[Run]]  # lines, of which there are several where it holds `<br>`
+_MIN_COLUMN = 6
+_BETWEEN = 3  # " │ "
+
+
+@dataclass
+class Table:
+    """Cells as styled runs. `aligns`: "left", "right", "center" or "". `extra`: what follows a row's last column."""
+
+    header: list[Cell]
+    rows: list[list[Cell]]
+    aligns: list[str]
+    extra: dict[int, list[str]] = field(default_factory=dict)
+
+
+def _size(line: list[Run]) -> int:
+    return sum(cell_len(text) for text, _ in line)
+
+
+def _width(cell: Cell) -> int:
+    return max(map(_size, cell), default=0)
+
+
+def _joined(cell: Cell) -> list[Run]:
+    """Join a cell's lines."""
+    return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
+
+
+def column_widths(table: Table, width: int) -> list[int] | None:
+    """Return the width of each column in cells, None when they would be too narrow to read."""
+    natural = [
+        max(1, _width(head), *(_width(row[column]) for row in table.rows)) for column, head in enumerate(table.header)
+    ]
+    room = width - _BETWEEN * (len(natural) - 1) - 2
+    if sum(natural) <= room:
+        return natural
+    if room < sum(min(size, _MIN_COLUMN) for size in natural):
+        return None
+    widths = [0] * len(natural)
+    open_columns = sorted(range(len(natural)), key=natural.__getitem__)
+    while open_columns:
+        # The narrowest takes what it needs, or its fair share of what is left.
+        column = open_columns.pop(0)
+        widths[column] = min(natural[column], room // (len(open_columns) + 1))
+        room -= widths[column]
+    return widths
+
+
+def layout(table: Table, width: int, palette: Palette, widths: list[int] | None = None) -> list[Row]:
+    """Return rows of the table. `widths` keeps the columns of an earlier part of the same table and leaves out the
+    header.
+    """
+    continued = widths is not None
+    widths = widths or column_widths(table, width)
+    if widths is None:
+        return _stacked(table, width, palette)
+    rows: list[Row] = []
+    if not continued:
+        rows += _row(table.header, widths, table.aligns, palette)
+        bars = "─┼─".join("─" * size for size in widths)
+        rows.append(Row([(f"─{bars}─", palette.rule)]))
+    for index, cells in enumerate(table.rows):
+        rows += _row(cells, widths, table.aligns, palette)
+        if index in table.extra:
+            extra = Row([("│ " + " │ ".join(table.extra[index]), palette.dim)])
+            rows += prefix(wrap(extra, width - 2), ("  ", palette.dim), ("  ", palette.dim))
+    return rows
+
+
+def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: Palette) -> list[Row]:
+    columns = [
+        [row for line in cell for row in wrap(Row(list(line)), size)] for cell, size in zip(cells, widths, strict=False)
+    ]
+    rows: list[Row] = []
+    for line in range(max((len(column) for column in columns), default=0)):
+        runs: list[Run] = [(" ", palette.rule)]
+        for index, (column, size) in enumerate(zip(columns, widths, strict=False)):
+            if index:
+                runs.append((" │ ", palette.rule))
+            content = column[line].runs if line < len(column) else []
+            free = size - _size(content)
+            before = {"right": free, "center": free // 2}.get(aligns[index], 0)
+            if before > 0:
+                runs.append((" " * before, palette.rule))
+            runs += content
+            if free - before > 0:
+                runs.append((" " * (free - before), palette.rule))
+        rows.append(Row(runs))
+    return rows
+
+
+def _stacked(table: Table, width: int, palette: Palette) -> list[Row]:
+    """Render one "heading: value" line per cell, for any width."""
+    rows: list[Row] = []
+    if not table.rows:
+        return [row for head in table.header for row in wrap(Row(_joined(head)), width)]
+    for index, cells in enumerate(table.rows):
+        if index:
+            rows.append(Row([("─" * min(width, 12), palette.rule)]))
+        for head, cell in zip(table.header, cells, strict=False):
+            rows += wrap(Row([*_joined(head), (": ", palette.dim), *_joined(cell)]), width)
+        if index in table.extra:
+            rows += wrap(Row([(" │ ".join(table.extra[index]), palette.dim)]), width)
+    return rows
+
+
+@cache
+def _parser() -> MarkdownIt:
+    from cpuchat.tui.markdown import dialect
+
+    return dialect.build()
+
+
+def warm_up() -> None:
+    """Load the parser and Pygments in a thread, in about 0.1 s."""
+
+    def load() -> None:
+
+        parse("")
+        find_lexer("python")
+
+    threading.Thread(target=load, name="markdown", daemon=True).start()
+
+
+def parse(text: str) -> list[Token]:
+    """Parse `text`, which must be cleaned."""
+    return _parser().parse(text)
+
+
+def parse_blocks(text: str) -> list[Token]:
+    """Parse `text` into blocks only: inline tokens have no children. Takes half of the time."""
+    parser, tokens = _parser(), []
+    parser.block.parse(text, parser, {}, tokens)
+    return tokens
+
+
+def parse_inline(text: str) -> list[Token]:
+    """Parse the text of one paragraph."""
+    return _parser().parseInline(text)[0].children or []
+
 
 _URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
 MOST = 16_000
@@ -230,7 +470,7 @@ class Renderer:
         return rows
 
     def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[Row]:
-        lines: list[list[tables.Cell]] = []
+        lines: list[list[Cell]] = []
         aligns: list[str] = []
         extra: dict[int, list[str]] = {}
         head = False
@@ -246,10 +486,10 @@ class Renderer:
             elif token.type == "inline":
                 cell_style = style + self.palette.head if head else style
                 lines[-1].append(self.inline(token.children or [], cell_style))
-        table = tables.Table(lines[0], lines[1:], aligns, extra)
+        table = Table(lines[0], lines[1:], aligns, extra)
         fixed = self.table_widths if self.continued else None
-        self.table_widths = fixed or tables.column_widths(table, width)
-        return tables.layout(table, width, self.palette, fixed)
+        self.table_widths = fixed or column_widths(table, width)
+        return layout(table, width, self.palette, fixed)
 
     def inline(self, children: Sequence[Token], style: Style) -> list[list[Run]]:
         """Return the styled runs of a paragraph, one list per line."""

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
-from cpuchat.tui.markdown.highlight import highlight
-from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.parser import parse, parse_blocks, parse_inline
-from cpuchat.tui.markdown.render import Renderer, missing, top_blocks
-from cpuchat.tui.markdown.rows import LineStream, Row, plain_rows
+from cpuchat.tui.markdown.render import Renderer, highlight, missing, parse, parse_blocks, parse_inline, top_blocks
+from cpuchat.tui.markdown.rows import LineStream, Palette, Row, plain_rows
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

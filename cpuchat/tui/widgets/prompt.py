@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from textual import events
 from textual.actions import SkipAction
@@ -13,14 +13,6 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from cpuchat.tui import keys
-
-
-class Completer(Protocol):
-    """Offers completions of what is being typed. Each method returns False when there are none."""
-
-    def accept(self, sends: bool = False) -> bool: ...
-
-    def move(self, step: int) -> bool: ...
 
 
 class Prompt(TextArea):
@@ -49,17 +41,28 @@ class Prompt(TextArea):
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
         """Typed by their numbers into an empty prompt."""
-        self.completer: Completer | None = None
-        self.fold: Callable[[str], str] = lambda text: text
-        """Returns what is inserted for a pasted text."""
-        self.recall: Callable[[], bool] = lambda: False
-        """Asked by ↑ in an empty prompt before sent messages are: puts a text here; False if there is none."""
         self.sends_blank = False
         """Enter also sends an empty text."""
         self.placed = ""
         """What `put` put here last: it was not typed."""
         self._steady = False
         self._suggested = ("", "")  # the digit, and what it put here
+
+    def complete(self, sends: bool = False) -> bool:
+        """Complete what is typed; False if there is nothing to complete, or if it is whole and to be sent (`sends`)."""
+        return False
+
+    def move_completion(self, step: int) -> bool:
+        """Go to the next completion, or to the one before; False if there are none."""
+        return False
+
+    def fold(self, text: str) -> str:
+        """Return what is inserted for a pasted text."""
+        return text
+
+    def recall(self) -> bool:
+        """Put a text that is not sent yet here, for ↑ in an empty prompt; False if there is none."""
+        return False
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
@@ -128,13 +131,13 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def action_submit(self) -> None:
-        if self.completer is not None and self.completer.accept(sends=True):
+        if self.complete(sends=True):
             return
         if (text := self.text.strip()) or self.sends_blank:
             self._submit(text)
 
     def action_complete(self) -> None:
-        if self.completer is None or not self.completer.accept():
+        if not self.complete():
             raise SkipAction
 
     def action_newline(self) -> None:
@@ -158,7 +161,7 @@ class Prompt(TextArea):
             self.move_cursor(edge)
 
     def action_older(self) -> None:
-        if self.completer is not None and self.completer.move(-1):
+        if self.move_completion(-1):
             return
         if not self.text and self.recall():
             return
@@ -168,7 +171,7 @@ class Prompt(TextArea):
             self.action_cursor_up()
 
     def action_newer(self) -> None:
-        if self.completer is not None and self.completer.move(1):
+        if self.move_completion(1):
             return
         if self.selection.is_empty and self.navigator.is_last_wrapped_line(self.cursor_location):
             self._go(self._position + 1)

@@ -211,7 +211,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
     rpc_worker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with rpc_worker:
         address = f"127.0.0.1:{rpc_worker.sockets[0].getsockname()[1]}"
-        model = await load(backend, DEMO, n_ctx=2048, rpc=(address,))
+        model = await load(backend, DEMO, n_ctx=2048, rpc=address)
         assert (model.engine, model.rpc_layers) == ("llama-server", 1)
         assert "draft heads" in model.no_speculation
         assert any(f"1 layer of {header.n_layer} on {address}" in note for note in model.notes)
@@ -219,7 +219,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
         assert (arguments["--rpc"], arguments["--n-gpu-layers"], arguments["--cache-ram"]) == (address, "2", "0")
         is_short, spread = False, backend.pid
         for _ in range(2):  # also when it is loaded again
-            model = await load(backend, DEMO, n_ctx=2048, rpc=(address,))
+            model = await load(backend, DEMO, n_ctx=2048, rpc=address)
             assert (model.engine, model.rpc_layers) == ("", 0)
         assert spread is not None and not psutil.pid_exists(spread)
 
@@ -228,7 +228,7 @@ async def test_an_rpc_worker_that_is_not_reached_is_named(
     backend: SwitchingBackend, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
-    options = LoadOptions(n_ctx=512, rpc=(address,), rpc_layers=1)
+    options = LoadOptions(n_ctx=512, rpc=address, rpc_layers=1)
     failed = (await collect(backend.load(DEMO, options))).failed
     assert failed.code == "server_unreachable" and "cpuchat serve --rpc-worker" in failed.hint
     assert failed.message == f"Cannot reach the RPC worker {address}: {os.strerror(errno.ECONNREFUSED)}."

@@ -61,7 +61,7 @@ async def test_two_processes_answer_as_one(
     address, process = worker
     await load(backend, DEMO, n_ctx=512)
     alone = (await collect(backend.generate(chat("Tell me a story")))).text
-    model = await load(backend, DEMO, n_ctx=512, rpc=(address,), rpc_layers=3)
+    model = await load(backend, DEMO, n_ctx=512, rpc=address, rpc_layers=3)
     assert (model.engine, model.rpc_layers) == ("llama-server", 3)
     got = await collect(backend.generate(chat("Tell me a story")))
     assert got.text == alone and got.timings.predicted_n == 24

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import ChatsTooNew, UsageError
-from cpuchat.chats.records import AnswerSettings
+from cpuchat.chats.records import AnswerSettings, StoredMessage
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer import formats, importing
-from cpuchat.chats.transfer.formats import PortableChat, PortableMessage, encoded
+from cpuchat.chats.transfer.formats import PortableChat, encoded
 from cpuchat.chats.transfer.importing import Imported, export_chat, import_chats, read_exports
 from cpuchat.protocol.messages import Sampling, Speculation
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
@@ -101,12 +101,12 @@ def test_a_file_that_is_imported_again_adds_only_what_is_new(store: ChatStore, t
 
 
 def test_an_import_is_all_or_nothing_and_takes_no_value_unchecked(store: ChatStore) -> None:
-    sound = PortableChat(title="Sound", messages=[PortableMessage(role="user", content="x")])
+    sound = PortableChat(title="Sound", messages=[StoredMessage(role="user", content="x")])
     with pytest.raises(AttributeError):
         import_chats(store, [sound, None])  # type: ignore[list-item]
     assert store.chats() == []
     wrong = [
-        PortableMessage(id=5, parent=9, role="user", content="a\ud800"), PortableMessage(id=5, parent=7, role="user")
+        StoredMessage(id=5, parent=9, role="user", content="a\ud800"), StoredMessage(id=5, parent=7, role="user")
     ]  # fmt: skip
     odd = PortableChat(id="../x", created=1e300, updated=-1.0, leaf=77, messages=wrong)
     (chat,) = import_chats(store, [odd]).added
@@ -117,7 +117,7 @@ def test_an_import_is_all_or_nothing_and_takes_no_value_unchecked(store: ChatSto
 def test_chatgpt(store: ChatStore) -> None:
     export = read_exports(CHATGPT)
     assert export.source == "ChatGPT"
-    assert len(export.problems) == 1 and "chat 3 of formats.json" in export.problems[0]
+    assert len(export.problems) == 1 and "chat 3 of chatgpt.json" in export.problems[0]
     done = import_chats(store, export.chats)
     assert (len(done.added), done.empty) == (1, 1)
     chat = export_chat(store, store.chats()[0])

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.sysfs import own_cpus

@@ -29,8 +29,8 @@ from cpuchat.config import settings
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Sampling, TextDelta
 from cpuchat.tui.help import DRAFTING
-from cpuchat.tui.markdown.drafted import legend
-from cpuchat.tui.markdown.palette import COMPONENT_CSS, Palette
+from cpuchat.tui.markdown.message_view import legend
+from cpuchat.tui.markdown.rows import COMPONENT_CSS, Palette
 from tests.support.engine_chat import Chat, user
 from tests.support.toy_drafter import Toy
 

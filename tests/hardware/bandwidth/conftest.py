@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.bandwidth import peaks
-from cpuchat.hardware.bandwidth import peaks as surveying
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.bandwidth import read_bandwidth as surveying
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth
 from tests.hardware.trees import make_tree, write
 
 
@@ -36,6 +36,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         rate = 1e10 * len(cpus) + len(calls)
         return ReadBandwidth(tuple(cpus), rate, (rate / 2, rate), node)
 
-    monkeypatch.setattr(peaks, "measure", instead)
+    monkeypatch.setattr(read_bandwidth, "measure", instead)
     monkeypatch.setattr(surveying, "measure", instead)
     return calls

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.hardware.bandwidth import measuring as bandwidth_cache
-from cpuchat.hardware.bandwidth import peaks
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth, measure
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.bandwidth import read_bandwidth as bandwidth_cache
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, measure
 from cpuchat.hardware.sysfs import own_cpus
 from tests.hardware.trees import make_tree, write
 
@@ -22,12 +22,12 @@ CPUS = own_cpus()[:2]
 
 
 def test_a_peak_is_measured_once(small: Path, measured: list[tuple[int, ...]]) -> None:
-    first = peaks.peak_of((0, 1), root=small)
+    first = read_bandwidth.peak_of((0, 1), root=small)
     assert first is not None
     assert (first.source, first.cpus) == ("measured, 2 cores", (0, 1))
-    assert peaks.peak_of((1, 0), root=small) == first == peaks.known_peak((0, 1), root=small)
+    assert read_bandwidth.peak_of((1, 0), root=small) == first == read_bandwidth.known_peak((0, 1), root=small)
     assert measured == [(0, 1)]
-    assert peaks.known_peak((0,), root=small) is None
+    assert read_bandwidth.known_peak((0,), root=small) is None
 
 
 def test_what_was_measured_beside_other_programs_is_measured_again(
@@ -40,10 +40,10 @@ def test_what_was_measured_beside_other_programs_is_measured_again(
             ReadBandwidth((0,), 4e10, (3e10, 4e10), shares=(0.7, 1.0)),
         ]
     )
-    monkeypatch.setattr(peaks, "measure", lambda *_, **__: next(results))
+    monkeypatch.setattr(read_bandwidth, "measure", lambda *_, **__: next(results))
     now = iter(range(0, 1 << 20, 3600))  # an hour passes whenever somebody looks
-    monkeypatch.setattr(peaks, "time", lambda: float(next(now)))
-    found = [peaks.peak_of((0,), root=small) for _ in range(4)]
+    monkeypatch.setattr(read_bandwidth, "time", lambda: float(next(now)))
+    found = [read_bandwidth.peak_of((0,), root=small) for _ in range(4)]
     assert [peak.bytes_per_s for peak in found if peak is not None] == [3e10, 3e10, 4e10, 4e10]
     assert [peak.source for peak in found if peak is not None][-2:] == ["measured, 1 core"] * 2
     assert "other programs" in (found[0].source if found[0] is not None else "")
@@ -52,20 +52,24 @@ def test_what_was_measured_beside_other_programs_is_measured_again(
 def test_on_a_machine_that_is_always_busy_not_every_load_measures(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = ReadBandwidth((0,), 3e10, (3e10,), shares=(0.5,))
     asked: list[object] = []
-    monkeypatch.setattr(peaks, "measure", lambda cpus, **_: asked.append(cpus) or busy)
-    assert peaks.should_measure((0,), root=small)
-    assert peaks.peak_of((0,), root=small) == peaks.peak_of((0,), root=small) == peaks.known_peak((0,), root=small)
-    assert len(asked) == 1 and not peaks.should_measure((0,), root=small)
+    monkeypatch.setattr(read_bandwidth, "measure", lambda cpus, **_: asked.append(cpus) or busy)
+    assert read_bandwidth.should_measure((0,), root=small)
+    assert (
+        read_bandwidth.peak_of((0,), root=small)
+        == read_bandwidth.peak_of((0,), root=small)
+        == read_bandwidth.known_peak((0,), root=small)
+    )
+    assert len(asked) == 1 and not read_bandwidth.should_measure((0,), root=small)
 
 
 def test_a_survey_beside_other_programs_does_not_spoil_a_good_peak(small: Path) -> None:
-    good = peaks.remember(ReadBandwidth((0, 1), 3e10, (3e10,), shares=(1.0,)), root=small)
-    assert peaks.remember(ReadBandwidth((0, 1), 2e10, (2e10,), shares=(0.6,)), root=small) == good
-    assert peaks.known_peak((0, 1), root=small, disturbed=False) == good
-    slower = peaks.remember(
+    good = read_bandwidth.remember(ReadBandwidth((0, 1), 3e10, (3e10,), shares=(1.0,)), root=small)
+    assert read_bandwidth.remember(ReadBandwidth((0, 1), 2e10, (2e10,), shares=(0.6,)), root=small) == good
+    assert read_bandwidth.known_peak((0, 1), root=small, disturbed=False) == good
+    slower = read_bandwidth.remember(
         ReadBandwidth((0, 1), 2.5e10, (2.5e10,), shares=(1.0,)), root=small
     )  # other memory settings
-    assert peaks.known_peak((0, 1), root=small) == slower
+    assert read_bandwidth.known_peak((0, 1), root=small) == slower
 
 
 def test_a_busy_core_is_noticed(small: Path) -> None:
@@ -84,11 +88,11 @@ def test_another_machine_has_other_peaks(
     tmp_path: Path, tree: Callable[[str], Path], measured: list[tuple[int, ...]]
 ) -> None:
     one, other = make_tree(tmp_path, "epyc-9354"), tree("2x-epyc-7543")
-    assert peaks.peak_of((0, 1), root=one)
-    assert peaks.known_peak((0, 1), root=other) is None
+    assert read_bandwidth.peak_of((0, 1), root=one)
+    assert read_bandwidth.known_peak((0, 1), root=other) is None
     cpuinfo = one / "proc/cpuinfo"
     cpuinfo.write_text(cpuinfo.read_text().replace("0xa101148", "0xa10124f"))  # new microcode
-    assert peaks.known_peak((0, 1), root=one) is None
+    assert read_bandwidth.known_peak((0, 1), root=one) is None
 
 
 def test_policies_count_only_where_there_are_nodes(
@@ -96,10 +100,10 @@ def test_policies_count_only_where_there_are_nodes(
 ) -> None:
     one, two = tree("epyc-9354"), tree("2x-epyc-7543")
     for root in (one, two):
-        assert peaks.peak_of((0, 1), "interleave:0-1", root=root)
-    assert peaks.known_peak((0, 1), "local", root=one)
-    assert peaks.known_peak((0, 1), "interleave:0-1", root=two)
-    assert peaks.known_peak((0, 1), "local", root=two) is None
+        assert read_bandwidth.peak_of((0, 1), "interleave:0-1", root=root)
+    assert read_bandwidth.known_peak((0, 1), "local", root=one)
+    assert read_bandwidth.known_peak((0, 1), "interleave:0-1", root=two)
+    assert read_bandwidth.known_peak((0, 1), "local", root=two) is None
 
 
 @pytest.mark.parametrize(
@@ -112,15 +116,15 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(
     file = paths.bandwidth_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
-    assert peaks.known_peak((0,), root=small) is None
-    peak = peaks.peak_of((0,), root=small)
-    assert peak is not None and peaks.known_peak((0,), root=small) == peak
+    assert read_bandwidth.known_peak((0,), root=small) is None
+    peak = read_bandwidth.peak_of((0,), root=small)
+    assert peak is not None and read_bandwidth.known_peak((0,), root=small) == peak
 
 
 @pytest.mark.parametrize("value", [None, 5, {}, {"cpus": [0], "bytes_per_s": -1, "rounds": []}, {"cpus": "0"}])
 def test_an_entry_that_is_nonsense_is_none(small: Path, value: object) -> None:
     bandwidth_cache.store(bandwidth_cache.key("peak", (0,), "local", small), value)
-    assert peaks.known_peak((0,), root=small) is None
+    assert read_bandwidth.known_peak((0,), root=small) is None
 
 
 def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
@@ -128,14 +132,14 @@ def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
 ) -> None:
     (tmp_path / "a file").touch()
     monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "a file" / "cache"))
-    assert peaks.peak_of((0,), root=small) is not None
-    assert peaks.known_peak((0,), root=small) is None
+    assert read_bandwidth.peak_of((0,), root=small) is not None
+    assert read_bandwidth.known_peak((0,), root=small) is None
 
 
 def test_no_peak_has_its_reason(tmp_path: Path, small: Path) -> None:
     root = write(tmp_path, {"proc/meminfo": "MemTotal: 2000000 kB\nMemAvailable: 100000 kB"})
     reasons: list[str] = []
-    assert peaks.peak_of(CPUS, failed=reasons.append, root=root) is None
+    assert read_bandwidth.peak_of(CPUS, failed=reasons.append, root=root) is None
     assert "free memory" in reasons[0]
-    assert peaks.peak_of(CPUS, failed=reasons.append, cancelled=lambda: True, root=small) is None
+    assert read_bandwidth.peak_of(CPUS, failed=reasons.append, cancelled=lambda: True, root=small) is None
     assert len(reasons) == 1

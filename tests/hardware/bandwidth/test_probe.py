@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from cpuchat.base.errors import Interrupted, UsageError
-from cpuchat.hardware.bandwidth import measuring, read_probe
-from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth, buffer_bytes, measure
+from cpuchat.hardware.bandwidth import read_bandwidth, read_probe
+from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import write
@@ -97,7 +97,7 @@ def test_the_process_that_measures_is_small() -> None:
     ids=["memchr", "numpy", "a process per thread"],
 )
 def test_a_measurement(small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(measuring, "_OPTIONS", options)
+    monkeypatch.setattr(read_bandwidth, "_OPTIONS", options)
     found = short(root=small)
     assert found.cpus == CPUS
     assert len(found.rounds) == 2
@@ -130,7 +130,7 @@ def args(process: psutil.Process) -> list[str]:
 def test_cancelling_ends_every_process(
     small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], processes: int
 ) -> None:
-    monkeypatch.setattr(measuring, "_OPTIONS", options)
+    monkeypatch.setattr(read_bandwidth, "_OPTIONS", options)
     seen: set[psutil.Process] = set()
 
     def when_all_run() -> bool:
@@ -148,7 +148,7 @@ def test_cancelling_ends_every_process(
 
 @pytest.mark.parametrize("options", [[], ["--threads", "1"]])
 def test_a_cpu_that_may_not_be_used(small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(measuring, "_OPTIONS", options)
+    monkeypatch.setattr(read_bandwidth, "_OPTIONS", options)
     with pytest.raises(ProbeFailed, match=r"CPU 4000 may not be used by this process.*Choose other"):
         short((CPU, 4000), root=small)
 
@@ -178,22 +178,22 @@ def test_little_memory_says_so_and_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
-    monkeypatch.setattr(measuring, "_MODULE", "tests.support.no_such_module")
+    monkeypatch.setattr(read_bandwidth, "_MODULE", "tests.support.no_such_module")
     with pytest.raises(ProbeFailed, match="No module named"):
         short(root=small)
     with pytest.raises(ProbeFailed, match="killed by signal 9"):
-        measuring._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
+        read_bandwidth._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="failed with status 3"):
-        measuring._run([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
+        read_bandwidth._run([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="timed out after 0 seconds"):
-        measuring._run([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)
+        read_bandwidth._run([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)
     with pytest.raises(ProbeFailed, match="Cannot start"):
-        measuring._run(["/no/such/program"], lambda: False, 60)
+        read_bandwidth._run(["/no/such/program"], lambda: False, 60)
 
 
 def test_a_refused_policy_is_a_failure_where_the_node_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"rounds": [2e10], "memory_refused": "Operation not permitted"}
-    monkeypatch.setattr(measuring, "_run", lambda *_: told)
+    monkeypatch.setattr(read_bandwidth, "_run", lambda *_: told)
     with pytest.raises(ProbeFailed, match="node 1: Operation not permitted"):
         measure(CPUS, node=1)
     assert measure(CPUS, memory="interleave").bytes_per_s == 2e10
@@ -206,7 +206,7 @@ def test_the_node_and_the_policy_reach_the_launcher(monkeypatch: pytest.MonkeyPa
         commands.append(command)
         return {"rounds": [1e10], "memory_refused": ""}
 
-    monkeypatch.setattr(measuring, "_run", run)
+    monkeypatch.setattr(read_bandwidth, "_run", run)
     assert measure(CPUS, node=1).node == 1
     measure(CPUS, memory="interleave:0-1")
     measure(CPUS)

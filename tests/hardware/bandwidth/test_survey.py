@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.hardware.bandwidth import measuring as bandwidth_cache
-from cpuchat.hardware.bandwidth import peaks
-from cpuchat.hardware.bandwidth import peaks as surveying
-from cpuchat.hardware.bandwidth.measuring import ProbeFailed, ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import Survey, cached_survey, survey
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.bandwidth import read_bandwidth as bandwidth_cache
+from cpuchat.hardware.bandwidth import read_bandwidth as surveying
+from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, Survey, cached_survey, survey
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import Machine, server
 
@@ -70,7 +69,7 @@ def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: l
     found, _ = surveyed(root, memory="interleave:0-1")
     assert cached_survey(topology, root=root) == found
     assert cached_survey(topology, cpus=(0, 1), root=root) is None
-    peak = peaks.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
+    peak = read_bandwidth.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
     assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
     bandwidth_cache.store(bandwidth_cache.key(surveying._KIND, found.all_cores.cpus, root=root), {"one_core": 1})
     assert cached_survey(topology, root=root) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.uncore import HsmpFiles, HsmpMailbox, Mailbox, unit_of
+from cpuchat.hardware.counters.hsmp import HsmpFiles, HsmpMailbox, Mailbox, unit_of
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.counters.simulated import Simulated, refused
 from tests.hardware.trees import make_tree, write

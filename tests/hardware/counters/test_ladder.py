@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.hardware.counters.base import CannotCount, CounterRefusal
 from cpuchat.hardware.counters.collector_file import CollectorFile
-from cpuchat.hardware.counters.ladder import (
+from cpuchat.hardware.monitor import (
     Ladder,
     advice,
     counter_openers,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.power import HsmpPower, HsmpSensor, PackageEnergy, Rapl
+from cpuchat.hardware.counters.hsmp import HsmpPower, HsmpSensor
+from cpuchat.hardware.counters.power import PackageEnergy, Rapl
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.counters.simulated import Simulated, pmu, refused
 from tests.hardware.trees import make_tree, write

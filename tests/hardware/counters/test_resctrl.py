@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.counters.base import CannotCount
-from cpuchat.hardware.counters.ladder import MemoryBandwidthMonitoring
+from cpuchat.hardware.counters.resctrl import MemoryBandwidthMonitoring
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import make_tree, write
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
-from cpuchat.hardware.diagnostics.checks import Finding, examine
-from cpuchat.hardware.diagnostics.facts import DiagnosticFacts, WantedSetup, gather_facts
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
+from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding, WantedSetup, examine, gather_facts
 from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.diagnostics.checks import ORDER, Finding, examine
-from cpuchat.hardware.diagnostics.facts import WantedSetup, gather_facts, refused_policy
+from cpuchat.hardware.diagnostics import ORDER, Finding, WantedSetup, examine, gather_facts, refused_policy
 from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
 from tests.hardware.diagnostics.servers import ENGINE, facts_of, found

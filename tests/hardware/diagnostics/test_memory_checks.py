@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import Survey
-from cpuchat.hardware.diagnostics.checks import examine
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
+from cpuchat.hardware.diagnostics import examine
 from tests.hardware.bandwidth.test_memory_modules import device, genoa, table
 from tests.hardware.diagnostics.servers import facts_of, found, modules, read_rate
 from tests.hardware.trees import make_tree, status, write

@@ -12,16 +12,16 @@ from collections.abc import Collection
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.numa import launch, mempolicy
+from cpuchat.hardware.numa import mempolicy
 
 TELL = """
 import json, os, sys
-from cpuchat.hardware.numa.launch import in_effect
+from cpuchat.hardware.numa.mempolicy import in_effect
 print(json.dumps({"pid": os.getpid(), "memory": in_effect()[0], "refused": in_effect()[1], "argv": sys.argv[1:],
     "cpus": sorted(os.sched_getaffinity(0)), "env": {k: v for k, v in os.environ.items() if k.startswith("CPUCHAT_")}}))
 """
 PROGRAM = [sys.executable, "-c", TELL]
-LAUNCH = [sys.executable, "-P", "-m", "cpuchat.hardware.numa.launch"]
+LAUNCH = [sys.executable, "-P", "-m", "cpuchat.hardware.numa.mempolicy"]
 
 # What containers do: a filter on system calls that inherits over exec, then the program. linux/filter.h, seccomp(2).
 FILTERED = """
@@ -108,22 +108,22 @@ def test_wrong_arguments(arguments: list[str], status: int, message: str) -> Non
 
 def test_launching_imports_nothing_slow() -> None:
     """It runs before the worker of every machine with several nodes, and adds to its start."""
-    code = "import sys, cpuchat.hardware.numa.launch; print(*sys.modules)"
+    code = "import sys, cpuchat.hardware.numa.mempolicy; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"dataclasses", "asyncio", "msgspec", "numpy", "psutil", "argparse"}.isdisjoint(loaded)
 
 
 @pytest.mark.parametrize("words", ["bind:0", "interleave:0-1", "weighted", "preferred:1"])
 def test_the_command_for_a_policy(words: str) -> None:
-    assert launch.launch_command(words, ["prog", "a b"]) == [*LAUNCH, "--memory", words, "--", "prog", "a b"]
+    assert mempolicy.launch_command(words, ["prog", "a b"]) == [*LAUNCH, "--memory", words, "--", "prog", "a b"]
 
 
 def test_nothing_is_added_where_nothing_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launch.launch_command("local", ["prog", "x"]) == ["prog", "x"]
+    assert mempolicy.launch_command("local", ["prog", "x"]) == ["prog", "x"]
     with pytest.raises(UsageError):
-        launch.launch_command("nonsense", ["prog"])
+        mempolicy.launch_command("nonsense", ["prog"])
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert launch.launch_command("interleave", ["prog", "x"]) == ["prog", "x"]
+    assert mempolicy.launch_command("interleave", ["prog", "x"]) == ["prog", "x"]
 
 
 class Forbidden:
@@ -138,7 +138,7 @@ class Forbidden:
 
 def test_what_earlier_launches_left_in_the_environment_is_replaced() -> None:
     environ = {"CPUCHAT_MEMORY": "bind:7", "CPUCHAT_MEMORY_REFUSED": "old", "X": "y"}
-    launch.prepare("interleave", environ, calls=Forbidden())
+    mempolicy.prepare("interleave", environ, calls=Forbidden())
     assert environ.pop("CPUCHAT_MEMORY_REFUSED").startswith("Setting a memory policy is not permitted")
     assert environ == {"CPUCHAT_MEMORY": "local", "X": "y"}
 
@@ -146,4 +146,4 @@ def test_what_earlier_launches_left_in_the_environment_is_replaced() -> None:
 def test_a_program_that_was_not_launched_knows_its_policy_too() -> None:
     policy = mempolicy.current()
     assert policy is not None
-    assert launch.in_effect({}) == (policy.words, "")
+    assert mempolicy.in_effect({}) == (policy.words, "")

@@ -8,16 +8,17 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.placement.candidates import (
+from cpuchat.hardware.placement.placement import (
     ONE_NODE,
     OWN_L3,
     OWN_LINK,
     OWN_SOCKET,
     SHARED,
     PlacementCandidate,
+    PlacementSpec,
     candidates,
+    place,
 )
-from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.placement.candidates import (
+from cpuchat.hardware.placement.placement import (
     OWN_L3,
     OWN_LINK,
     OWN_SOCKET,

@@ -105,7 +105,7 @@ def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     for file in files:
         file.touch()
     code = (
-        "import sys; from pathlib import Path; from cpuchat import files\n"
+        "import sys; from pathlib import Path; from cpuchat.base import files\n"
         "from cpuchat.models.library.usage import UsageLog\n"
         "files.LOCK_SECONDS = 1000\n"
         "for name in sys.argv[1:]: UsageLog().loaded([Path(name)])"

@@ -12,7 +12,7 @@ from cpuchat.chats.records import Attachment
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
 from cpuchat.telemetry.roofline import Reach
-from cpuchat.tui.chat.attaching import Paths
+from cpuchat.tui.chat.composer import Paths
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
 from tests.tui.chat.test_branches import select

@@ -15,11 +15,11 @@ from cpuchat.base.errors import ChatsError
 from cpuchat.chats.records import StoredMessage
 from cpuchat.chats.store import ChatStore, Matcher
 from cpuchat.config import settings
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import Role
-from cpuchat.tui.chat import screen
+from cpuchat.session.conversation import Conversation
+from cpuchat.tui.chat import transcript
 from cpuchat.tui.chat.chat_list import Chats, excerpt_row
-from cpuchat.tui.chat.messages import stored_message
+from cpuchat.tui.chat.transcript import stored_message
 from cpuchat.tui.markdown.message_view import TranscriptMessage
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
@@ -320,7 +320,7 @@ async def test_a_long_chat_is_not_converted_before_its_end_is_shown(monkeypatch:
         made.append(message.id)
         return stored_message(message, *rest)
 
-    monkeypatch.setattr(screen, "stored_message", convert)
+    monkeypatch.setattr(transcript, "stored_message", convert)
     async with running(prepare=long_chat) as app:
         await app.ready()
         (chat,) = app.conversation.history.store.chats()

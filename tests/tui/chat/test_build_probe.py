@@ -12,7 +12,7 @@ from cpuchat.config.settings import EngineSection
 from cpuchat.protocol.messages import Generate, GenerationFinished
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.tui.chat import build_probe
+from cpuchat.tui.chat import probes
 from cpuchat.tune.halving import DecodeRate
 from cpuchat.tune.measurer import BuildSpeed, BuildSpeeds, speed_key
 from tests.support.chat_app import RunningApp, running
@@ -24,8 +24,8 @@ PROBE = 64
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_probe, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(build_probe, "IDLE_CHECKS", 1)
+    monkeypatch.setattr(probes.BuildProbe, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(probes.BuildProbe, "CHECKS", 1)
 
 
 class Backend(ScriptedBackend):
@@ -48,7 +48,7 @@ class Backend(ScriptedBackend):
 
 def done(app: RunningApp) -> bool:
     """Return whether the loaded model is or was measured, or cannot be."""
-    return bool(app.chat._stream.probe.done)
+    return bool(app.chat.build_probe.done)
 
 
 def known() -> BuildSpeed | None:

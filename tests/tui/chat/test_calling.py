@@ -97,10 +97,10 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         await app.press("ctrl+c")
         await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
-        app.chat._approvals.remember(TOOLS[0], "any", "always")
+        app.chat.session.tools.approvals.remember(TOOLS[0], "any", "always")
         app.chat.action_forget_approvals()
         await app.until(lambda: any("approval again" in notice for notice in app.notices))
-        assert not app.chat._approvals.is_approved(TOOLS[0], "any")
+        assert not app.chat.session.tools.approvals.is_approved(TOOLS[0], "any")
         app.chat.action_tools()
         await app.until(lambda: "Turn off" in app.screen_text)
         await app.press("right", "right", "enter")
@@ -129,7 +129,7 @@ async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path:
         await app.until(lambda: "holds for one chat" in app.notices[-1])
         await app.send("Second?")
         assert not backend.requests[1].tools
-        app.chat.services.tools_folder = tmp_path  # as --tools-folder has it
+        app.chat.session.tools.first_folder = tmp_path  # as --tools-folder has it
         app.chat.action_new_chat()
         await app.send("Third?")
         assert backend.requests[2].tools
@@ -202,4 +202,4 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         await app.until(lambda: "mcpServers.odd" in app.screen_text)
         await choose()
         await app.until(lambda: "tool" not in app.status)
-        assert not app.chat.tool_servers and app.conversation.tools is None
+        assert not app.chat.session.tools.servers and app.conversation.tools is None

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from cpuchat.chats.history import SUMMARY_TITLE
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import ContextTrimmed, Failed, ModelLoaded
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer
@@ -84,7 +84,7 @@ async def test_a_summary_is_asked_for_with_the_tools_of_the_chat_and_is_no_call(
     backend = ScriptedBackend([answer("One."), calling("", READ)])
     async with running(backend) as app:
         await app.ready()
-        app.chat.offer_folder(tmp_path)
+        app.chat.session.offer_folder(tmp_path)
         await app.send("First")
         app.chat.action_compact()
         await app.until(lambda: any("called a tool in place of" in notice for notice in app.notices))

@@ -147,7 +147,7 @@ async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_r
 
 
 async def test_marks_of_the_last_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.tui.chat.answering.MOST_COLORED", 2)
+    monkeypatch.setattr("cpuchat.tui.chat.transcript.MOST_COLORED", 2)
     ids = list[str]()
     async with running(drafting_backend("A **bold** word")) as app:
         await app.ready()
@@ -183,7 +183,7 @@ async def test_marks_show_while_the_answer_is_written() -> None:
     async with running(drafting_backend("one two three four", gate)) as app:
         await app.count_up_to(gate)
         await app.until(lambda: "one two three ▍" in app.screen_text)
-        assert "proposed by the model, draft, lookup, suffix" in app.screen_text
+        assert "proposed by the model, draft, suffix, lookup" in app.screen_text
         gate.open()
         await app.until(lambda: not app.chat.busy)
 

@@ -18,7 +18,7 @@ from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
-from cpuchat.tui.chat import pass_probe
+from cpuchat.tui.chat import probes
 from tests.costmodel.made_up import probe, two_cores
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
@@ -67,9 +67,9 @@ class Others:
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     others = Others()
-    monkeypatch.setattr(pass_probe, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(pass_probe, "IDLE_CHECKS", 1)
-    monkeypatch.setattr(pass_probe, "running_servers", others.running)
+    monkeypatch.setattr(probes.PassProbe, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(probes.PassProbe, "CHECKS", 1)
+    monkeypatch.setattr(probes, "running_servers", others.running)
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
@@ -81,7 +81,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
 async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None:
     placement = place(read_topology(), PlacementSpec())
     async with running() as app:
-        passes = app.chat._stream.passes
+        passes = app.chat.pass_probe
         await app.until(lambda: passes.done)
         assert CostLog(placement.cpus, placement.memory.words).read().probe
         assert [notice for notice in app.notices if BEGUN in notice]
@@ -92,7 +92,7 @@ async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None
         assert CostLog(one.cpus, one.memory.words).read().probe
     n = len(MadeUp.runs)
     async with running() as app:
-        await app.until(lambda: app.chat._stream.passes.done)
+        await app.until(lambda: app.chat.pass_probe.done)
         assert not [notice for notice in app.notices if BEGUN in notice]
     assert len(MadeUp.runs) == n
 
@@ -112,7 +112,7 @@ async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(oth
 async def test_a_disturbed_measurement_is_repeated_later_and_a_failed_one_is_not() -> None:
     MadeUp.weight = 0.1
     async with running() as app:
-        passes = app.chat._stream.passes
+        passes = app.chat.pass_probe
         disturbed = "other programs are running; trying again"  # the first runs may have given way to the load
         await app.until(lambda: any(disturbed in notice for notice in app.notices) and not passes.running)
         assert not passes.done and not passes._is_wanted()
@@ -128,7 +128,7 @@ async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
     MadeUp.long = True
     gate = Gate()
     async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
-        passes = app.chat._stream.passes
+        passes = app.chat.pass_probe
         await app.until(lambda: len(MadeUp.runs) == 1)
         await app.press("a")
         assert MadeUp.runs[0].stopped.is_set()
@@ -152,8 +152,8 @@ async def test_an_answer_does_not_wait_for_the_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("cpuchat.bench.cost_probe.save_passes", slow)
     async with running() as app:
         await app.until(fitting.is_set)
-        await app.chat._stream.stop_probes()
-        assert not fitted.is_set() and not app.chat._stream.passes.running
+        await app.chat.session.stop_background()
+        assert not fitted.is_set() and not app.chat.pass_probe.running
         fitted.set()
 
 
@@ -161,7 +161,7 @@ async def test_it_is_off_with_the_bandwidth_probe_and_for_models_on_servers(monk
     settings.update({"hardware": {"probe": False}})
     async with running() as app:
         await app.ready()
-        passes = app.chat._stream.passes
+        passes = app.chat.pass_probe
         assert not passes._is_wanted()
         app.conversation.settings = with_changes(settings.load(), {"hardware": {"probe": True}})
         assert passes._is_wanted()

@@ -9,7 +9,7 @@ from textual.command import CommandPalette
 from cpuchat.config import settings
 from cpuchat.config.presets import Preset, find_preset, load_presets, save_preset
 from cpuchat.config.settings import SamplingSection
-from cpuchat.tui.chat.presets import gist
+from cpuchat.tui.chat.menus import gist
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ChoiceScreen, ConfirmScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpuchat.protocol.messages import Failed, ModelLoaded
-from cpuchat.tui.chat.queued import QueuedMessages
+from cpuchat.tui.chat.composer import QueuedMessages
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
@@ -51,7 +51,7 @@ async def test_messages_sent_during_an_answer_are_sent_after_it_in_order() -> No
         assert len(backend.requests) == 1
         await app.write("")
         await app.press("up")  # the last one
-        assert app.prompt.text == "Why?" and "Why?" not in [one.text for one in app.chat._composer.queue]
+        assert app.prompt.text == "Why?" and "Why?" not in [one.text for one in app.chat.session.queue]
         await app.press("!", "enter")
         gate.open()
         await app.until(lambda: len(backend.requests) == 4 and not app.chat.busy)
@@ -74,7 +74,7 @@ async def test_queued_messages_are_edited_in_their_place_and_deleted() -> None:
         await app.press("?", "enter")
         app.chat.query_one(QueuedMessages).focus()
         await app.press("end", "delete")
-        await app.until(lambda: [one.text for one in app.chat._composer.queue] == ["First?", "Second"])
+        await app.until(lambda: [one.text for one in app.chat.session.queue] == ["First?", "Second"])
         await app.press("escape")  # stops the answer, not the queue
         await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
         assert [one.messages[-1].content for one in backend.requests] == ["Count", "First?", "Second"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cpuchat.config.presets import Preset, save_preset
-from cpuchat.tui.chat.attaching import Paths
-from cpuchat.tui.chat.slash import commands
+from cpuchat.tui.chat.composer import Paths, commands
 from cpuchat.tui.help import HelpScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer

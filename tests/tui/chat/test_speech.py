@@ -73,10 +73,10 @@ async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, mon
         await app.send("Count")
         await app.until(lambda: program.seconds() > 0.5)
         assert app.chat._reader.busy
-        assert not app.chat._stream.probe._is_idle()  # nothing is measured beside it
+        assert not app.chat.build_probe.is_idle  # nothing is measured beside it
         await app.press("escape")
         assert not app.chat._reader.busy
-        assert app.chat._stream.probe._is_idle()
+        assert app.chat.build_probe.is_idle
         assert not any("No sound device" in notice for notice in app.notices)
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from textual.widgets import Input
 
-from cpuchat.conversation import Conversation
 from cpuchat.protocol.messages import Failed, ModelLoaded, TextDelta
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from cpuchat.chats.records import written_title
-from cpuchat.tui.chat import titling
-from cpuchat.tui.chat.idle import IdleProbe
+from cpuchat.tui.chat import probes
+from cpuchat.tui.chat.probes import IdleProbe
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.tui.chat.test_calling import READ, calling
@@ -17,8 +17,8 @@ from tests.tui.chat.test_calling import READ, calling
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(titling, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(titling, "IDLE_CHECKS", 1)
+    monkeypatch.setattr(probes.ChatTitler, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(probes.ChatTitler, "CHECKS", 1)
     monkeypatch.setattr(IdleProbe, "_cores_idle", lambda _: True)
 
 
@@ -73,7 +73,7 @@ async def test_a_title_is_asked_for_with_the_tools_of_the_chat_and_is_no_call(tm
     backend = ScriptedBackend([answer("Use a regex."), calling("A title", READ)])
     async with running(backend) as app:
         await app.ready()
-        app.chat.offer_folder(tmp_path)
+        app.chat.session.offer_folder(tmp_path)
         await app.send("How do I find dates?")
         await app.until(lambda: len(backend.requests) == 2 and not app.conversation.busy)
         assert backend.requests[1].tools == backend.requests[0].tools != ()
@@ -85,4 +85,4 @@ async def test_a_model_on_a_server_is_not_asked_for_titles() -> None:
     async with running(backend) as app:
         await app.ready()
         await app.send("First")
-        assert not app.chat._stream.titles._chat_id
+        assert not app.chat.session.untitled

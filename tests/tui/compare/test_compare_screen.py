@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from cpuchat.compare.runner import Side
-from cpuchat.conversation import Conversation
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
 from cpuchat.quality.messages import Text
 from cpuchat.quality.questions import Question
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.compare.pane import OtherSideScreen, SidePane

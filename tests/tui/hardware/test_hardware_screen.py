@@ -10,8 +10,7 @@ import pytest
 
 from cpuchat.base.errors import Interrupted
 from cpuchat.config import settings
-from cpuchat.hardware.bandwidth.measuring import ProbeFailed
-from cpuchat.hardware.bandwidth.peaks import Survey
+from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, Survey
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology, read_topology

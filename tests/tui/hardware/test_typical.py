@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.bandwidth.measuring import ReadBandwidth
-from cpuchat.hardware.bandwidth.peaks import remember
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.tui.hardware.panels import TypicalModels
 from tests.support.snapshots import HostApp

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.tui.markdown.message_view import TranscriptMessage, View, message_lines
-from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.rows import Line
+from cpuchat.tui.markdown.rows import Line, Palette
 
 VIEW = View(60, Palette())
 

@@ -12,11 +12,19 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.protocol.drafters import DRAFTERS
-from cpuchat.tui.markdown.drafted import DraftedStream, SpanList, drafted_rows, legend, pieces
-from cpuchat.tui.markdown.message_view import OpenMessage, TranscriptMessage, View, message_lines
-from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown.message_view import (
+    DraftedStream,
+    OpenMessage,
+    SpanList,
+    TranscriptMessage,
+    View,
+    drafted_rows,
+    legend,
+    message_lines,
+    pieces,
+)
 from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Row
+from cpuchat.tui.markdown.rows import Palette, Row
 
 PLAIN = Palette()
 NAMES = ["", *(row.name for row in DRAFTERS)]

@@ -6,8 +6,8 @@ import unicodedata
 
 import pytest
 
-from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import render
+from cpuchat.tui.markdown.rows import Palette
 
 
 def plain(source: str) -> str:

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cpuchat.tui.markdown import parser
-from cpuchat.tui.markdown.compared import mark_differences
-from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View
-from cpuchat.tui.markdown.palette import Palette
+from cpuchat.tui.markdown import render
+from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View, mark_differences
 from cpuchat.tui.markdown.render import missing
-from cpuchat.tui.markdown.rows import Line, Row, plain_rows
+from cpuchat.tui.markdown.rows import Line, Palette, Row, plain_rows
 from cpuchat.tui.markdown.streaming import MOST_OPEN
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
@@ -56,7 +54,7 @@ class Work:
         self.parsed = self.wrapped = 0
         for module in ("streaming", "render"):
             for name in ("parse", "parse_blocks"):
-                counted = self._counting(getattr(parser, name))
+                counted = self._counting(getattr(render, name))
                 monkeypatch.setattr(f"cpuchat.tui.markdown.{module}.{name}", counted, raising=False)
         from cpuchat.tui.markdown import rows
 
@@ -66,7 +64,7 @@ class Work:
             self.wrapped += len(row.text)
             return wrap(row, width)
 
-        for module in ("rows", "render", "tables", "message_view"):
+        for module in ("rows", "render", "message_view"):
             monkeypatch.setattr(f"cpuchat.tui.markdown.{module}.wrap", counting)
 
     def _counting(self, parse):

@@ -15,10 +15,8 @@ from rich.style import Style
 
 from cpuchat.base.text import clean
 from cpuchat.tui.markdown.dialect import MOST_MARKS
-from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.parser import parse
-from cpuchat.tui.markdown.render import code_blocks, missing, render
-from cpuchat.tui.markdown.rows import Line, Row, copied_text, to_line, wrap
+from cpuchat.tui.markdown.render import code_blocks, missing, parse, render
+from cpuchat.tui.markdown.rows import Line, Palette, Row, copied_text, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
 
 PALETTE = Palette()

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuchat.base.text import clean
-from cpuchat.tui.markdown.palette import Palette
 from cpuchat.tui.markdown.render import missing, render
-from cpuchat.tui.markdown.rows import Row
+from cpuchat.tui.markdown.rows import Palette, Row
 from cpuchat.tui.markdown.streaming import LONG_BLOCK, Stream, commit_point
 from tests.tui.markdown.test_markdown import SOURCES
 

@@ -18,8 +18,7 @@ from textual.pilot import Pilot
 
 from cpuchat.base.text import is_safe
 from cpuchat.tui.markdown.message_view import OpenMessage, View, message_lines
-from cpuchat.tui.markdown.palette import Palette
-from cpuchat.tui.markdown.rows import Row, to_line
+from cpuchat.tui.markdown.rows import Palette, Row, to_line
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from tests.support.snapshots import HostApp, snapshot
 

@@ -86,7 +86,7 @@ async def test_esc_stops_it_before_it_has_begun(tiny_model: Path, monkeypatch: p
 
 async def test_a_model_that_cannot_be_tuned_says_why(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,)) as app:
-        app.conversation.settings.engine.ctx = 16_777_216
+        app.conversation.settings.engine.n_ctx = 16_777_216
         screen = await tuning(app)
         await app.until(lambda: screen.done and "Not tuned." in app.screen_text)
         await app.press("escape")

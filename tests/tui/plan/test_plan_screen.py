@@ -82,7 +82,7 @@ async def answered(app: RunningApp, key: str, text: str) -> None:
 
 
 async def test_this_machine_says_what_is_missing_until_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.hardware.bandwidth.peaks.known_peak", lambda *_, **__: None)
+    monkeypatch.setattr("cpuchat.hardware.bandwidth.read_bandwidth.known_peak", lambda *_, **__: None)
     async with running() as app:
         await opened(app)
         assert "probe`" in app.screen_text  # its lines are short
@@ -154,7 +154,9 @@ async def test_every_figure_that_is_planned_with_has_a_key() -> None:
 
 
 async def test_the_cheapest_machine_for_a_model_becomes_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.hardware.bandwidth.peaks.known_peak", lambda *_, **__: None)  # only known machines
+    monkeypatch.setattr(
+        "cpuchat.hardware.bandwidth.read_bandwidth.known_peak", lambda *_, **__: None
+    )  # only known machines
     async with running(size=SMALL) as app:
         await opened(app)
         await on_machine(app, "EPYC 9754")

@@ -3,15 +3,14 @@ from __future__ import annotations
 import gc
 import weakref
 
-import msgspec
 import pytest
 from textual.widgets import Input, Select, TextArea
 
 from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.config.presets import Preset, save_preset
-from cpuchat.config.settings import Settings
-from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, current, field, fields
+from cpuchat.config.settings import DECLARED, Settings, value_of
+from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.snapshots import snapshot
@@ -35,20 +34,15 @@ FIELDS = [field for tab in TABS for field in fields(tab)]
 
 def test_every_setting_is_in_one_tab() -> None:
     shown = [field.key for field in FIELDS]
-    existing = {
-        f"{section.name}.{field.name}"
-        for section in msgspec.structs.fields(Settings)
-        for field in msgspec.structs.fields(section.type)
-    }
     assert len(shown) == len(set(shown))
     hidden = {"model.last", "engine.poll", "engine.ubatch"}  # kept by the app, or only of use on the command line
-    assert set(shown) | hidden == existing
+    assert set(shown) | hidden == set(DECLARED)
     assert all(field.about for field in FIELDS)
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.key)
 def test_a_field_gives_back_what_it_shows(field: Field) -> None:
-    value = current(Settings(), field)
+    value = value_of(Settings(), field.key)
     assert value == field.default
     assert field.parse(field.shown(value)) == value
 
@@ -69,7 +63,7 @@ def test_a_field_gives_back_what_it_shows(field: Field) -> None:
 )
 def test_a_wrong_value_is_refused_with_what_is_wanted(key: str, text: str, wants: str) -> None:
     with pytest.raises(ValueError, match=f"^{wants}$"):
-        field(key).parse(text)
+        Field.of(key).parse(text)
 
 
 async def test_a_change_is_saved_and_comments_stay() -> None:

@@ -11,7 +11,7 @@ from textual import events
 from textual.screen import Screen
 from textual.widgets import Input
 
-from cpuchat.conversation import Conversation
+from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.hardware.screen import HardwareScreen

@@ -161,7 +161,7 @@ class Actions:
         self.run.chat.action_sidebar()
 
     async def status(self) -> None:
-        self.run.chat._answering._status.show_context(self.chance.randint(0, 8000))
+        self.run.chat._status.show_context(self.chance.randint(0, 8000))
 
 
 @pytest.mark.parametrize(("seed", "no_color"), [(0, False), (1, True)])

@@ -1,0 +1,554 @@
+"""Keeps the read bandwidth of the cores in use, the denominator of utilization; measured once per set of cores.
+
+Surveys the read bandwidth: one core, one L3 group, all cores, and every NUMA node to every other.
+
+This is what tells the fabric link of an L3 group from the memory behind it, and how many cores of each L3 group are
+enough to use the memory up.
+
+Measures the read bandwidth of a set of CPUs, in a separate process (`read_probe`).
+
+Caches the measured bandwidths of this machine, so that they are measured once.
+
+An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA nodes) and to the cores that were measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Final, cast
+
+import msgspec
+
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.files import JsonCache
+from cpuchat.base.processes import child_environment, python_command
+from cpuchat.hardware import sysfs
+from cpuchat.hardware.memory import available_bytes, meminfo
+from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.sysfs import cpuinfo_values, format_cpu_list, parse_cpu_list, read_text
+from cpuchat.hardware.topology import Topology
+from cpuchat.telemetry.machine import Peak
+from cpuchat.telemetry.units import plural
+
+ROOT = Path("/")
+MOST_BYTES: Final = 3_900_000_000
+"""Upper limit of the memory that a measurement takes, in bytes; it never takes more than a quarter of the free memory.
+"""
+
+_HUGE_PAGE: Final = 2 << 20
+_PLENTY: Final = 256 << 20
+_ENOUGH: Final = 32 << 20
+_FAR_BEYOND, _BEYOND = 8, 2
+"""Size of the buffers of one L3 group in multiples of its L3: preferred, and minimum."""
+_MODULE = "cpuchat.hardware.bandwidth.read_probe"
+_OPTIONS: list[str] = []  # further options of the probe, for tests
+_POLL_SECONDS: Final = 0.05
+_PATIENCE: Final = 45.0
+_MEMORY_REFUSED: Final = "CPUCHAT_MEMORY_REFUSED"
+
+Cancelled = Callable[[], bool]
+
+
+class ProbeFailed(CpuchatError, code="probe_failed", exit_code=14):
+    """The read bandwidth could not be measured; the message says why."""
+
+
+_ALONE: Final = 0.9
+"""Share of its CPU from which a thread counts as undisturbed. The app itself takes 2 to 5 % of a core while a model is
+loaded; another program that computes takes half of one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBandwidth:
+    """Read bandwidth in bytes per second: of each round, and the best of them.
+
+    `cpus` are the logical CPUs that read, one thread each; `node` is the NUMA node that the memory was bound to (None:
+    wherever the memory policy of this process puts it). `shares` are, for each round, the part of its CPU that the
+    thread got which got least; () if not measured. `made` is when it was saved, in seconds since the epoch.
+    """
+
+    cpus: tuple[int, ...]
+    bytes_per_s: float
+    rounds: tuple[float, ...]
+    node: int | None = None
+    shares: tuple[float, ...] = ()
+    made: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Return whether other programs ran on these CPUs in every round, so that the result is too low."""
+        return bool(self.shares) and max(self.shares) < _ALONE
+
+
+def measure(
+    cpus: Sequence[int],
+    *,
+    seconds: float = 0.5,
+    rounds: int = 3,
+    node: int | None = None,
+    memory: str = "",
+    cancelled: Cancelled | None = None,
+    root: Path = ROOT,
+) -> ReadBandwidth:
+    """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
+
+    Args:
+        node: bind the memory to this NUMA node.
+        memory: the memory policy, in the words of `mempolicy`; "" is that of this process.
+        cancelled: asked every 50 ms; True ends the measurement.
+
+    Raises:
+        ProbeFailed: too little free memory, a CPU that this process may not use, or a node that may not be used.
+        Interrupted: `cancelled` said so.
+    """
+    chosen = tuple(sorted(set(cpus)))
+    if not chosen:
+        raise ProbeFailed("No cores to measure.")
+    command = [
+        *python_command("-m", _MODULE), *_OPTIONS,
+        "--cpus", ",".join(map(str, chosen)),
+        "--bytes", str(buffer_bytes(chosen, root)),
+        "--seconds", f"{seconds:g}",
+        "--rounds", str(rounds),
+    ]  # fmt: skip
+    words = memory if node is None else f"bind:{node}"
+    if words:
+        from cpuchat.hardware.numa.mempolicy import launch_command
+
+        command = launch_command(words, command)
+    found = _run(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
+    refused = found.get("memory_refused")
+    if node is not None and refused:
+        raise ProbeFailed(f"Cannot bind memory to node {node}: {refused}")
+    rates = tuple(float(rate) for rate in found.get("rounds", ()))
+    if not rates or max(rates) <= 0:
+        raise ProbeFailed("The measuring process returned no result.")
+    return ReadBandwidth(chosen, max(rates), rates, node, tuple(float(share) for share in found.get("shares", ())))
+
+
+def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
+    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it.
+
+    Raises:
+        ProbeFailed: there is not enough free memory for that.
+    """
+    wanted = _PLENTY
+    needed = _ENOUGH
+    for size, threads in _l3_groups(cpus, root):
+        wanted = max(wanted, _FAR_BEYOND * size // threads)
+        needed = max(needed, _BEYOND * size // threads)
+    if needed * len(cpus) > MOST_BYTES:  # Hundreds of cores: together they are beyond the caches with less each.
+        needed = MOST_BYTES // len(cpus)
+    allowed = min(MOST_BYTES, available_bytes(root) // 4)
+    if needed * len(cpus) > allowed:
+        raise ProbeFailed(
+            f"Measuring {plural(len(cpus), 'core')} needs {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "
+            f"{allowed * 4 / 1e9:.1f} GB are free.",
+            "Close other programs, or measure fewer cores.",
+        )
+    return max(min(wanted, allowed // len(cpus)) // _HUGE_PAGE, 1) * _HUGE_PAGE
+
+
+def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
+    """(size of the last-level cache in bytes, how many of `cpus` share it) of each such cache."""
+    groups: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for cpu in cpus:
+        if cpu in seen:
+            continue
+        caches = sysfs.caches(root, cpu)
+        shared = set(caches[-1].cpus) & set(cpus) if caches else {cpu}
+        seen |= shared | {cpu}
+        if caches:
+            groups.append((caches[-1].size, max(len(shared), 1)))
+    return groups
+
+
+def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
+    """Run the measuring process and return what it prints.
+
+    Raises:
+        ProbeFailed: it failed, was ended, or took longer than `limit` seconds.
+        Interrupted: `cancelled` said so.
+    """
+    environment = child_environment()
+    environment.pop(_MEMORY_REFUSED, None)
+    end = monotonic() + limit
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        raise ProbeFailed(f"Cannot start the measuring process: {error.strerror}.") from None
+    with process:
+        try:
+            while True:
+                if cancelled():
+                    raise Interrupted("Measurement cancelled.")
+                try:
+                    output, errors = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if monotonic() > end:
+                        raise ProbeFailed(f"The measurement timed out after {limit:.0f} seconds.") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return _parsed(output, errors, process.returncode)
+
+
+def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
+    try:
+        found = json.loads(output)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and status == 0:
+        return found
+    if isinstance(found, dict) and found.get("error"):
+        raise ProbeFailed(f"The measurement failed: {found['error']}.", "Choose other or fewer cores.")
+    if status < 0:
+        why = f"was killed by signal {-status}"
+    else:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
+    raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")
+
+
+def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) -> str:
+    """Return the cache key of a `kind` of figure: this machine, these CPUs and, with several nodes, a memory policy."""
+    nodes = read_text(root / "sys/devices/system/node/online")
+    if len(parse_cpu_list(nodes)) < 2:
+        words = ""
+    parts = [kind, format_cpu_list(cpus), words, *_machine(root), f"nodes {nodes}"]
+    return " | ".join(part.replace("|", "/") for part in parts)
+
+
+def _machine(root: Path) -> tuple[str, ...]:
+    values = cpuinfo_values(root)
+    # Firmware and kernel take a little more or less of it from one start to the next.
+    gigabytes = round(meminfo(root).get("MemTotal", 0) / 1e9)
+    model = values.get("model name") or platform.processor() or platform.machine()
+    return model, values.get("microcode", ""), f"{gigabytes} GB"
+
+
+def load(name: str) -> Any:
+    """Return the decoded JSON entry `name`; None if there is none."""
+    return _cache().read().get(name)
+
+
+def store(name: str, value: Any) -> None:
+    """Cache `value` (whatever msgspec can encode) under `name`."""
+    _cache().put(name, value)
+
+
+def _cache() -> JsonCache[Any]:
+    return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=1, max_entries=64)
+
+
+RETRY_SECONDS: Final = 3600.0
+"""Seconds for which a disturbed measurement counts before it is repeated: on a machine that is always busy, every load
+would wait for another one.
+"""
+
+
+def peak_of(
+    cpus: Sequence[int],
+    memory_words: str = "",
+    *,
+    retry_after: float = RETRY_SECONDS,
+    cancelled: Cancelled | None = None,
+    failed: Callable[[str], None] | None = None,
+    root: Path = ROOT,
+) -> Peak | None:
+    """Return the read bandwidth of these logical CPUs together; measured (2 seconds) unless it is cached.
+
+    What was measured while other programs ran is measured again, and the better of both counts.
+
+    Args:
+        retry_after: but not within so many seconds.
+        memory_words: the memory policy to measure under, resolved ("local", "interleave:0-1"); "" is the one that this
+            process runs under.
+        cancelled: asked every 50 ms; True ends the measurement.
+        failed: gets the reason in words when there is no figure.
+
+    Returns:
+        None when it was cancelled, or could not be measured.
+    """
+    known = _saved(cpus, memory_words, root)
+    if known is not None and not _is_due(known, retry_after):
+        return _peak(known)
+    try:
+        measured = measure(cpus, memory=memory_words, cancelled=cancelled, root=root)
+    except Interrupted:
+        return None
+    except CpuchatError as error:
+        if failed is not None:
+            failed(str(error))
+        return None
+    return remember(measured, memory_words, root=root)
+
+
+def known_peak(
+    cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT, disturbed: bool = True
+) -> Peak | None:
+    """Return the cached measurement of these CPUs; None when there is none.
+
+    `disturbed` False: also None when other programs ran meanwhile.
+    """
+    known = _saved(cpus, memory_words, root)
+    return None if known is None or (known.disturbed and not disturbed) else _peak(known)
+
+
+def should_measure(cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT) -> bool:
+    """Return whether these CPUs were never measured, or only while disturbed and over an hour ago."""
+    known = _saved(cpus, memory_words, root)
+    return known is None or _is_due(known)
+
+
+def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
+    return known.disturbed and not 0 <= time() - known.made < retry_after
+
+
+def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
+    saved = load(_key(cpus, memory_words, root))
+    with contextlib.suppress(msgspec.ValidationError):
+        measured = msgspec.convert(saved, ReadBandwidth)
+        if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
+            return measured
+    return None
+
+
+def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = ROOT) -> Peak:
+    """Save a measurement as the peak of its CPUs, unless it was disturbed and more was measured before."""
+    known = _saved(measured.cpus, memory_words, root) if measured.disturbed else None
+    if known is not None and known.bytes_per_s > measured.bytes_per_s:
+        if not known.disturbed:
+            return _peak(known)
+        measured = known
+    store(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
+    return _peak(measured)
+
+
+def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
+    policy = None if memory_words else current()
+    return key("peak", cpus, policy.words if policy else memory_words, root)
+
+
+def _peak(measured: ReadBandwidth) -> Peak:
+    source = f"measured, {plural(len(measured.cpus), 'core')}"
+    return Peak(measured.bytes_per_s, f"{source}, other programs ran" if measured.disturbed else source, measured.cpus)
+
+
+BUDGET_SECONDS: Final = 12.0
+_STARTING: Final = 0.45
+"""Seconds to start a measuring process and fill its memory."""
+_MOST_CELLS: Final = 16
+_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
+_KNEE: Final = 0.97
+_KIND: Final = "survey 2"
+"""Kind in the cache's keys; older versions kept another format as "survey"."""
+
+Progress = Callable[[int, int, str], None]
+"""(measurements done, measurements to do, what is measured next)"""
+Found = dict[tuple[tuple[int, ...], int | None], ReadBandwidth]
+"""Measurements by CPUs and the node that the memory was bound to (None: not bound)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The bandwidth from the cores of one NUMA node to the memory of another, or of their own."""
+
+    cpu_node: int
+    memory_node: int
+    measured: ReadBandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The read bandwidth of several sets of cores; None where a machine has no such set.
+
+    `l3_group` is one whole L3 group, `fabric_link` all L3 groups behind one fabric link (only where they are several),
+    `per_core_counts` all L3 groups with that many cores each. `memory` is the policy that they were measured under
+    ("": that of the process). `seconds` is what it took, `notes` what was left out.
+    """
+
+    one_core: ReadBandwidth
+    all_cores: ReadBandwidth
+    l3_group: ReadBandwidth | None = None
+    fabric_link: ReadBandwidth | None = None
+    per_core_counts: dict[int, ReadBandwidth] | None = None
+    memory: str = ""
+    cells: tuple[Cell, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matrix(self) -> dict[tuple[int, int], ReadBandwidth]:
+        """(node of the cores, node of the memory) of every pair that was measured; empty on one node."""
+        return {(cell.cpu_node, cell.memory_node): cell.measured for cell in self.cells}
+
+    @property
+    def knee(self) -> int | None:
+        """Return the fewest cores of each L3 group that read 97 % of the most; None where that was not measured."""
+        counts = self.per_core_counts
+        if not counts:
+            return None
+        most = max(measured.bytes_per_s for measured in counts.values())
+        return min(count for count, measured in counts.items() if measured.bytes_per_s >= _KNEE * most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    what: str
+    cpus: tuple[int, ...]
+    node: int | None = None
+
+
+def survey(
+    topology: Topology,
+    on_progress: Progress | None = None,
+    *,
+    cpus: Sequence[int] = (),
+    memory: str = "",
+    cancelled: Cancelled | None = None,
+    root: Path = ROOT,
+) -> Survey:
+    """Measure all informative sets of `cpus`, in at most about 12 seconds. The result is cached.
+
+    Args:
+        cpus: logical CPUs, one per core; none: those that compute by default.
+        memory: the memory policy in the words of `mempolicy`; "" is that of this process.
+
+    Raises:
+        ProbeFailed: all cores or one core could not be measured. (What else fails is noted and left out.)
+        Interrupted: `cancelled` said so.
+    """
+    begin = monotonic()
+    chosen = tuple(sorted(set(cpus))) or default_cpus(topology)
+    plan = _Schedule(topology, chosen)
+    rounds = 3 if len(plan.steps) <= 4 else 2
+    seconds = min(max((BUDGET_SECONDS / len(plan.steps) - _STARTING) / rounds, 0.1), 0.5)
+    found: Found = {}
+    notes: list[str] = []
+    for number, step in enumerate(plan.steps):
+        if number >= 2 and monotonic() - begin > BUDGET_SECONDS:
+            notes.append(f"not measured within the time limit: {', '.join(s.what for s in plan.steps[number:])}")
+            break
+        if on_progress is not None:
+            on_progress(number, len(plan.steps), step.what)
+        try:
+            found[step.cpus, step.node] = measure(
+                step.cpus,
+                # This one is the denominator of utilization: as good as `peak_of` does it.
+                seconds=0.5 if step.cpus == chosen and step.node is None else seconds,
+                rounds=3 if step.cpus == chosen and step.node is None else rounds,
+                node=step.node,
+                memory=memory,
+                cancelled=cancelled,
+                root=root,
+            )
+        except ProbeFailed as error:
+            if number < 2:
+                raise
+            notes.append(f"{step.what}: {error.message}")
+    result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
+    store(key(_KIND, chosen, root=root), result)
+    remember(result.all_cores, memory, root=root)
+    return result
+
+
+def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
+    """Return the cached survey of the same cores; None if there is none."""
+    saved = load(key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
+    try:
+        return msgspec.convert(saved, Survey, str_keys=True)
+    except msgspec.ValidationError:
+        return None
+
+
+def default_cpus(topology: Topology) -> tuple[int, ...]:
+    """Return the cores that compute by default."""
+    return choose_cores(topology).cpus
+
+
+class _Schedule:
+    """The measurements to make, the most informative first, each set once; and which result is which."""
+
+    def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:
+        self.cpus = tuple(sorted(cpus))
+        groups: dict[int, list[int]] = {}
+        links: dict[int, list[int]] = {}
+        for cpu in self.cpus:
+            group = topology.l3_of(cpu)
+            if group is not None:
+                groups.setdefault(group.index, []).append(cpu)
+                links.setdefault(group.fabric_link, []).append(cpu)
+        whole = max(groups.values(), key=len, default=[])
+        self.one = self.cpus[:1]
+        self.group = tuple(whole)
+        self.fabric_link: tuple[int, ...] = ()
+        if whole and (group := topology.l3_of(whole[0])) is not None and len(links[group.fabric_link]) > len(whole):
+            self.fabric_link = tuple(links[group.fabric_link])
+        most = len(whole)
+        self.counts = {
+            count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))
+            for count in (*(count for count in _COUNTS if count < most), *((most,) if most else ()))
+        }
+        self.cells = _cells(topology, self.cpus)
+        self.steps: list[_Step] = []
+        self._add("all cores", self.cpus)
+        self._add("1 core", self.one)
+        self._add("1 L3 group", self.group)
+        self._add("1 fabric link", self.fabric_link)
+        for count, members in self.counts.items():
+            self._add(f"{count} per L3 group", members)
+        for (near, far), members in self.cells.items():
+            self._add(f"node {near} reading node {far}", members, far)
+
+    def _add(self, what: str, cpus: tuple[int, ...], node: int | None = None) -> None:
+        if cpus and all((step.cpus, step.node) != (cpus, node) for step in self.steps):
+            self.steps.append(_Step(what, cpus, node))
+
+    def result(self, found: Found) -> Survey:
+        """Build the survey. Raises KeyError without the measurements of one core and all cores."""
+        counts = {count: found[cpus, None] for count, cpus in self.counts.items() if (cpus, None) in found}
+        return Survey(
+            one_core=found[self.one, None],
+            all_cores=found[self.cpus, None],
+            l3_group=found.get((self.group, None)),
+            fabric_link=found.get((self.fabric_link, None)),
+            per_core_counts=counts if len(counts) > 1 else None,
+            cells=tuple(
+                Cell(near, far, found[cpus, far])
+                for (near, far), cpus in self.cells.items()
+                if (cpus, far) in found
+            ),
+        )  # fmt: skip
+
+
+def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return the CPUs that read for every (node of the cores, node of the memory); of many nodes only the first one
+    reads.
+    """
+    far = [node.number for node in topology.nodes if node.memory and node.number in topology.allowed_nodes]
+    near: dict[int, list[int]] = {}
+    for cpu in cpus:
+        node = topology.node_of(cpu)
+        if node is not None:
+            near.setdefault(node, []).append(cpu)
+    if len(far) < 2:
+        return {}
+    readers = list(near)
+    if len(readers) * len(far) > _MOST_CELLS:
+        readers = readers[:1]
+    return {(reader, memory): tuple(near[reader]) for reader in readers for memory in far}

@@ -1,0 +1,605 @@
+"""Runs all checks over the facts that `facts.gather_facts` collects. Pure.
+
+Findings of the diagnostics.
+
+Checks of the cores: which are in use, what else runs on them, their frequency settings.
+
+Checks of the engine's build against the CPU, and of the available counters.
+
+Checks of the memory: modules, NUMA nodes, bandwidth, available space.
+
+Gathers everything about this machine that affects inference speed, for the checks.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.processes import child_environment, python_command
+from cpuchat.hardware.bandwidth.memory_modules import (
+    SMBIOS_TABLE,
+    Module,
+    Theoretical,
+    channel_of,
+    read_modules,
+    theoretical,
+    usual_memory,
+)
+from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
+from cpuchat.hardware.counters.base import CounterRefusal
+from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.memory import available_bytes, meminfo
+from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
+from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
+from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
+from cpuchat.hardware.sysfs import format_cpu_list, read_number, read_text
+from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
+from cpuchat.hardware.tuning.changes import value_of
+from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited
+from cpuchat.protocol.model_info import EngineInfo
+from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import Peak
+
+_PATIENCE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSetup:
+    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none)."""
+
+    cores: str = "auto"
+    threads: int = 0
+    memory: str = "auto"
+    model: str = ""
+    model_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticFacts:
+    """The machine at one moment; sizes in bytes. "" and None mean unknown or absent.
+
+    `cores_error` and `policy_error` are why the settings cannot be applied, `policy_refused` is why the kernel rejects
+    the memory policy. `governors` counts CPUs by frequency governor, `driver` is the frequency driver. `load` is the
+    load average of the last minute. `counter` and `power` name the sources that open, the refusals say why better ones
+    do not. `engine_error` is why there is no engine, `engine_fix` what its error says to do.
+    """
+
+    topology: Topology
+    settings: WantedSetup = WantedSetup()
+    choice: CoreChoice | None = None
+    cores_error: str = ""
+    policy: str = ""
+    policy_reason: str = ""
+    policy_error: str = ""
+    policy_refused: str = ""
+    available: int = 0
+    swap_total: int = 0
+    swap_used: int = 0
+    load: float | None = None
+    container: str = ""
+    modules: tuple[Module, ...] = ()
+    theoretical: Theoretical | None = None
+    survey: Survey | None = None
+    peak: Peak | None = None
+    governors: tuple[tuple[str, int], ...] = ()
+    driver: str = ""
+    boost: bool | None = None
+    thp: str = ""
+    balancing: int | None = None
+    counter: str = ""
+    counter_refusals: tuple[CounterRefusal, ...] = ()
+    power: str = ""
+    power_refusals: tuple[CounterRefusal, ...] = ()
+    engine: EngineInfo | None = None
+    engine_error: str = ""
+    engine_fix: str = ""
+
+
+def refused_policy(words: str) -> str:
+    """Try a memory policy in a process of its own; returns why the kernel rejects it, "" when it does not."""
+    code = f"import os; print(os.environ.get({MEMORY_REFUSED!r}, ''))"
+    try:
+        command = launch_command(words, python_command("-c", code))
+        done = subprocess.run(
+            command, env=child_environment(), capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError, CpuchatError) as error:
+        return str(error)
+    return done.stdout.strip()
+
+
+def gather_facts(
+    settings: WantedSetup,
+    *,
+    engine: EngineInfo | None = None,
+    engine_error: str = "",
+    engine_fix: str = "",
+    topology: Topology | None = None,
+    kernel: Kernel | None = None,
+    pid: int | None = None,
+    refused: Callable[[str], str] = refused_policy,
+    root: Path = ROOT,
+) -> DiagnosticFacts:
+    """Read what can be read, without measuring anything. Never raises for what is unknown.
+
+    Args:
+        pid: a process of this user, to see whether counters of a single process open.
+        kernel: replaces the kernel's calls in tests, as `refused` does for memory policies.
+    """
+    topology = topology or read_topology(root)
+    setup = _setup(topology, settings, refused)
+    cpus = setup["choice"].cpus if setup["choice"] is not None else ()
+    limit = theoretical(topology, root)
+    return DiagnosticFacts(
+        topology=topology,
+        settings=settings,
+        load=_load(root),
+        container=container(root),
+        modules=tuple(read_modules(root / SMBIOS_TABLE)),
+        theoretical=limit,
+        survey=cached_survey(topology, cpus=cpus, root=root),
+        peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
+        engine=engine,
+        engine_error=engine_error,
+        engine_fix=engine_fix,
+        **setup,
+        **_memory(root),
+        **_frequencies(topology, root),
+        **_counters(topology, pid, root, kernel, limit.bytes_per_s if limit is not None else None),
+    )
+
+
+def _setup(topology: Topology, settings: WantedSetup, refused: Callable[[str], str]) -> dict[str, Any]:
+    """Return the cores and the memory policy that the settings mean on this machine, or why they cannot be used."""
+    found: dict[str, Any] = {"choice": None, "policy": ""}
+    try:
+        found["choice"] = choose_cores(topology, settings.cores, settings.threads)
+    except CpuchatError as error:
+        found["cores_error"] = str(error)
+    try:
+        cpus = found["choice"].cpus if found["choice"] is not None else ()
+        policy, found["policy_reason"] = choose_policy(topology, settings.memory, cpus)
+        found["policy"] = policy.words
+        found["policy_refused"] = refused(policy.words) if policy.places else ""
+    except CpuchatError as error:
+        found["policy_error"] = str(error)
+    return found
+
+
+def _memory(root: Path) -> dict[str, Any]:
+    info = meminfo(root)
+    return {
+        "available": available_bytes(root),
+        "swap_total": info.get("SwapTotal", 0),
+        "swap_used": max(info.get("SwapTotal", 0) - info.get("SwapFree", 0), 0),
+        "thp": value_of(root, f"{THP}/enabled"),
+        "balancing": read_number(root / BALANCING.lstrip("/")),
+    }
+
+
+def _frequencies(topology: Topology, root: Path) -> dict[str, Any]:
+    governors = Counter(value_of(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_governor") for cpu in topology.online)
+    return {
+        "governors": tuple((value, n) for value, n in governors.most_common() if value),
+        "driver": value_of(root, f"{CPUS}/cpu{topology.online[0]}/cpufreq/scaling_driver") if topology.online else "",
+        "boost": _boost(root),
+    }
+
+
+def _counters(
+    topology: Topology, pid: int | None, root: Path, kernel: Kernel | None, theoretical: float | None
+) -> dict[str, Any]:
+    """Return names of the counters that open, and why better ones do not; each is closed again."""
+    openers = counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical)
+    counter, counter_refusals = open_best(openers)
+    power, power_refusals = open_best(power_openers(topology, root, kernel=kernel))
+    names = [source.name if source is not None else "" for source in (counter, power)]
+    for source in (counter, power):
+        if source is not None:
+            source.close()
+    return {
+        "counter": names[0],
+        "counter_refusals": counter_refusals,
+        "power": names[1],
+        "power_refusals": power_refusals,
+    }
+
+
+def _load(root: Path) -> float | None:
+    """Return the first figure of /proc/loadavg (proc(5)); None where there is none."""
+    try:
+        return float(read_text(root / "proc/loadavg").split(" ")[0])
+    except ValueError:
+        return None
+
+
+def _boost(root: Path) -> bool | None:
+    on = read_number(root / f"{CPUS}/cpufreq/boost".lstrip("/"))
+    if on is not None:
+        return on != 0
+    off = read_number(root / f"{CPUS}/intel_pstate/no_turbo".lstrip("/"))
+    return None if off is None else off == 0
+
+
+Level = Literal["problem", "warning", "advice", "ok"]
+ORDER: Final[tuple[Level, ...]] = ("problem", "warning", "advice", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `evidence` is what was read or measured, `fix` what to do ("" when it is ok).
+
+    problem: inference does not work or is many times too slow. warning: clearly slower than possible. advice: maybe
+    slightly slower, or unknown. ok: checked, nothing to do.
+    """
+
+    level: Level
+    title: str
+    evidence: str
+    fix: str = ""
+
+
+def by_plan(facts: DiagnosticFacts, knob: str) -> str:
+    """Return the fix for a setting that a tuning plan can change, where it can."""
+    of_kernel = any(one.name == knob and one.of_kernel for one in KNOBS)
+    if facts.container or limited(facts.topology) or (facts.topology.virtual and not of_kernel):
+        return "Not changeable from here: ask the administrator of the machine."
+    return f"`cpuchat system plan --knob {knob}` writes a script; `cpuchat system measure` shows whether it helps."
+
+
+_AUTO = "engine.cores auto, engine.threads 0"
+_DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+"""Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
+(pm/intel_pstate.rst).
+"""
+
+
+def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report settings that this machine cannot apply."""
+    if facts.cores_error:
+        words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {facts.cores_error}"
+        yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
+    if facts.policy_error:
+        words = f"engine.memory {facts.settings.memory}: {facts.policy_error}"
+        yield Finding("problem", "The configured memory policy cannot be used", words, "Set it to auto.")
+    if facts.policy_refused:
+        evidence = f"{facts.policy}: {facts.policy_refused}"
+        fix = "In a container, allow set_mempolicy: docker run --cap-add SYS_NICE."
+        yield Finding("warning", "The memory policy is not in effect", evidence, fix)
+
+
+def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report SMT siblings in use: two threads on one core share its execution units and its path to memory."""
+    if facts.choice is None:
+        return
+    cores = Counter(core.index for cpu in facts.choice.cpus if (core := facts.topology.core_of(cpu)) is not None)
+    shared = sum(n for n in cores.values() if n > 1)
+    n = len(facts.choice.cpus)
+    if shared:
+        evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.choice.cpus)})"
+        yield Finding("warning", "SMT siblings are in use", evidence, f"Use one thread per core: {_AUTO}.")
+    elif facts.topology.smt:
+        yield Finding("ok", "one thread per core", f"{n} threads on {len(cores)} cores")
+
+
+def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report a cgroup CPU quota below the number of cores, which throttles all threads periodically."""
+    granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
+    if granted is None:
+        return
+    if facts.settings.threads > max(math.floor(granted), 1):
+        evidence = f"{facts.settings.threads} threads configured, cgroup CPU quota: {granted:g}"
+        yield Finding("problem", "The CPU quota is below the thread count", evidence, "Set engine.threads to 0.")
+    elif granted < cores:
+        evidence = f"cgroup CPU quota: {granted:g}, {cores} cores available"
+        fix = "Raise cpu.max (docker run --cpus), or better assign whole cores (--cpuset-cpus)."
+        yield Finding("warning", "The CPU quota leaves cores unused", evidence, fix)
+    else:
+        yield Finding("ok", "CPU quota", f"{granted:g} CPUs for {cores} cores")
+
+
+def others(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report other load: a thread that waits for its core delays all others."""
+    if facts.load is None:
+        return
+    cores = len(facts.topology.cores)  # the figure is of the whole machine, also in a container
+    if not cores:
+        return
+    evidence = f"load average {facts.load:.1f} over the last minute, {cores} cores"
+    if facts.load > cores:
+        yield Finding("warning", "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
+    elif facts.load > cores / 2:
+        fix = "Find them with top; measure when they have finished."
+        yield Finding("advice", "Other programs use some of the cores", evidence, fix)
+    else:
+        yield Finding("ok", "other load", evidence)
+
+
+def isolated(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report isolated CPUs, which are usually reserved for another program."""
+    if facts.choice is None:
+        return
+    ours = sorted(set(facts.choice.cpus) & set(facts.topology.isolated))
+    if ours and len(ours) < len(facts.choice.cpus):
+        evidence = f"CPUs {format_cpu_list(ours)} of {format_cpu_list(facts.choice.cpus)} are isolated (isolcpus=)"
+        rest = format_cpu_list(set(facts.choice.cpus) - set(ours))
+        fix = f"If they are reserved for another program: engine.cores {rest}."
+        yield Finding("advice", "Cores in use are isolated", evidence, fix)
+
+
+def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report a virtual machine, whose caches and nodes may differ from the host's."""
+    if facts.topology.virtual:
+        evidence = f"{facts.topology.virtual}; reports {facts.topology.cores_words}, {facts.topology.nps_words}"
+        fix = "Rely on `cpuchat probe`; on the host, pin virtual CPUs to dedicated cores."
+        yield Finding("advice", "Virtual machine: the topology is unverified", evidence, fix)
+
+
+def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report frequency governors other than "performance", which raise the frequency slowly after each pause."""
+    if not facts.governors:
+        return
+    n = sum(count for _, count in facts.governors)
+    slow = [(name, count) for name, count in facts.governors if name != "performance"]
+    if not slow:
+        yield Finding("ok", "governor", f"performance on {n} CPUs")
+        return
+    words = ", ".join(f"{name} on {count}" for name, count in slow)
+    evidence = f"{words} of {n} CPUs (driver {facts.driver or 'unknown'})"
+    lowest = any(name == "powersave" for name, _ in slow) and facts.driver not in _DYNAMIC
+    title = "The governor holds the cores at their lowest frequency" if lowest else "The governor saves power"
+    yield Finding("warning" if lowest else "advice", title, evidence, by_plan(facts, "governor"))
+
+
+def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report disabled boost (frequencies above the base clock)."""
+    if facts.boost is False:
+        evidence = "cpufreq/boost is 0, or intel_pstate/no_turbo is 1"
+        yield Finding("advice", "Boost is off", evidence, by_plan(facts, "boost"))
+    elif facts.boost:
+        yield Finding("ok", "boost", "on")
+
+
+CORE_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
+    settings, siblings, quota, others, isolated, virtual, governor, boost,
+)  # fmt: skip
+
+
+# How much it matters that the engine was built without a feature that the CPU has; less for the others.
+_LEVELS: dict[str, Level] = {
+    **dict.fromkeys(("AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"), "problem"),
+    **dict.fromkeys(("AVX512", "AVX512_VNNI", "AMX_INT8", "MATMUL_INT8"), "warning"),
+}
+_REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_NATIVE=ON."
+
+
+def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report instruction sets that the CPU has and the engine lacks, and the reverse."""
+    if facts.engine is None:
+        if facts.engine_error:
+            fix = facts.engine_fix or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
+            yield Finding("problem", "The engine does not start", facts.engine_error, fix)
+        return
+    flags, features = facts.topology.flags, set(facts.engine.features)
+    if not flags:
+        return
+    lacking = [name for flag, name in FEATURES.items() if flag in flags and name not in features]
+    missing = {name: _LEVELS.get(name, "advice") for name in lacking}
+    foreign = [name for flag, name in FEATURES.items() if name in features and flag not in flags]
+    has = ", ".join(facts.engine.features) or "no optional features"
+    if foreign:
+        evidence = f"built with {', '.join(foreign)}, which this CPU lacks; it may crash at any time"
+        yield Finding("problem", "The engine was built for another CPU", evidence, _REBUILD)
+    for level in ("problem", "warning", "advice"):
+        names = [name for name, its in missing.items() if its == level]
+        if names:
+            evidence = f"the CPU has {', '.join(names)}; the engine has {has}"
+            yield Finding(level, f"The engine was built without {', '.join(names)}", evidence, _REBUILD)
+    if not missing and not foreign:
+        yield Finding("ok", "engine built for this CPU", has)
+
+
+def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report missing counters: without one, memory traffic is only estimated from the model."""
+    if facts.counter:
+        yield Finding("ok", "memory counter", f"{facts.counter} available")
+        return
+    refusals = [one for one in facts.counter_refusals if worth_trying(one, facts.topology)]
+    if not refusals or facts.topology.virtual:
+        return
+    # A module to load is less trouble than a service to install.
+    helpful = min(refusals, key=lambda one: one.name == "collector")
+    evidence = f"{helpful.name}: {helpful.why}"
+    where = "On the host of this container: " if facts.container else ""
+    yield Finding(
+        "advice", "No counter of memory traffic is available; traffic is estimated from the model", evidence,
+        f"{where}{helpful.how} (`cpuchat counters` lists all)",
+    )  # fmt: skip
+
+
+ENGINE_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (engine, counters)
+
+
+_GOOD_SHARE = 0.65
+"""Expected share of the theoretical peak. Measured: 74 to 84 % on Genoa, 92 to 99 % on Turin, 75 to 92 % on Milan, 68 %
+on a Rome with half of its dies.
+"""
+_GOOD_LINK_SHARE = 0.8
+"""Expected share of the bandwidth of all fabric links together; a single link is measured at its best."""
+_LITTLE_SHARE, _LITTLE_BYTES, _ENOUGH_BYTES = 0.1, 1 << 30, 4 << 30
+_SWAP_BYTES = 256 << 20
+
+
+def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report channels without a module, which add no bandwidth."""
+    limit = facts.theoretical
+    if facts.topology.virtual or limit is None or limit.possible is None:
+        return
+    used, possible = limit.channels, limit.possible
+    evidence = f"{used} of {possible} channels populated ({limit.source}), theoretical peak {_gb(limit.bytes_per_s)}/s"
+    if used < possible:
+        fix = f"Install equal modules in all {possible} channels: bandwidth and tok/s grow with their number."
+        title = "Only one memory channel is populated" if used == 1 else "Some memory channels are empty"
+        yield Finding("problem" if used == 1 else "warning", title, evidence, fix)
+    elif not limit.assumed:
+        yield Finding("ok", "memory channels", evidence)
+
+
+def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report modules that run below the speed that the CPU supports; all run at the speed of the slowest."""
+    found: dict[int, int] = {}
+    for module in facts.modules:
+        if module.speed_mt:
+            found[module.speed_mt] = found.get(module.speed_mt, 0) + 1
+    if len(found) > 1:
+        evidence = ", ".join(f"{n} at {speed} MT/s" for speed, n in sorted(found.items()))
+        fix = "Use identical modules: the slowest one sets the speed of its channel."
+        yield Finding("warning", "Memory modules differ in speed", evidence, fix)
+        return
+    usual = usual_memory(facts.topology)
+    if found and usual is not None:
+        [speed] = found
+        doubled = len({channel_of(module) for module in facts.modules} - {""}) < len(facts.modules)
+        evidence = f"{sum(found.values())} modules at {speed} MT/s, {facts.topology.cpu_name} supports {usual[1]} MT/s"
+        if speed < 0.95 * usual[1]:
+            more = " Two modules per channel lower the speed of all." if doubled else ""
+            fix = f"Check the memory speed in the firmware setup and the rating of the modules.{more}"
+            yield Finding("advice", "Memory runs below the speed that the CPU supports", evidence, fix)
+        else:
+            yield Finding("ok", "memory speed", evidence)
+
+
+def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Compare the read bandwidth with the theoretical peak of the modules."""
+    if facts.peak is None:
+        yield Finding(
+            "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
+            "`cpuchat probe` measures it in under 15 seconds; so does the first chat.",
+        )  # fmt: skip
+        return
+    measured, limit = facts.peak.bytes_per_s, facts.theoretical
+    if limit is None:
+        return
+    share = measured / limit.bytes_per_s
+    of = f"{measured / 1e9:.1f} of {limit.bytes_per_s / 1e9:.1f} GB/s ({100 * share:.0f} %, {facts.peak.source})"
+    evidence = f"{of}; {limit.source}"
+    wanted = sum(core.kind != "efficient" for core in facts.topology.cores)
+    # A part of the machine has a part of the links to memory.
+    whole = not facts.topology.virtual and facts.topology.quota is None and len(facts.peak.cpus) >= wanted
+    links = _links(facts)
+    if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:
+        n = len(facts.topology.fabric_links)
+        words = f"the {n} fabric links of its L3 groups carry" if n > 1 else "the fabric link of its L3 group carries"
+        yield Finding("ok", "read bandwidth", f"{evidence}; {words} {links / 1e9:.0f} GB/s at most")
+    elif whole and share < _GOOD_SHARE:
+        fix = "Measure on an idle machine; then check for empty channels and NPS1 in the firmware setup."
+        yield Finding("advice", "The read bandwidth is far below the theoretical peak", evidence, fix)
+    elif share > 1.05:
+        fix = "One of the two is wrong: list the modules with sudo dmidecode -t memory."
+        yield Finding("advice", "The read bandwidth exceeds the theoretical peak", evidence, fix)
+    else:
+        yield Finding("ok", "read bandwidth", evidence)
+
+
+def _links(facts: DiagnosticFacts) -> float | None:
+    """Return the bandwidth of the fabric links of all L3 groups together, in bytes per second; None if it was not
+    measured, and on CPUs without such links.
+    """
+    found = facts.survey
+    if found is None or facts.topology.vendor != "AuthenticAMD":
+        return None
+    one = found.fabric_link or found.l3_group
+    return one.bytes_per_s * len(facts.topology.fabric_links) if one is not None else None
+
+
+def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report NUMA balancing, which samples accesses by page faults and migrates pages while they are read."""
+    if facts.balancing is None or len(facts.topology.nodes) < 2:
+        return
+    evidence = f"/proc/sys/kernel/numa_balancing is {facts.balancing}, {len(facts.topology.nodes)} NUMA nodes"
+    if facts.balancing:
+        yield Finding("warning", "NUMA balancing is on", evidence, by_plan(facts, "numa-balancing"))
+    else:
+        yield Finding("ok", "NUMA balancing off", evidence)
+
+
+def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report how the firmware divides the memory of AMD servers: by measurement NPS1 is best for one model, NPS0
+    worst.
+    """
+    machine = facts.topology
+    if machine.virtual or "EPYC" not in machine.model:
+        return
+    count, sockets = len(machine.cpu_nodes), len(machine.packages)
+    evidence = f"{machine.sockets_words} as {units.plural(count, 'NUMA node')}"
+    if sockets > 1 and count == 1:
+        fix = "Set NPS1 in the firmware setup: memory latency drops by about 90 ns."
+        yield Finding("warning", "NPS0: both sockets are one NUMA node", evidence, fix)
+    elif count > 4 * sockets:
+        fix = 'Disable "L3 as NUMA domain" in the firmware setup; a single model reads all memory evenly.'
+        yield Finding("advice", "Each L3 group is a NUMA node", evidence, fix)
+    elif count > sockets:
+        fix = "Set NPS1 in the firmware setup if this machine runs one model: about 1 to 3 % faster."
+        yield Finding("advice", f"NPS{count // sockets}: several NUMA nodes per socket", evidence, fix)
+    else:
+        yield Finding("ok", "NPS1", evidence)
+
+
+def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report disabled huge pages: copied weights are in anonymous memory, where huge pages save page table walks."""
+    if facts.thp == "never":
+        evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
+        yield Finding("advice", "Transparent huge pages are off", evidence, by_plan(facts, "thp"))
+    elif facts.thp:
+        yield Finding("ok", "huge pages", facts.thp)
+
+
+def room(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report too little memory: weights that do not fit are read from disk for every token."""
+    size, available = facts.settings.model_bytes, facts.available
+    limit = facts.topology.memory_limit
+    total = limit or facts.topology.memory_total
+    where = f", cgroup memory limit: {_gb(limit)}" if limit else ""
+    if size and size > available:
+        evidence = f"{facts.settings.model} is {_gb(size)}; {_gb(available)} of {_gb(total)} available{where}"
+        fix = "Raise the limit or free memory." if limit and limit < size else "Close other programs."
+        yield Finding("problem", "The model does not fit into memory", evidence, f"{fix} Or use a smaller model.")
+    elif total and available < max(min(_LITTLE_SHARE * total, _ENOUGH_BYTES), _LITTLE_BYTES):
+        evidence = f"{_gb(available)} of {_gb(total)} available{where}"
+        yield Finding("warning", "Little memory is available", evidence, "Close other programs, or raise the limit.")
+    elif total:
+        yield Finding("ok", "memory", f"{_gb(available)} of {_gb(total)} available{where}")
+
+
+def swap(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report swap in use: swapped-out weights delay every token until they are read back."""
+    if facts.swap_used > _SWAP_BYTES:
+        swap = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} swap in use"
+        evidence = f"{swap}, {_gb(facts.available)} memory available"
+        fix = "Free memory, then swapoff -a and swapon -a; or keep the model in memory: engine.mlock."
+        yield Finding("advice", "Swap is in use", evidence, fix)
+
+
+def _gb(n_bytes: float | None) -> str:
+    return f"{units.gigabytes(n_bytes or 0)} GB"
+
+
+MEMORY_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
+    channels, speeds, bandwidth, balancing, nodes, huge_pages, room, swap,
+)  # fmt: skip
+
+
+_CHECKS = (*ENGINE_CHECKS, *CORE_CHECKS, *MEMORY_CHECKS)
+
+
+def examine(facts: DiagnosticFacts) -> list[Finding]:
+    """Return all findings, the worst first. What is unknown on a machine has none."""
+    found = [finding for check in _CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: ORDER.index(finding.level))

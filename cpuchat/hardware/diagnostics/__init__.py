@@ -1,1 +1,0 @@
-"""Diagnostics: what limits inference on this machine, with evidence and what to do."""

@@ -1,0 +1,71 @@
+"""What the hardware screen shows of the machine, and the reader of it. Blocks: call it in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
+    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.hardware.numa.residency import Residency
+    from cpuchat.hardware.topology import Topology
+    from cpuchat.telemetry.machine import Peak
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The machine. `theoretical`, `survey` and `peak` (read bandwidth of all cores) None: unknown; `huge_pages` the
+    kernel's setting for transparent huge pages, "" where unknown."""
+
+    topology: Topology
+    theoretical: Theoretical | None = None
+    survey: Survey | None = None
+    huge_pages: str = ""
+    peak: Peak | None = None
+
+
+class MachineReader:
+    """Reads the machine below `root`."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+
+    def facts(self) -> MachineFacts:
+        """Read the machine; never raises for what is unknown."""
+        from cpuchat.hardware.bandwidth.memory_modules import theoretical
+        from cpuchat.hardware.bandwidth.read_bandwidth import cached_survey, known_peak
+        from cpuchat.hardware.placement.placement import PlacementSpec, place
+        from cpuchat.hardware.topology import read_topology
+        from cpuchat.hardware.tuning.changes import value_of
+        from cpuchat.hardware.tuning.knobs import THP
+
+        topology = read_topology(self.root)
+        huge = value_of(self.root, f"{THP}/enabled")
+        survey = cached_survey(topology, root=self.root)
+        usual = place(topology, PlacementSpec())
+        peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
+        return MachineFacts(topology, theoretical(topology, self.root), survey, huge, peak)
+
+    def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
+        """Return where the worker's memory is; None where the kernel does not report it."""
+        from cpuchat.hardware.numa.residency import read_residency
+
+        return read_residency(pid, files, self.root)
+
+    def survey(
+        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
+    ) -> Survey:
+        """Measure the read bandwidth under the memory policy `memory` (in words), about 12 seconds.
+
+        Raises:
+            ProbeFailed: it could not be measured.
+            Interrupted: `cancelled` said so.
+        """
+        from cpuchat.hardware.bandwidth.read_bandwidth import survey
+
+        return survey(topology, progress, memory=memory, cancelled=cancelled, root=self.root)

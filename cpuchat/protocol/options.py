@@ -1,0 +1,131 @@
+"""Options that are settings too and reach the worker as they are: of a load, and of drafting.
+
+Each is declared here once, with its type, bounds, default and words. The section of config.toml (`config.settings`) and
+the message to the worker (`protocol.messages`) inherit it, and the settings form, the command line and the environment
+follow from the section. A field whose name in config.toml is another one has that as its encoded name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from cpuchat.base.setting import Setting
+
+FlashAttention = Literal["auto", "on", "off"]
+LoadMode = Literal["mmap", "read"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+UNQUANTIZED: Final[tuple[CacheType, ...]] = ("f32", "f16", "bf16")
+"""Types that a V cache may have without flash attention."""
+Count = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Tokens = Annotated[int, Meta(ge=1, le=65_536)]
+MIN_CTX: Final = 256
+"""Tokens of the smallest context: llama.cpp makes them in steps of this size."""
+
+
+class EngineOptions(msgspec.Struct, kw_only=True):
+    """How the engine loads a model. 0 means "automatic"."""
+
+    n_ctx: Annotated[
+        int,
+        Meta(ge=0, le=16_777_216),
+        Setting(
+            "Context", "tokens; 0 = auto", is_basic=True, option="--ctx", help="Context size in tokens; 0 = automatic."
+        ),
+    ] = msgspec.field(default=0, name="ctx")
+    n_batch: Annotated[
+        _Tokens, Setting("Batch size", "prompt tokens per decode call", help="Prompt tokens per batch.")
+    ] = msgspec.field(default=512, name="batch")
+    n_ubatch: Annotated[_Tokens, Setting(about="prompt tokens per graph, at most the batch size")] = msgspec.field(
+        default=512, name="ubatch"
+    )
+    flash_attn: Annotated[
+        FlashAttention, Setting("Flash attention", "less memory traffic at long context", help="Flash attention.")
+    ] = "auto"
+    type_k: Annotated[
+        CacheType, Setting("KV cache type, K", "q8_0 halves the KV cache", help="KV cache type of K.")
+    ] = msgspec.field(default="f16", name="cache_type_k")
+    type_v: Annotated[
+        CacheType, Setting("KV cache type, V", "below f16 it needs flash attention", help="KV cache type of V.")
+    ] = msgspec.field(default="f16", name="cache_type_v")
+    load_mode: Annotated[
+        LoadMode,
+        Setting(
+            "Load mode",
+            "mmap starts at once; read copies the file into memory",
+            help="Memory-map the model file, or read it into memory.",
+        ),
+    ] = "mmap"
+    mlock: Annotated[
+        bool,
+        Setting("Lock memory", "keep the weights from being swapped out", help="Lock the model in memory (mlock)."),
+    ] = False
+    from_disk: Annotated[
+        bool,
+        Setting(
+            "Weights on disk",
+            "models larger than memory: read for every token, so slow",
+            help="Load models larger than memory too: weights stay on disk and are read for every token. Slow.",
+        ),
+    ] = False
+    use_repack: Annotated[bool, Setting("Repack weights", "faster kernels, but a second copy in memory")] = (
+        msgspec.field(default=True, name="repack")
+    )
+    poll: Annotated[
+        int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep, 0 to 100")
+    ] = 50
+    n_experts: Annotated[
+        Count,
+        Setting(
+            "Experts per token",
+            "MoE models only; fewer are faster, less accurate; 0 = as trained",
+            help="Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
+        ),
+    ] = msgspec.field(default=0, name="experts")
+    rpc: Annotated[
+        str,
+        Setting(
+            "RPC workers",
+            "HOST:PORT,…: machines that hold layers that do not fit here",
+            help="RPC workers that hold the layers that do not fit here (cpuchat serve --rpc-worker).",
+            metavar="HOST:PORT,…",
+        ),
+    ] = ""
+    rpc_layers: Annotated[
+        Count,
+        Setting(
+            "RPC layers",
+            "layers on the RPC workers; 0 = those that do not fit here",
+            help="Layers on the RPC workers; 0 = those that do not fit here.",
+        ),
+    ] = 0
+
+
+class DraftOptions(msgspec.Struct, kw_only=True):
+    """How the drafters of an answer draft."""
+
+    depth: Annotated[
+        int,
+        Meta(ge=0, le=31),
+        Setting(
+            "Draft depth",
+            "tokens drafted per pass; 0 = adaptive",
+            option="--draft-depth",
+            help="Draft depth in tokens, 1 to 31; 0 = adaptive.",
+        ),
+    ] = 0
+    min_probability: Annotated[
+        Share,
+        Setting(
+            "Min draft prob.",
+            "a less likely token ends the draft; 0 = off",
+            option="--draft-min-p",
+            help="Min draft probability, 0 to 1: a draft ends before a less likely token.",
+        ),
+    ] = 0.0
+    across_chats: Annotated[bool, Setting("Search other chats", "the suffix drafter searches earlier chats too")] = (
+        False
+    )

@@ -1,0 +1,654 @@
+"""One chat as its user drives it: a state machine with a method for each action and one stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from cpuchat.base.errors import ChatsError, CpuchatError
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.chats.history import ChatHistory
+from cpuchat.chats.records import StoredMessage, WhenFull, storable
+from cpuchat.config.presets import Preset
+from cpuchat.config.servers import Source, is_url, source
+from cpuchat.models.library.library import Library
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    ContextTrimmed,
+    Failed,
+    GenerationFinished,
+    ModelLoaded,
+    PrefillProgress,
+    Tool,
+    ToolCall,
+)
+from cpuchat.session import events
+from cpuchat.session.conversation import Conversation
+from cpuchat.session.events import Outgoing, SessionEvent, Severity
+from cpuchat.session.preset import reasoning_of
+from cpuchat.session.summaries import compact, title_chat, wants_title
+from cpuchat.session.tools import ChatTools
+from cpuchat.telemetry.meter import PrefillClock
+from cpuchat.telemetry.units import plural, time_left
+from cpuchat.tools.config import Server
+from cpuchat.tools.loop import Choice
+from cpuchat.tools.servers import ToolServer
+
+State = Literal["no model", "loading", "idle", "answering", "asking", "measuring"]
+"""Asking: a call of a tool is to be approved, or it is to be said what a full chat does."""
+_STOP_SECONDS = 0.01  # between two looks whether what is about to begin has begun
+
+
+class Background(Protocol):
+    """Work for idle time. It ends before anything else begins."""
+
+    @property
+    def running(self) -> bool: ...
+
+    async def stop(self) -> None: ...
+
+
+class ChatSession:
+    """Runs one load, answer, summary or measurement at a time, and queues messages meanwhile. Use from one event loop.
+
+    An action that is not possible now says why (`Told`) and does nothing. `listen` is called with each event
+    as it happens; where it returns an awaitable, `AnswerBegun` waits for that.
+    """
+
+    def __init__(self, conversation: Conversation, source: Source | None = None) -> None:
+        self.conversation = conversation
+        self.source = source
+        """The model that was chosen, loaded or not."""
+        self.loaded = False
+        """The model was loaded once; the backend starts it again by itself."""
+        self.queue: list[Outgoing] = []
+        """Messages to send, the next one first."""
+        self.background: list[Background] = []
+        self.tools = ChatTools(conversation, self._ask_approval)
+        self.untitled = ""
+        """The chat that is to be named."""
+        self.no_model = "No model is loaded. Ctrl+O chooses one."
+        self.leaving = False
+        self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
+        conversation.preset.of_new_chats = lambda: conversation.settings.chat.preset
+        conversation.on_save_problem = self._tell_saving
+        self._task: asyncio.Task[None] | None = None
+        self._leave: Callable[[], None] | None = None  # stops a measurement
+        self._is_awaited = self._loading = False
+        self._held = False  # the last answer failed: what is queued waits for the user
+        self._behind = 0  # messages in the queue that come after one that is edited
+        self._full: Failed | None = None  # the last message had no room
+        self._full_chat = ""  # which is asked about
+        self._approval: asyncio.Future[Choice] | None = None
+        self._clock: PrefillClock | None = None  # of a summary, which is not metered
+
+    # State
+
+    @property
+    def state(self) -> State:
+        if self._approval is not None or self._full_chat:
+            return "asking"
+        if self._task is None:
+            return "idle" if self.loaded else "no model"
+        return "measuring" if self._leave is not None else "loading" if self._loading else "answering"
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a load, an answer, a summary or a measurement runs, or is about to."""
+        return self._task is not None
+
+    @property
+    def writing(self) -> bool:
+        """Return whether an answer or a summary runs, or is about to."""
+        return self.busy and not self._loading and self._leave is None
+
+    @property
+    def loading(self) -> bool:
+        return self._loading
+
+    @property
+    def measuring(self) -> bool:
+        """Return whether a measurement runs, which its own view can stop."""
+        return self._leave is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether not even background work is running."""
+        return not self.busy and not any(one.running for one in self.background)
+
+    @property
+    def loaded_source(self) -> Source | None:
+        """Return the model in memory."""
+        model = self.conversation.model
+        return source(model.path) if model is not None else None
+
+    @property
+    def history(self) -> ChatHistory:
+        return self.conversation.history
+
+    @property
+    def chat_id(self) -> str | None:
+        """Return the open chat; None for one without messages."""
+        return self.conversation.chat.id if self.conversation.chat is not None else None
+
+    @property
+    def questions(self) -> list[str]:
+        """Return the questions of the open branch."""
+        return [message.content for message in self.conversation.messages if message.role == "user"]
+
+    def question_index(self, message_id: int = 0) -> int:
+        """Return the index of a question, or of the one that a message answers; 0: the last. -1 without any."""
+        messages = self.conversation.messages
+        ids = [message.id for message in messages]
+        index = ids.index(message_id) if message_id in ids else len(ids) - 1
+        return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
+
+    def prefill_left_s(self, event: PrefillProgress) -> float | None:
+        """Return the seconds that the rest of a prompt takes; None if they are not known."""
+        return self._clock.seconds_left(event) if self._clock is not None else self.conversation.meter.prefill_left_s
+
+    def tell(self, text: str, severity: Severity = "information") -> None:
+        self._emit(events.Told(text, severity))
+
+    def refuse(self, text: str) -> None:
+        """Say why an action is not possible."""
+        self._emit(events.Told(text, "warning", refuses=True))
+
+    def refuse_while_writing(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while an answer is being written."""
+        if self.writing:
+            self.refuse(f"You can {action} when the answer is done (Esc stops it).")
+        return self.writing
+
+    def refuse_while_busy(self, action: str) -> bool:
+        """Say that `action` has to wait, and return True, while an answer or a load is running."""
+        if self.busy and not self.refuse_while_writing(action):
+            self.refuse(f"You can {action} when the model is loaded (Esc stops the load).")
+        return self.busy
+
+    def _refuse_without_model(self) -> bool:
+        if not self.loaded:
+            self.tell(self.no_model, "warning")
+        return not self.loaded
+
+    def _emit(self, event: SessionEvent) -> Awaitable[None] | None:
+        return self.listen(event)
+
+    def _tell_saving(self) -> None:
+        self._emit(events.Changed("saving"))
+
+    # What runs
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`; nothing else may be running."""
+
+        async def run() -> None:
+            self._held = False
+            self._emit(events.Changed("state"))
+            try:
+                await self.stop_background()
+                await work
+            finally:
+                self._task, self._loading = None, False
+                self._emit(events.Changed("state"))
+                self._go_on()
+
+        self._task = asyncio.create_task(run(), name="chat-session")
+        self._task.add_done_callback(self._raise_error)
+
+    async def stop_background(self) -> None:
+        """Stop the work for idle time; it starts again when the session is idle."""
+        for one in self.background:
+            await one.stop()
+
+    async def stop(self) -> None:
+        """Stop what runs, also what is about to begin. A stopped answer is kept as far as it is."""
+        task = self._task
+        while task is not None and task is self._task and not self.conversation.busy and not task.done():
+            await asyncio.sleep(_STOP_SECONDS)
+        await self.conversation.stop()
+
+    async def finish(self) -> None:
+        """Stop what runs, and wait until its last text is shown and stored."""
+        await self.stop_background()
+        if self._leave is not None:
+            self._leave()
+        task = self._task
+        await self.stop()
+        if task is not None:
+            await asyncio.wait({task})
+
+    async def settled(self) -> None:
+        """Wait until nothing runs and nothing is about to be sent. Raises what `listen` raised."""
+        self._is_awaited = True
+        try:
+            while (task := self._task) is not None or (self.queue and self.loaded and not self._held):
+                await (task if task is not None else asyncio.sleep(0))
+        finally:
+            self._is_awaited = False
+
+    def _raise_error(self, task: asyncio.Task[None]) -> None:
+        """Raise the error of a task that nobody awaits, where the event loop reports those of callbacks."""
+        if not self._is_awaited and not task.cancelled():
+            task.result()
+
+    def measure(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
+        """Run a measurement, which may load the model again, in the place of an answer; `leave` stops it."""
+        self._leave = leave
+        self._run(self._measure(work))
+
+    async def _measure(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+            await self.show_ceiling()
+        finally:
+            self._leave = None
+            if self.source is not None:
+                self.loaded = self.conversation.model is not None
+            self._emit(events.Changed("model"))
+
+    async def _stream(self, answer: AsyncGenerator[AnyEvent, None], *, stores: bool = False) -> AnyEvent | None:
+        """Pass events on and return the last one; an error becomes `Failed`. `stores`: of an answer."""
+        last: AnyEvent | None = None
+        try:
+            async with contextlib.aclosing(answer):
+                async for event in answer:
+                    if last is None and stores:
+                        self._emit(events.Changed("question"))
+                    last = event
+                    self._emit(event)
+        except CpuchatError as error:
+            if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
+                self._emit(events.MessagesChanged())
+            last = Failed.of(error)
+            self._emit(last)
+        return last
+
+    # Models
+
+    def load(self, source: Source) -> None:
+        """Load a model; if that fails, the one before is loaded again."""
+        if not self.refuse_while_busy("load another model"):
+            before = self.loaded_source
+            self.source, self.loaded, self._loading = source, False, True
+            self._run(self._load(source, before))
+
+    async def _load(self, source: Source, before: Source | None) -> None:
+        last = await self._load_one(source)
+        if isinstance(last, Failed) and before not in (None, source) and not self.leaving:
+            await self._load_one(before, again=True)
+
+    async def _load_one(self, source: Source, again: bool = False) -> AnyEvent | None:
+        self.source, self.loaded = source, False
+        self._emit(events.LoadBegun(source, again))
+        last = await self._stream(self.conversation.load_model(source))
+        self.loaded = isinstance(last, ModelLoaded)
+        self._emit(events.LoadEnded(source, last))
+        return last
+
+    async def show_ceiling(self) -> None:
+        """Give the meter the ceilings of the loaded model by the passes that were measured on its cores."""
+        model, engine = self.conversation.model, self.conversation.backend.engine
+        if model is None or model.server or model.engine:
+            return
+        from cpuchat.models.machine import reach_of
+
+        reach = await run_in_daemon_thread(partial(reach_of, model, engine.memory if engine is not None else ""))
+        if self.conversation.model is model:
+            self.conversation.meter.predicted(reach)
+
+    def find_model(self, name: str) -> Source:
+        """Return the model that a preset or the user names; reads files. Raises ModelNotFound, UsageError."""
+        library = self.conversation.library or Library(self.conversation.settings.model.folders)
+        return source(name) if is_url(name) else library.resolve(name)
+
+    # Messages
+
+    def submit(self, message: Outgoing) -> None:
+        """Send a message when its turn comes; the chosen model is loaded if it is not."""
+        self.queue.insert(max(0, len(self.queue) - self._behind), message)
+        self._behind = 0
+        if not self.loaded and not self.busy and self.source is not None:
+            self.load(self.source)
+        self._send_next()
+        self._emit(events.Changed("queue"))
+
+    def take_back(self, message: Outgoing) -> bool:
+        """Take a message out of the queue to be edited, and sent in its place; False if it was sent meanwhile."""
+        if message not in self.queue:
+            return False
+        self._behind = len(self.queue) - 1 - self.queue.index(message)
+        self.delete_queued(message)
+        return True
+
+    def take_back_all(self) -> list[Outgoing]:
+        """Empty the queue and return what was in it."""
+        messages, self.queue, self._behind = self.queue, [], 0
+        if messages:
+            self._emit(events.Changed("queue"))
+        return messages
+
+    def delete_queued(self, message: Outgoing) -> None:
+        if message in self.queue:
+            self.queue.remove(message)
+            self._emit(events.Changed("queue"))
+
+    def requeue(self, message: Outgoing) -> None:
+        """Put a message that was returned before all others."""
+        self.queue.insert(0, message)
+        self._emit(events.Changed("queue"))
+
+    def hold(self) -> None:
+        """Send nothing after what runs."""
+        self._held = True
+
+    def _send_next(self) -> None:
+        """Send the next message of the queue if nothing runs."""
+        if not self.queue or not self.loaded or self.busy:
+            return
+        message = self.queue.pop(0)
+        self._emit(events.Changed("queue"))
+        self._send(message)
+
+    def _send(self, message: Outgoing) -> None:
+        if message.editing is not None:
+            self._emit(events.MessagesChanged(self.question_index(message.editing)))
+            answer = self.conversation.edit(message.text, message.editing, message.attach)
+        else:
+            answer = self.conversation.send(message.text, attach=message.attach)
+        self._emit(events.MessageSent(message))
+        self._run(self._answer(answer, message))
+
+    def regenerate(self, message_id: int = 0) -> bool:
+        """Answer a question again, the last one if `message_id` is 0; False if that is not possible."""
+        if self.refuse_while_busy("regenerate"):
+            return False
+        if (question := self.question_index(message_id)) < 0:
+            self.tell("Nothing to regenerate yet. Send a message first.")
+        elif not self._refuse_without_model():
+            self._emit(events.MessagesChanged(question + 1))
+            self._run(self._answer(self.conversation.regenerate(message_id)))
+            return True
+        return False
+
+    def will_repeat(self, message_id: int = 0) -> bool:
+        """Return whether regenerating gives the same text: the answer was, and will be, greedy."""
+        answer = self.question_index(message_id) + 1
+        used = [one.sampling for one in self.conversation.messages[answer : answer + 1] if one.stop_reason == "end"]
+        next_used = self.conversation.in_effect.sampling.sampling()
+        return bool(used) and all(one is not None and not one.temperature for one in (*used, next_used))
+
+    def continue_answer(self) -> None:
+        """Let the model go on with the last answer."""
+        if self.refuse_while_busy("continue the answer"):
+            return
+        if not self.history.is_unfinished:
+            self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
+        elif not self._refuse_without_model():
+            self._run(self._answer(self.conversation.continue_answer(), continues=True))
+
+    async def answer_now(self) -> None:
+        """End the reasoning of the running answer, so that the model answers now."""
+        newest = self.conversation.messages[-1:]
+        is_answering = any(message.role == "assistant" and message.content for message in newest)
+        if is_answering or not self.writing:
+            self.tell("The model is not reasoning.")
+        elif not await self.conversation.end_reasoning():
+            self.tell("The model is not reasoning yet, or its server cannot interrupt it. Esc stops the answer.")
+
+    async def _answer(
+        self, answer: AsyncGenerator[AnyEvent, None], message: Outgoing | None = None, continues: bool = False
+    ) -> None:
+        """Pass an answer on. A message that was not stored is returned."""
+        before, conversation = self.history.question, self.conversation
+        if message is not None and conversation.chat is None:
+            with contextlib.suppress(CpuchatError):  # the answer fails with it
+                await conversation.preset.find()
+        if inspect.isawaitable(begun := self._emit(events.AnswerBegun(message, continues))):
+            await begun
+        last = await self._stream(answer, stores=True)
+        self._emit(events.AnswerEnded(last))
+        self._held = isinstance(last, Failed)
+        if message is not None:
+            not_begun = message.editing is None and self.history.question is before
+            if not_begun or [storable(message.text)] != self.questions[-1:]:
+                self._held = True
+                self._emit(events.MessageReturned(message))
+        if isinstance(last, Failed) and last.code == "context_full" and (last.alone or conversation.kept_all):
+            self._full = last
+        elif isinstance(last, Failed) and not last.code.startswith("worker_") and conversation.model is None:
+            self.loaded = False
+        if not self._held and conversation.chat is not None and wants_title(conversation):
+            self.untitled = conversation.chat.id
+        self._emit(events.Changed("chats"))
+
+    def _go_on(self) -> None:
+        """Make room in a full context, or send the next message, unless the last answer failed."""
+        failed, self._full = self._full, None
+        if failed is None:
+            if not self._held:
+                asyncio.get_running_loop().call_soon(self._send_next)
+        elif failed.alone:
+            self._emit(events.QuestionTooLong())
+        elif (chat := self.conversation.chat) is not None and len(self.conversation.messages) > 1:
+            if self.makes_room(failed):
+                self._make_room(chat.when_full)
+            elif not chat.when_full:
+                self._full_chat = chat.id
+                self._emit(events.WhenFullAsked(failed))
+
+    # A full context
+
+    def makes_room(self, failed: Failed) -> bool:
+        """Return whether the last question failed because the context is full, and the chat knows what to do then."""
+        chat, is_full = self.conversation.chat, failed.code == "context_full" and not failed.alone
+        return is_full and self.conversation.kept_all and chat is not None and chat.when_full in ("compact", "drop")
+
+    async def choose_when_full(self, choice: WhenFull) -> None:
+        """Do what the full chat is to do from now on, and answer its last question; "": not now. Raises ChatsError."""
+        chat_id, self._full_chat = self._full_chat, ""
+        if choice and chat_id == self.chat_id:
+            await self.history.set_options(when_full=choice)
+            self._make_room(choice)
+        else:
+            self._emit(events.NotAnswered())
+
+    def _make_room(self, choice: WhenFull) -> None:
+        if self.busy or choice == "stop":
+            self._emit(events.NotAnswered())
+        elif choice == "compact":
+            self._run(self._compact(again=True))
+        else:
+            self._run(self._answer_last())
+
+    def summarize(self) -> None:
+        """Summarize the chat now."""
+        if self.refuse_while_busy("summarize the chat") or self._refuse_without_model():
+            return
+        if not self.conversation.messages:
+            self.tell("There is nothing to summarize yet.")
+        else:
+            self._run(self._compact())
+
+    async def _answer_last(self) -> None:
+        self._emit(events.MessagesChanged())
+        await self._answer(self.conversation.regenerate())
+
+    async def _compact(self, again: bool = False) -> None:
+        """Pass a summary on; `again`: then answer the last question."""
+        before, self._clock = len(self.conversation.messages), PrefillClock()
+        problem: Failed | None = None
+        finished: GenerationFinished | None = None
+        trimmed: ContextTrimmed | None = None
+        self._emit(events.AnswerBegun(summarizes=True))
+        try:
+            async with contextlib.aclosing(compact(self.conversation)) as summary:
+                async for event in summary:
+                    match event:
+                        case ContextTrimmed():
+                            trimmed = event
+                        case GenerationFinished():
+                            finished = event
+                        case Failed():
+                            problem = event
+                        case _:
+                            self._emit(event)
+        except CpuchatError as error:
+            problem = Failed.of(error)
+        finally:
+            self._clock = None
+        is_kept = problem is None and finished is not None and len(self.conversation.messages) > before
+        self._emit(events.SummaryEnded(finished, trimmed, problem, is_kept))
+        if is_kept and again:
+            await self._answer_last()
+        elif again:
+            self._emit(events.NotAnswered())
+
+    # Tools
+
+    async def _ask_approval(self, tool: Tool, call: ToolCall) -> Choice:
+        self._approval = asyncio.get_running_loop().create_future()
+        choice: Choice | None = None
+        self._emit(events.ApprovalAsked(tool, call))
+        try:
+            choice = await self._approval
+            return choice
+        finally:
+            self._approval = None
+            self._emit(events.ApprovalEnded(choice))
+
+    def approve(self, choice: Choice) -> None:
+        """Answer to `ApprovalAsked`."""
+        if self._approval is not None and not self._approval.done():
+            self._approval.set_result(choice)
+
+    def offer_folder(self, path: Path | None) -> None:
+        """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
+        self.tools.offer_folder(path)
+        self._emit(events.Changed("tools"))
+
+    async def start_server(self, name: str, config: Server) -> ToolServer:
+        """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
+        self.tell(f"Starting the MCP server {name}…")
+        try:
+            return await self.tools.start_server(name, config)
+        finally:
+            self._emit(events.Changed("tools"))
+
+    async def end_server(self, name: str) -> None:
+        """End an MCP server; the model has its tools no longer."""
+        if name in self.tools.servers and not self.refuse_while_writing("change the tools"):
+            await self.tools.end_server(name)
+            self._emit(events.Changed("tools"))
+            self.tell_offered(f"MCP server {name} ended.")
+
+    def tell_offered(self, text: str) -> None:
+        """Tell that other tools are offered, which stand at the beginning of the prompt, and what that costs."""
+        n_past = self.history.n_past
+        self.tell(f"{text} The prompt changes: {n_past:,} tokens are evaluated again." if n_past else text)
+
+    # Chats
+
+    async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
+        """Open a stored chat, on the branch of `message_id` unless 0. Raises ChatsError."""
+        is_other = chat_id != self.chat_id
+        await self.conversation.open_chat(chat_id, message_id)
+        if is_other:
+            self._leave_chat()
+
+    def new_chat(self) -> None:
+        """Start a new chat. Raises ChatsError while an answer is unsaved."""
+        self.conversation.new_chat()
+        self._leave_chat()
+
+    def _leave_chat(self) -> None:
+        self._full_chat = ""
+        if self.tools.leave_chat():
+            self._emit(events.Changed("tools"))
+
+    async def rename_chat(self, chat_id: str, title: str) -> None:
+        """Rename a chat. Raises ChatsError."""
+        await self.history.rename(chat_id, title)
+        self._emit(events.Changed("chats"))
+
+    async def pin_chat(self, chat_id: str) -> None:
+        """List a chat before all others, or no longer. Raises ChatsError."""
+        pinned = not (await self.history.stored_chat(chat_id)).pinned
+        await self.history.pin(chat_id, pinned)
+        self.tell("Pinned: it is listed first." if pinned else "Unpinned.")
+        self._emit(events.Changed("chats"))
+
+    @property
+    def branching(self) -> list[StoredMessage]:
+        """Return the messages of the open branch that have others beside them."""
+        return [one for one in self.conversation.messages if len(self.history.tree.siblings(one.id)) > 1]
+
+    async def switch_branch(self, message_id: int, step: int) -> int:
+        """Open the branch `step` places beside a message, and return its id; 0 if there is none. Raises ChatsError."""
+        siblings = self.history.tree.siblings(message_id)
+        at = siblings.index(message_id) + step
+        if self.chat_id is None or self.refuse_while_writing("show another answer"):
+            return 0
+        if not 0 <= at < len(siblings):
+            which = "last" if step > 0 else "first"
+            select = "Select another ‹ › (Shift+Tab, then k or j) to switch it."
+            self.tell(f"This is the {which} of {len(siblings)}. {select}")
+            return 0
+        await self.conversation.open_chat(self.chat_id, siblings[at])
+        return siblings[at]
+
+    @property
+    def wants_title(self) -> bool:
+        return bool(self.untitled) and self.untitled == self.chat_id and wants_title(self.conversation)
+
+    async def write_title(self, is_stopped: Callable[[], bool]) -> None:
+        """Let the model name the open chat if it should be; one that was stopped can be named later."""
+        named = False
+        if not is_stopped() and self.wants_title:
+            with contextlib.suppress(CpuchatError):  # the first message is title enough
+                named = await title_chat(self.conversation, is_stopped)
+        if not is_stopped():
+            self.untitled = ""
+        if named:
+            self._emit(events.Changed("chats"))
+
+    # Presets
+
+    async def use_preset(self, preset: Preset | None) -> None:
+        """Use a preset from the next answer on; its model is loaded. Raises CpuchatError."""
+        await self.conversation.preset.choose(preset)
+        name = clean_line(preset.name) if preset is not None else ""
+        self.tell(f"Preset from the next answer on: {name}." if name else "No preset from the next answer on.")
+        if preset is not None and preset.model:
+            model = await run_in_daemon_thread(partial(self.find_model, preset.model))
+            if model != self.loaded_source:
+                self.load(model)
+
+    @property
+    def system_prompt(self) -> str:
+        """Return the system prompt of the open chat, or of the next one."""
+        chat = self.conversation.chat
+        return chat.effective_system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
+
+    async def set_system_prompt(self, text: str) -> None:
+        """Set the system prompt from the next answer on, and say what the change costs. Raises CpuchatError."""
+        conversation = self.conversation
+        await conversation.preset.set_system_prompt(text)
+        said = "System prompt set for this chat." if text else "This chat has no system prompt now."
+        if n_past := self.history.n_past:
+            seconds = conversation.meter.prefill_s(n_past)
+            wait = f", ≈{time_left(seconds).removesuffix(' left')}" if seconds is not None and seconds >= 1 else ""
+            said = f"{said} The next answer reads the whole chat again: {plural(n_past, 'token')}{wait}."
+        self.tell(said)
+
+    async def set_reasoning(self, choice: str) -> None:
+        """Set whether the model reasons in the chat: `on`, `off`, `default` or a number of tokens. Raises UsageError,
+        ChatsError.
+        """
+        await self.conversation.preset.set_reasoning(*reasoning_of(choice))

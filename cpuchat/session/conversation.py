@@ -1,0 +1,520 @@
+"""The headless core of a chat: history, backend, store and meter together.
+
+The terminal app, the command line and benchmarks use it alike. Each request is an async stream of events; while it is
+consumed, the history grows, the store is saved at least every half second, and the meter follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import msgspec
+
+from cpuchat.backend.base import Backend
+from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.chats.history import Attach, ChatHistory, request_messages
+from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
+from cpuchat.chats.saving import UNSAVED
+from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.machine import Tuned, TunedSettings
+from cpuchat.protocol.drafters import CHOICES
+from cpuchat.protocol.messages import (
+    FRAME_SECONDS,
+    AnyEvent,
+    CallDone,
+    CallsMade,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadCancelled,
+    ModelLoaded,
+    Sampling,
+    Speculation,
+    StopReason,
+    TextDelta,
+    ToolStep,
+)
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.preset import ChatPreset
+from cpuchat.telemetry.meter import Figures, Meter, with_reasoning_time
+
+if TYPE_CHECKING:  # not needed before the first paint
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.models.catalog import Recommended
+    from cpuchat.models.drafts.choice import DraftChoice
+    from cpuchat.tools.loop import ToolLoop
+
+DraftingMode = Literal["auto", "always", "off"]
+"""Drafting of one run: as the settings say, always, or off."""
+ALWAYS_DEPTH: Final = 4
+"""Tokens drafted per pass where drafting is not left to the depth controller."""
+
+
+class Conversation:
+    """One open chat and the model that answers it. Use from one event loop.
+
+    `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
+    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes.
+    `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code
+    context_full) unless the chat knows what to do. `frame_seconds` pass between two events with text.
+
+    Args:
+        store: None keeps nothing.
+        library: where draft models are looked for (None: the folders of the settings).
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        backend: Backend,
+        store: ChatStore | None,
+        meter: Meter | None = None,
+        library: Library | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.tuned: Tuned | None = None
+        """Tuned settings of the loaded model."""
+        self.recommended: Recommended | None = None
+        """The sampling that is recommended for it."""
+        self.tuning_undone = False  # it is forgotten: the next load does not use it
+        self.backend = backend
+        self.meter = meter or Meter()
+        self.library = library
+        self.drafting: DraftingMode = "auto"
+        self.draft_problem = ""
+        self.logs_speed = True
+        self.asks_when_full = False
+        self.kept_all = False
+        """The last request was sent whole or not at all."""
+        self.tools: ToolLoop | None = None
+        """What answers may call; given up with the conversation."""
+        self.frame_seconds = FRAME_SECONDS
+        self.on_save_problem: Callable[[], None] = lambda: None
+        self.history = ChatHistory(store, lambda: self.on_save_problem())
+        self.preset = ChatPreset(self.history)
+        self._clock = clock
+        self._usage = UsageLog()
+        self._running = False  # a load, an answer or a measurement
+        self._answering = self._stopping = False  # the open chat is answered; what runs is to end
+        self._path: Source | None = None
+        self._name = ""
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a load or an answer is running."""
+        return self._running
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self.backend.model
+
+    @property
+    def chat(self) -> Chat | None:
+        """Return the open chat; None before its first message."""
+        return self.history.chat
+
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """Return the messages of the open chat, including the answer being written."""
+        return self.history.messages
+
+    @property
+    def speculation(self) -> Speculation:
+        """Return how the next answer is drafted."""
+        return _in_mode(self.drafting, self.in_effect.speculation.speculation())
+
+    @property
+    def chosen(self) -> Settings:
+        """Return the settings with what tuning found for the loaded model and with the chat's preset."""
+        return self.preset.applied_to(self.tuned.applied_to(self.settings) if self.tuned is not None else self.settings)
+
+    @property
+    def in_effect(self) -> Settings:
+        """Return what is `chosen`, and where nothing is, what is recommended for the loaded model."""
+        return self.recommended.applied_to(self.chosen) if self.recommended is not None else self.chosen
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """Return the options of the loaded model where the settings have none."""
+        return Sampling(**self.recommended.sampling) if self.recommended is not None else Sampling()
+
+    @property
+    def model_name(self) -> str:
+        """Return the model's name, also after a crash, when the next message reloads it; else ""."""
+        if self.model is not None:
+            self._name = self.model.name
+        return self._name
+
+    def figures(self) -> Figures:
+        """Return the current figures."""
+        if not self._running:
+            self.meter.expect(self.speculation)
+        return self.meter.figures(self._clock())
+
+    def new_chat(self) -> None:
+        """Start a new chat, which is stored with its first message. A running load continues."""
+        self._refuse_while_answering()
+        self.history.clear()
+        self.preset.forget_choice()
+        self.meter.chat_changed(0)
+
+    async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
+        """Open a stored chat, on the branch of `message_id` unless 0. A running load continues. Raises ChatsError."""
+        self._refuse_while_answering()
+        is_branch = self.chat is not None and self.chat.id == chat_id
+        await self.history.open(chat_id, self._refuse_while_answering, message_id)
+        self.meter.chat_changed(self.history.n_past)
+        last = self.messages[-1] if is_branch and self.messages else None
+        if last is not None and last.timings is not None and last.model == self.model_name:
+            reason = cast(StopReason, last.stop_reason or "cancelled")
+            self.meter.observe(GenerationFinished(0, reason, last.timings), self._clock())
+            self.meter.in_context(self.history.n_past)
+
+    async def fork_chat(self, message_id: int) -> None:
+        """Copy the open chat up to a message into a new chat, and open that. Raises ChatsError."""
+        self._refuse_while_answering()
+        await self.open_chat((await self.history.fork(message_id)).id)
+
+    async def delete_chat(self, chat_id: str) -> None:
+        """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
+        if self.chat is not None and self.chat.id == chat_id:
+            self._refuse_while_answering()
+            self.history.discard_answer()
+            self.new_chat()
+        await self.history.delete(chat_id)
+        await self.backend.forget(chat_id)
+
+    async def delete_message(self, message_id: int) -> None:
+        """Delete a message of the open chat and all that follow from it, and open the branch beside it. A chat that
+        would be empty is deleted. Raises as `ChatHistory.delete_branch`.
+        """
+        assert self.chat is not None
+        self._refuse_while_answering()
+        chat_id = self.chat.id
+        if await self.history.delete_branch(message_id):
+            await self.open_chat(chat_id)
+        else:
+            self.new_chat()
+        await self.backend.forget(chat_id)
+
+    async def load_model(
+        self, path: Source, *, strict: bool = False, calibrate: bool = True
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Load with the options of the settings and, if there is one, a draft model; see `Backend.load`.
+
+        A draft model that cannot be used does not keep the model from being loaded: the problem is
+        in `draft_problem` if the settings name it, else in the notes of the model.
+
+        Args:
+            strict: the draft model was asked for with this very model; see `choose_draft`.
+            calibrate: False does not measure what passes cost, and takes no draft model that would need it.
+
+        Raises:
+            UsageError: something is running.
+            DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used.
+        """
+        with self._occupied():
+            self._path = path
+            self.tuned = self.recommended = None
+            on_server = isinstance(path, ServerModel)
+            self.tuned = None if on_server else await asyncio.to_thread(TunedSettings().find, path)
+            self.tuning_undone = False
+            self._start_meter()
+            draft, note = await self._choose_draft(path, strict, calibrate)
+            recommending = None  # needed at the first answer
+            if not on_server:
+                recommending = asyncio.create_task(asyncio.to_thread(_recommended, path))
+            while not self._stopping:
+                failed: Failed | None = None
+                chosen = self.in_effect
+                options = chosen.load_options(str(draft or ""), calibrate=calibrate)
+                stream = self.backend.load(path, options, PlacementSpec.of(chosen))
+                async with contextlib.aclosing(stream) as events:
+                    async for event in events:
+                        if isinstance(event, Failed) and draft is not None and not strict:
+                            failed = event  # it does not tell which of the two was at fault
+                        else:
+                            if isinstance(event, ModelLoaded) and not on_server:
+                                event = await _remember_load(event, note, path, draft, self._any_library)
+                                self.recommended = await recommending if recommending is not None else None
+                            self.meter.observe(event, self._clock())
+                            if isinstance(event, ModelLoaded):  # a chat may have been opened before
+                                self.meter.in_context(self.history.n_past)
+                            yield event
+                if failed is None:
+                    return
+                note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
+                draft = None
+            self.meter.observe(LoadCancelled(), self._clock())
+            yield LoadCancelled()
+
+    def reload(self) -> AsyncGenerator[AnyEvent, None]:
+        """Reload the same model with the current settings. The open chat continues: its KV cache is saved before and
+        restored with the next answer. Raises UsageError if no model was loaded before.
+        """
+        if self._path is None:
+            raise UsageError("No model is loaded.", "Choose one first.")
+        return self.load_model(self._path)
+
+    async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does."""
+        with self._occupied():
+            async with contextlib.aclosing(self.backend.generate(request)) as events:
+                async for event in events:
+                    yield event
+
+    def send(
+        self, text: str, *, attach: Attach | None = None, stop: tuple[str, ...] = (), grammar: str = "",
+        json_schema: str = "",
+    ) -> AsyncGenerator[AnyEvent, None]:  # fmt: skip
+        """Add a user message with what `attach` reads, on a thread, and stream the answer; the rest as in `Generate`.
+
+        Raises:
+            CpuchatError: as `attach`; the message was not sent.
+            ChatsError: the message could not be saved, and was not sent.
+            ChatsChanged: so that the chat had to be loaded again; or during the answer.
+            UsageError, SettingsError: the preset of new chats does not exist or is not valid.
+        """
+        return self._answer(
+            lambda: self.preset.add_question(text, self.model_name, self.settings, attach),
+            {"stop": stop, "grammar": grammar, "json_schema": json_schema},
+        )
+
+    def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
+        """Answer a question again, the last one if `message_id` is 0; the first token of the answer opens a branch.
+        Raises as `send`.
+        """
+        return self._answer(lambda: self.history.up_to_question(message_id=message_id))
+
+    def continue_answer(self) -> AsyncGenerator[AnyEvent, None]:
+        """Let the model go on with the last answer, which was stopped, cut off or edited. Raises as `send`."""
+        return self._answer(self.history.up_to_answer, {"continues": True})
+
+    def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
+        """Ask `text` with what `attach` returns in place of a question, the last one if `message_id` is 0; the first
+        token of the answer opens a branch.
+
+        Raises:
+            CpuchatError, ChatsError, ChatsChanged: as `send`.
+        """
+        return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
+
+    async def end_reasoning(self) -> bool:
+        """Let the model end its reasoning and answer now; False when it cannot."""
+        return self._answering and await self.backend.end_reasoning()
+
+    async def stop(self) -> None:
+        """Stop the running load or answer; its stream still ends with its final event."""
+        if self._running:
+            self._stopping = True
+            if self.tools is not None:
+                self.tools.stop()
+            await self.backend.cancel()
+
+    async def close(self) -> None:
+        """Shut the worker down and save everything. What could not be saved is in `history.unsaved`."""
+        await self.history.close()
+        await asyncio.gather(self.backend.close(), *([self.tools.toolbox.close()] if self.tools is not None else []))
+        await self.history.close_store()
+
+    async def _answer(
+        self, prepare: Callable[[], Awaitable[list[StoredMessage]]], more: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Answer the messages that `prepare` returns; `more` are further fields of the request."""
+        history = self.history
+        with self._occupied(answering=True):
+            messages = await prepare()
+            request = self._request(messages, more or {})
+            settings = AnswerSettings.of(request, self.model, self.default_sampling, self.preset.current)
+            history.begin_answer(messages, self.model_name, settings)
+            self._start_meter()
+            try:
+                async with contextlib.aclosing(self._events(request)) as events:
+                    if self._stopping:  # while the message was stored
+                        await self.backend.cancel()
+                    async for event in events:
+                        self.meter.observe(event, self._clock())
+                        if not await _put_event(self.history, event, self.model_name):
+                            break
+                        if isinstance(event, GenerationFinished):
+                            await self._log_speed(event)
+                            event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
+                        yield _advised(event, history)
+                        if isinstance(event, CallDone) and not self._stopping:
+                            self._start_meter()
+            finally:
+                await history.end_answer()
+            await history.require_own_answer()
+
+    async def _log_speed(self, event: GenerationFinished) -> None:
+        model = self.model
+        if self.logs_speed and self.drafting != "always" and model is not None:
+            memory = self.backend.engine.memory if self.backend.engine is not None else ""
+            await asyncio.to_thread(self._usage.answered, model, event.timings, memory)
+
+    def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        generate = lambda one: with_reasoning_time(self.backend.generate(one))  # noqa: E731
+        if (tools := self.tools) is None or request.continues:
+            return generate(request)
+        return tools.answer(generate, request, self.backend.count_tokens, guided=not (self.model and self.model.server))
+
+    def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
+        assert self.chat is not None
+        can_summarize = bool(self.messages) and messages[-1].id == self.messages[-1].id  # the summary is to follow
+        keeps_all = len(messages) > 1 and self.chat.keeps_all(self.asks_when_full, can_summarize)
+        self.kept_all = keeps_all and not more.get("continues")  # else summarizing makes room, and answers again
+        return Generate(
+            messages=request_messages(self.chat.effective_system_prompt, messages),
+            **self.in_effect.sampling.request_options(),
+            **self.in_effect.chat.request_options(),
+            trim=not keeps_all,
+            reserve=keeps_all,
+            chat_id=self.chat.id,
+            speculation=self.speculation,
+            frame_seconds=self.frame_seconds,
+            **more,
+        )
+
+    async def _choose_draft(self, target: Source, strict: bool, calibrate: bool) -> tuple[Path | None, str]:
+        """Return the draft model and a note about it; sets `draft_problem`. A server chooses its own."""
+        self.draft_problem = ""
+        if isinstance(target, ServerModel):
+            return None, ""
+        wanted, library = self.in_effect.speculation, self._any_library
+
+        def find() -> DraftChoice:
+            from cpuchat.models.drafts.choice import draft_of_settings
+
+            return draft_of_settings(target, wanted, library, strict=strict, calibrate=calibrate)
+
+        found = await asyncio.to_thread(find)
+        self.draft_problem = found.problem
+        return found.path, found.note
+
+    @property
+    def _any_library(self) -> Library:
+        return self.library or Library(self.settings.model.folders)
+
+    def _start_meter(self) -> None:
+        self.meter.expect(self.speculation)
+        self.meter.request_started(self._clock())
+
+    def _refuse_while_answering(self) -> None:
+        if self._answering:
+            raise UsageError("An answer is still running.", "Stop it with Esc first.")
+
+    @contextlib.contextmanager
+    def _occupied(self, answering: bool = False) -> Iterator[None]:
+        """Allow one load or answer at a time; `answering` also keeps the chat open."""
+        self._refuse_while_answering()
+        if self._running:
+            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
+        self._running, self._answering, self._stopping = True, answering, False
+        try:
+            yield
+        finally:
+            self._running = self._answering = False
+
+
+def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
+    """Return how to draft: `chosen`, nothing, or always the same number of tokens, so that every pass shows what the
+    drafters do, also where that is slower.
+    """
+    if mode == "auto":
+        return chosen
+    if mode == "off":
+        return Speculation()
+    drafters, depth = chosen.drafters or CHOICES["auto"], chosen.depth or ALWAYS_DEPTH
+    return msgspec.structs.replace(chosen, drafters=drafters, depth=depth, min_probability=0.0)
+
+
+async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:
+    """Extend the answer by `event`; returns False when the chat no longer has it.
+
+    The figures of an answer with calls of tools, or of one that was continued, are those of all its parts.
+    """
+    answer = history.answer
+    match event:
+        case TextDelta(channel="reasoning"):
+            return await history.put_answer(reasoning=answer.reasoning + event.text)
+        case TextDelta():
+            return await history.put_answer(content=answer.content + event.text)
+        case GenerationFinished():
+            timings = answer.timings.followed_by(event.timings) if answer.timings is not None else event.timings
+            goes_on = event.calls and event.stop_reason != "cancelled"  # after the calls
+            stop_reason = None if goes_on else event.stop_reason
+            return await history.put_answer(stop_reason=stop_reason, timings=timings, model=model_name)
+        case CallsMade():
+            step = ToolStep(said=event.said, reasoning=event.reasoning, calls=event.calls)
+            return await history.put_answer(steps=(*answer.steps, step), content="", reasoning="")
+        case CallDone() if answer.steps:
+            *before, step = answer.steps
+            step = msgspec.structs.replace(step, results=(*step.results, event.result))
+            return await history.put_answer(steps=(*before, step))
+        case Failed():
+            if event.alone and not answer.steps:
+                await _mark_refused(history, event.code)
+            return await history.put_answer(stop_reason=event.code)
+    return await history.put_answer()
+
+
+def _advised(event: AnyEvent, history: ChatHistory) -> AnyEvent:
+    """Return `event`; how to send less of a file is added to the hint if a message with one is too long."""
+    if not isinstance(event, Failed) or not event.alone or (asked := history.question) is None:
+        return event
+    if not any(attachment.mark.startswith("@") for attachment in asked.attachments):
+        return event
+    hint = f"{event.hint} Of a file, attach only the lines you need: @file:10-80."
+    return msgspec.structs.replace(event, hint=hint.strip())
+
+
+async def _mark_refused(history: ChatHistory, code: str) -> None:
+    """Keep with the question that it is too long, so that `request_messages` does not send it with the next one."""
+    asked, chat = history.question, history.chat
+    if asked is None or asked.id == UNSAVED or chat is None:
+        return
+    with contextlib.suppress(CpuchatError):  # no store, or a full disk: it is known until the chat is closed
+        version = await asyncio.to_thread(history.store.update_message, asked.id, stop_reason=code)
+        if version == chat.version + 1:  # else another instance changed the chat too, which the next change finds
+            history.chat = msgspec.structs.replace(chat, version=version)
+    history.messages = [
+        msgspec.structs.replace(one, stop_reason=code) if one.id == asked.id else one for one in history.messages
+    ]
+
+
+def _recommended(model: Path) -> Recommended:
+    from cpuchat.models.catalog import recommended
+
+    return recommended(model)
+
+
+async def _remember_load(
+    event: ModelLoaded, note: str, path: Path, draft: Path | None, library: Library
+) -> ModelLoaded:
+    """Remember that the model was loaded; returns the event with one more note.
+
+    A draft model that the engine left out has the engine's note, which says why; `note` on it would contradict.
+    """
+    left_out = draft is not None and not event.model.draft
+    models = [path] if draft is None or left_out else [path, draft]
+
+    def remember() -> None:
+        UsageLog().loaded(models)
+        for model in models:
+            library.opened(model)
+
+    await asyncio.to_thread(remember)
+    if not note or left_out:
+        return event
+    return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))

@@ -1,0 +1,85 @@
+"""What answers may call in a chat: files in a folder and MCP servers, and the calls that were approved."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.session.conversation import Conversation
+from cpuchat.tools.config import Server
+from cpuchat.tools.folder import Folder
+from cpuchat.tools.loop import Approvals, Ask, FolderSource, Source, Toolbox, ToolLoop
+from cpuchat.tools.servers import ToolServer
+
+
+class ChatTools:
+    """Offers tools to a conversation, from its next answer on. `ask` is called before a call that is not approved.
+
+    The folder holds for one chat, the servers for all of them.
+    """
+
+    def __init__(self, conversation: Conversation, ask: Ask) -> None:
+        self.first_folder: Path | None = None
+        """The folder that every new chat begins with."""
+        self.servers: dict[str, ToolServer] = {}
+        """The MCP servers that are offered, by name."""
+        self.box = Toolbox(())
+        self._conversation = conversation
+        self._ask = ask
+        self._folder: Folder | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Return the folder in which the model may read files."""
+        return self._folder.path if self._folder is not None else None
+
+    @cached_property
+    def approvals(self) -> Approvals:
+        """Return what was approved in this run, and for good."""
+        return Approvals(paths.approvals_file())
+
+    @cached_property
+    def _loop(self) -> ToolLoop:
+        """Return the only loop: the answer that runs may have it."""
+        return ToolLoop(self.box, self.approvals, self._ask)
+
+    def offer_folder(self, path: Path | None) -> None:
+        """Let the model read files in a folder, none if None. Raises UsageError."""
+        folder = Folder(path) if path is not None else None
+        if self._folder is not None:
+            self._folder.close()
+        self._folder = folder
+        self._offer()
+
+    def leave_chat(self) -> bool:
+        """Offer the first folder again; returns whether another one was offered."""
+        if self.folder == self.first_folder:
+            return False
+        self.offer_folder(self.first_folder)
+        return True
+
+    async def start_server(self, name: str, config: Server) -> ToolServer:
+        """Start an MCP server and offer its tools. Raises CpuchatError."""
+        server = self.servers[name] = ToolServer(name, config)
+        self._offer()  # so that it is ended with the conversation
+        try:
+            await server.ready()
+        except CpuchatError:
+            self.servers.pop(name, None)
+            raise
+        finally:
+            self._offer()
+        return server
+
+    async def end_server(self, name: str) -> None:
+        server = self.servers.pop(name)
+        self._offer()
+        await server.close()
+
+    def _offer(self) -> None:
+        sources: list[Source] = [FolderSource(self._folder)] if self._folder is not None else []
+        self.box.sources = (*sources, *self.servers.values())
+        self.box.collect()
+        self._conversation.tools = self._loop if self.box.sources else None

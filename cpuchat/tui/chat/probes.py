@@ -1,0 +1,301 @@
+"""Work of the chat screen for idle time, which gives way to everything: titles of chats, the speed of a new engine
+build, and what passes cost on this machine, the basis of all predicted speeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.screen import Screen
+from textual.worker import Worker, WorkerError
+
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.config.servers import running_servers
+from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
+from cpuchat.protocol.messages import AnyEvent, Generate
+from cpuchat.session.chat import ChatSession
+from cpuchat.tui.chat.reader import Reader
+from cpuchat.tui.services import Services
+
+if TYPE_CHECKING:
+    from cpuchat.bench.cost_probe import CostProbe
+    from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+    from cpuchat.telemetry.machine import Peak
+
+_MEMORY = 2_000_000_000
+"""Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
+its repacked copy as much."""
+_BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels."
+_ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
+_DISTURBED = "Pass costs not measured: other programs are running; trying again in an hour."
+
+
+class IdleProbe(ABC):
+    """Base of such work. It begins after `CHECKS` checks in a row have found app and cores idle."""
+
+    NAME: ClassVar[str]
+    CHECKS: ClassVar[int]
+    CHECK_SECONDS: ClassVar = 5.0
+    NEEDS_MODEL: ClassVar = True
+
+    def __init__(self, screen: Screen[Any], services: Services, session: ChatSession, reader: Reader) -> None:
+        self._screen, self._services, self._session, self._reader = screen, services, session, reader
+        self._busy = BusyCores()
+        self._idle = 0
+        self._stopped = False
+        self._worker: Worker[None] | None = None
+        session.background.append(self)
+        screen.set_interval(self.CHECK_SECONDS, self._check)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing runs, and there is a model if it is needed."""
+        services = self._services
+        busy = services.quantizing.job is not None or self._reader.busy or services.leaving
+        return self._session.is_idle and not busy and (self._session.loaded or not self.NEEDS_MODEL)
+
+    @property
+    def running(self) -> bool:
+        return self._worker is not None
+
+    @abstractmethod
+    def _is_wanted(self) -> bool:
+        """Return whether there is something to measure."""
+
+    @abstractmethod
+    async def _measure(self) -> None:
+        """Measure and keep the result."""
+
+    @abstractmethod
+    async def _cancel(self) -> None:
+        """Make a running `_measure` end."""
+
+    def _check(self) -> None:
+        wanted = self._worker is None and self._is_wanted() and self._cores_idle()
+        idle = wanted and self.is_idle and self._screen.is_current
+        self._idle = self._idle + 1 if idle else 0
+        if self._idle >= self.CHECKS:
+            self._idle, self._stopped = 0, False
+            self._worker = self._screen.run_worker(self._run(), group=self.NAME, name=self.NAME)
+
+    def _cores_idle(self) -> bool:
+        """Return whether other programs left alone, since the last check, the cores that the loaded model uses."""
+        model = self._session.conversation.model
+        cpus = model.compute_cpus if model is not None else ()
+        busy = self._busy.since_last(cpus or _allowed())
+        return busy is not None and busy < MAX_BUSY_CORES
+
+    async def _run(self) -> None:
+        try:
+            await self._measure()
+        finally:
+            self._worker = None
+
+    async def stop(self) -> None:
+        """Stop the measurement; it starts again when the app is idle."""
+        self._idle, worker = 0, self._worker
+        if worker is not None:
+            self._stopped = True
+            await self._cancel()
+            with contextlib.suppress(WorkerError):
+                await worker.wait()
+
+
+class ChatTitler(IdleProbe):
+    """Lets the model name chats that were answered in this run; one that was stopped is named when the app is idle
+    again.
+    """
+
+    NAME, CHECKS = "titles", 2
+
+    def _is_wanted(self) -> bool:
+        return self._session.wants_title
+
+    async def _cancel(self) -> None:
+        await self._session.conversation.stop()
+
+    async def _measure(self) -> None:
+        await self._session.write_title(lambda: self._stopped)
+
+
+class BuildProbe(IdleProbe):
+    """Measures the loaded model once per build of the engine, in the place of an answer; reports when it got slower.
+
+    `done` is the path of the model that was measured, or cannot be.
+    """
+
+    NAME, CHECKS = "build-probe", 4
+    done = ""
+
+    def _is_wanted(self) -> bool:
+        model = self._session.conversation.model
+        return model is not None and not (model.server or model.engine) and model.path != self.done
+
+    async def _cancel(self) -> None:
+        await self._session.conversation.stop()
+
+    async def _measure(self) -> None:
+        from cpuchat.tune.measurer import BuildSpeeds, is_measured, measure_build, speed_key
+
+        conversation = self._session.conversation
+        model, engine = conversation.model, conversation.backend.engine
+        try:
+            if model is None or engine is None or self._stopped:
+                return
+            key, speeds = speed_key(model, conversation.in_effect.engine), BuildSpeeds()
+            known = await asyncio.to_thread(speeds.newest, key)
+            if not is_measured(known, engine):
+                speed, notice = await measure_build(self._answer, engine, model, known)
+                await asyncio.to_thread(speeds.put, key, speed)
+                if notice:
+                    self._screen.notify(clean_line(notice), severity="warning", timeout=15, markup=False)
+            self.done = model.path
+        except CpuchatError:  # stopped, or a model that ends at once
+            if not self._stopped and model is not None:
+                self.done = model.path
+
+    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        if self._stopped:
+            raise MeasureFailed("Stopped.")
+        async with contextlib.aclosing(self._session.conversation.generate_detached(request)) as events:
+            async for event in events:
+                if self._stopped:
+                    await self._session.conversation.stop()  # asked for before the worker had begun
+                yield event
+
+
+class PassProbe(IdleProbe):
+    """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
+
+    It waits while other programs compute or serve models, and gives way when they begin to, and when somebody types.
+    """
+
+    NAME, CHECKS, NEEDS_MODEL = "pass-probe", 6, False
+
+    def __init__(self, screen: Screen[Any], services: Services, session: ChatSession, reader: Reader) -> None:
+        super().__init__(screen, services, session, reader)
+        self._known: PlacementSpec | None = None
+        self._retry_at = 0.0
+        self._reported: set[str] = set()
+        self._probe: CostProbe | None = None
+        services.on_input = self.interrupt
+
+    @property
+    def done(self) -> bool:
+        """Return whether the cores of the settings are measured, or cannot be."""
+        from cpuchat.hardware.placement.placement import PlacementSpec
+
+        return self._known == PlacementSpec.of(self._services.settings)
+
+    def _is_wanted(self) -> bool:
+        model = self._session.conversation.model
+        on_server = model is not None and bool(model.server)
+        wanted = self._services.settings.hardware.probe and not on_server and not self.done
+        return wanted and monotonic() >= self._retry_at
+
+    def interrupt(self) -> None:
+        """Stop at once without waiting; begin again when the app is idle."""
+        self._idle, self._stopped = 0, True
+        if self._probe is not None:
+            self._probe.stop()
+
+    async def _cancel(self) -> None:
+        self.interrupt()
+        if self._probe is None and self._worker is not None:
+            self._worker.cancel()  # nothing waits for the threads that read, or fit
+
+    async def _measure(self) -> None:
+        from cpuchat.hardware.placement.placement import PlacementSpec
+
+        spec, pid = PlacementSpec.of(self._services.settings), self._session.conversation.backend.pid
+        try:
+            placement = await run_in_daemon_thread(lambda: _to_measure(spec))
+            if placement is None:
+                self._known = spec
+            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
+                await self._measure_cores(spec, placement)
+        except Interrupted:
+            pass
+        except (CpuchatError, OSError) as error:
+            if not self._stopped:
+                self._known = spec
+                if _BEGUN in self._reported:
+                    self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
+        finally:
+            self._probe = None
+
+    async def _measure_cores(self, spec: PlacementSpec, placement: Placement) -> None:
+        from cpuchat.bench.cost_probe import CostProbe, save_passes
+        from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
+
+        peak, fitted = await run_in_daemon_thread(lambda: self._peak(placement)), None
+        if self._stopped:
+            return
+        if peak is not None:
+            self._report_once(_BEGUN)
+            self._probe = CostProbe(spec, gives_way=True)
+            found = await self._probe.run()
+            self._probe = None
+            fitted = await run_in_daemon_thread(lambda: save_passes(found, placement, peak.bytes_per_s))
+        if fitted is None:
+            self._retry_at = monotonic() + RETRY_SECONDS
+            self._report_once(_DISTURBED)
+            return
+        self._known = spec
+        await self._session.show_ceiling()
+        self._screen.notify(_ENDED, markup=False)
+
+    def _report_once(self, notice: str) -> None:
+        if notice not in self._reported:
+            self._reported.add(notice)
+            self._screen.notify(notice, timeout=10, markup=False)
+
+    def _peak(self, placement: Placement) -> Peak | None:
+        """Return the read bandwidth of these cores, measured if it is not known; None beside other programs."""
+        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
+
+        cpus, memory = placement.cpus, placement.memory.words
+        peak_of(cpus, memory, retry_after=0.0, cancelled=lambda: self._stopped)
+        return known_peak(cpus, memory, disturbed=False)
+
+
+def _to_measure(spec: PlacementSpec) -> Placement | None:
+    """Return where `spec` computes; None when the passes there are known.
+
+    Raises:
+        UsageError: this machine does not have these cores.
+    """
+    from cpuchat.hardware.placement.placement import place
+    from cpuchat.hardware.topology import read_topology
+    from cpuchat.models.costs import CostLog
+
+    placement = place(read_topology(), spec)
+    return None if CostLog(placement.cpus, placement.memory.words).read().probe else placement
+
+
+def _is_free(pid: int | None) -> bool:
+    """Return whether no server of this user is running, and memory is available without dropping pages of the file that
+    the worker `pid` has loaded."""
+    from cpuchat.hardware.memory import available_bytes, total_bytes
+    from cpuchat.models.prediction import spare_bytes
+    from cpuchat.telemetry.machine import process_memory
+
+    if running_servers():
+        return False
+    worker = process_memory(pid) if pid is not None else None
+    mapped = worker.shared if worker is not None else 0
+    return available_bytes() - mapped >= spare_bytes(total_bytes()) + _MEMORY
+
+
+def _allowed() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(os.sched_getaffinity(0))
+    return tuple(range(os.cpu_count() or 1))

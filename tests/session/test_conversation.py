@@ -1,0 +1,359 @@
+"""Tests the headless core with a real worker and a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cpuchat.backend.local import LocalBackend
+from cpuchat.backend.switching import SwitchingBackend
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.chats.records import title_of
+from cpuchat.chats.store import ChatStore
+from cpuchat.config.servers import Source
+from cpuchat.config.settings import Settings
+from cpuchat.models.library.places import DEMO_FILES
+from cpuchat.models.library.usage import UsageLog
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    Failed,
+    Generate,
+    GenerationFinished,
+    LoadCancelled,
+    ModelLoaded,
+    TextDelta,
+)
+from cpuchat.protocol.timings import MAX_CPU_WAIT
+from cpuchat.session.conversation import Conversation
+from tests.models.drafts.files import write_catalog
+from tests.support.cores import ON_ONE_CPU
+from tests.support.edited_gguf import edited
+from tests.support.scripted_backend import ScriptedBackend, answer
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
+
+
+@pytest.fixture(params=["worker", "server"])
+def anywhere(request: pytest.FixtureRequest, tiny_model: Path) -> Source:
+    """The same model, loaded by a worker and served by a llama-server."""
+    return tiny_model if request.param == "worker" else request.getfixturevalue("served_model")
+
+
+@contextlib.asynccontextmanager
+async def conversation(model: Source, max_tokens: int = 24) -> AsyncIterator[Conversation]:
+    settings = Settings()
+    settings.chat.max_tokens = max_tokens
+    settings.sampling.temperature = 0.0
+    settings.engine.n_ctx = 2048
+    settings.engine.cores = ON_ONE_CPU.cores
+    core = Conversation(settings=settings, backend=SwitchingBackend(), store=ChatStore(paths.chats_db()))
+    try:
+        assert isinstance((await everything(core.load_model(model)))[-1], ModelLoaded)
+        yield core
+    finally:
+        await core.close()
+
+
+async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
+    return [event async for event in stream]
+
+
+async def test_a_message_and_its_answer_are_kept(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        events = await everything(core.send("hello\nthere"))
+        assert isinstance(events[-1], GenerationFinished)
+        assert core.chat is not None
+        chat_id, answer = core.chat.id, core.messages[1]
+        assert core.chat.title == "hello"
+        assert answer.content == "".join(e.text for e in events if isinstance(e, TextDelta))
+        assert answer.stop_reason == "max_tokens"
+        assert answer.timings is not None
+        assert answer.timings.predicted_n == 24
+        assert core.meter.figures().predicted_n == 24
+    async with conversation(anywhere) as core:
+        await core.open_chat(chat_id)
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+        assert core.messages[1] == answer
+
+
+async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        assert UsageLog().read().of([tiny_model]).used > 0
+        core.drafting = "off"
+        await everything(core.send("hello"))
+        timings = core.messages[1].timings
+        assert timings is not None
+        usage = UsageLog().read().of([tiny_model])
+        beside_others = (timings.cpu_wait or 0.0) > MAX_CPU_WAIT  # then it would tell of the other programs
+        assert usage.plain_tok_s == (0.0 if beside_others else timings.predicted_per_second)
+
+
+async def test_a_draft_model_that_was_loaded_counts_as_used() -> None:
+    target, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    async with conversation(target) as core:
+        assert core.model is not None
+        assert core.model.draft
+        assert UsageLog().read().of([target]).used == UsageLog().read().of([draft]).used > 0
+
+
+async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp_path: Path) -> None:
+    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
+    write_catalog(("big", "Big", 0.0085, ["small"]), ("small", "Small", 0.0011, []))
+    target = Path(shutil.copy(demo, tmp_path / "Big-Q8_0.gguf"))
+    async with conversation(target) as core:
+        core.settings.model.folders = [str(tmp_path)]
+        for changes, said in (
+            ({"llama.feed_forward_length": 64}, "No draft model: "),
+            ({}, "recommended by the catalog"),
+        ):
+            edited(draft, tmp_path / "Small-Q8_0.gguf", changes)
+            loaded = (await everything(core.load_model(target)))[-1]
+            assert isinstance(loaded, ModelLoaded)
+            [note] = [note for note in loaded.model.notes if "raft model" in note]
+            assert said in note
+
+
+async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source) -> None:
+    async with conversation(anywhere, max_tokens=0) as core:
+        for stream in (core.send, lambda _: core.regenerate(), core.edit):
+            answering = asyncio.create_task(everything(stream("hello")))
+            while not core.busy:
+                await asyncio.sleep(0)
+            await core.stop()
+            events = await answering
+            assert isinstance(events[-1], GenerationFinished) and events[-1].stop_reason == "cancelled"
+            assert not any(isinstance(event, TextDelta) for event in events)
+
+
+async def test_regenerate_replaces_the_answer(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        await everything(core.send("hello"))
+        await everything(core.regenerate())
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+        assert core.chat is not None
+        assert core.history.store.messages(core.chat.id) == core.messages
+
+
+async def test_edit_replaces_my_message_and_what_follows(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        await everything(core.send("one"))
+        await everything(core.send("two"))
+        await everything(core.edit("three"))
+        assert [m.content for m in core.messages if m.role == "user"] == ["one", "three"]
+        assert core.chat is not None
+        assert core.history.store.messages(core.chat.id) == core.messages
+
+
+async def test_stop_keeps_what_was_said(anywhere: Source) -> None:
+    async with conversation(anywhere, max_tokens=0) as core:
+        async for event in core.send("hello"):
+            if isinstance(event, TextDelta):
+                await core.stop()
+        assert core.messages[-1].content
+        assert core.messages[-1].stop_reason == "cancelled"
+        assert not core.busy
+
+
+async def test_one_answer_at_a_time(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        stream = core.send("hello")
+        await anext(stream)
+        with pytest.raises(UsageError):
+            core.new_chat()
+        with pytest.raises(UsageError):
+            await anext(core.send("again"))
+        await stream.aclose()
+        assert not core.busy
+        assert core.messages[0].content == "hello"
+
+
+async def test_text_is_saved_while_it_is_written(anywhere: Source) -> None:
+    async with conversation(anywhere, max_tokens=0) as core:
+        stream = core.send("hello")
+        seen = False
+        async for _ in stream:
+            assert core.chat is not None
+            with contextlib.closing(ChatStore(paths.chats_db())) as other:
+                saved = other.messages(core.chat.id)
+            if len(saved) == 2 and saved[1].content:
+                seen = True
+                break
+        await stream.aclose()
+        assert seen
+
+
+async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Path) -> None:
+    async with conversation(tiny_model, max_tokens=0) as core:
+        events = []
+        async for event in core.send("hello"):
+            events.append(event)
+            if isinstance(event, TextDelta) and core.backend.pid is not None:
+                os.kill(core.backend.pid, signal.SIGKILL)
+        assert isinstance(events[-1], Failed)
+        said = core.messages[-1].content
+        assert said
+        core.settings.chat.max_tokens = 5
+        events = await everything(core.send("go on"))
+        assert isinstance(events[-1], GenerationFinished)
+        assert [m.role for m in core.messages] == ["user", "assistant", "user", "assistant"]
+        assert core.messages[1].content == said
+
+
+async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        failed = (await everything(core.send("long " * 3000)))[-1]
+        assert isinstance(failed, Failed)
+        assert [m.role for m in core.messages] == ["user"]
+        await everything(core.edit("short"))
+        assert [m.role for m in core.messages] == ["user", "assistant"]
+
+
+async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        await everything(core.send("Tell me about the bandwidth of memory. " * 8))
+        first = core.messages[1]
+        core.settings.sampling.temperature, core.settings.sampling.seed = 2.0, 1
+        await everything(core.regenerate())
+        assert len(core.history.tree.siblings(first.id)) == 2
+        assert first.settings and first.settings.path == str(tiny_model)
+        assert core.chat is not None and first.timings is not None
+        shared = first.timings.prompt_n  # the question
+        await core.open_chat(core.chat.id, first.id)
+        await everything(core.send("And then?"))
+        timings = core.messages[-1].timings
+        assert timings is not None and timings.cache_n >= shared - 2
+        await core.fork_chat(first.id)  # another chat, which shares it too
+        await everything(core.send("And then?"))
+        timings = core.messages[-1].timings
+        assert timings is not None and timings.cache_n >= shared - 2
+
+
+async def test_nothing_to_regenerate_is_said(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        with pytest.raises(UsageError, match="no message to answer"):
+            await anext(core.regenerate())
+
+
+async def test_the_live_rate_falls_when_the_stream_stalls(anywhere: Source) -> None:
+    """The test's clock stands still while tokens arrive."""
+    now = [0.0]
+    async with conversation(anywhere, max_tokens=400) as core:
+        core._clock = lambda: now[0]
+        stream = core.send("hello")
+        async for _ in stream:
+            if core.figures().live_tok_s:
+                break
+        assert core.figures().live_tok_s
+        now[0] += 600.0
+        assert core.figures().live_tok_s == 0
+        await core.stop()
+        await everything(stream)
+
+
+async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(anywhere: Source) -> None:
+    async with conversation(anywhere) as core:
+        await everything(core.send("hello"))
+        figures, messages = core.figures(), list(core.messages)
+        request = Generate(prompt="Once upon a time", max_tokens=7)
+        stream = core.generate_detached(request)
+        events = [await anext(stream)]
+        assert core.busy
+        with pytest.raises(UsageError, match="still being loaded or measured"):
+            await anext(core.send("more"))
+        events += await everything(stream)
+        assert isinstance(events[-1], GenerationFinished)
+        assert events[-1].timings.predicted_n == 7
+        assert core.figures() == figures
+        assert core.messages == messages
+
+
+async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path) -> None:
+    async with conversation(tiny_model) as core:
+        core.settings.engine.n_ctx = 1024
+        loaded = (await everything(core.reload()))[-1]
+        assert isinstance(loaded, ModelLoaded)
+        assert loaded.model.n_ctx == 1024
+        assert Path(loaded.model.path) == tiny_model
+
+
+async def test_nothing_to_load_again_is_said() -> None:
+    core = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(paths.chats_db()))
+    try:
+        with pytest.raises(UsageError, match="No model"):
+            await anext(core.reload())
+    finally:
+        await core.close()
+
+
+def test_titles() -> None:
+    assert title_of("  Why   is it slow?\nmore") == "Why is it slow?"
+    assert title_of("## Why is **this** `slow`?") == "Why is this slow?"
+    assert title_of("2 * 3 = ?") == "2 * 3 = ?"
+    assert title_of("") == "New chat"
+    long = title_of("word " * 40)
+    assert long.endswith("word…")
+    assert len(long) <= 50
+
+
+async def test_a_stop_is_heard_however_early_in_a_load(anywhere: Source) -> None:
+    """Also while a draft model is looked up, before the worker gets a command."""
+    async with conversation(anywhere) as core:
+        for steps in range(4):
+            loading = asyncio.create_task(everything(core.load_model(anywhere)))
+            while not core.busy:
+                await asyncio.sleep(0)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await core.stop()
+            assert isinstance((await loading)[-1], LoadCancelled)
+        assert isinstance((await everything(core.load_model(anywhere)))[-1], ModelLoaded)
+
+
+async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
+    backend = ScriptedBackend(answers=[answer("One."), answer("Two.")])
+    core = Conversation(settings=Settings(), backend=backend, store=None)
+    [_ async for _ in core.load_model(Path("/models/m.gguf"))]
+    for question in ("First", "Second"):
+        [_ async for _ in core.send(question, stop=("END",))]
+    assert [m.content for m in core.messages] == ["First", "One.", "Second", "Two."]
+    assert [m.content for m in backend.requests[1].messages] == ["First", "One.", "Second"]
+    assert backend.requests[1].stop == ("END",) and backend.requests[1].chat_id == ""
+    assert core.history.unsaved is None and core.history.save_problem is None
+    with pytest.raises(UsageError):
+        await core.history.list_chats()
+    core.new_chat()
+    assert core.chat is None and core.messages == []
+    await core.close()
+    assert backend.closed
+
+
+async def test_the_sampling_recommended_for_a_model_is_used_unless_the_user_set_another() -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
+    core = Conversation(settings=Settings(), backend=backend, store=ChatStore(paths.chats_db()))
+    try:
+        await everything(core.load_model(paths.demo_dir() / DEMO_FILES["demo"]))
+        await everything(core.send("Hello"))
+        assert backend.requests[-1].sampling.temperature == 0
+        written = core.messages[-1]
+        assert written.sampling == written.default_sampling == core.default_sampling
+
+        core.settings.sampling.temperature = 0.7  # the default of other models
+        await everything(core.send("Hello"))
+        assert backend.requests[-1].sampling.temperature == 0.7
+        unset = backend.requests[-1].unset  # a server keeps its own values of these
+        assert "top_k" in unset and "temperature" not in unset
+
+        core.settings.sampling.temperature = None
+        await everything(core.load_model(Path("/models/unknown.gguf")))
+        await everything(core.send("Hello"))
+        assert backend.requests[-1].sampling.temperature == 0.7 and core.default_sampling.temperature == 0.7
+    finally:
+        await core.close()
