@@ -183,7 +183,7 @@ async def test_marks_show_while_the_answer_is_written() -> None:
     async with running(drafting_backend("one two three four", gate)) as app:
         await app.count_up_to(gate)
         await app.until(lambda: "one two three ▍" in app.screen_text)
-        assert "proposed by the model, draft, suffix, lookup" in app.screen_text
+        assert "proposed by the model, draft, lookup, suffix" in app.screen_text
         gate.open()
         await app.until(lambda: not app.chat.busy)
 
