@@ -49,8 +49,8 @@ check: setup
 	@.venv/bin/pyright --warnings
 
 # Packages whose tests need no worker, terminal or engine.
-UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,chats engine/text hardware models present speculation synthetic \
-	telemetry tui/markdown tui/widgets tune)
+UNIT := $(addprefix tests/,base chats config costs engine/text hardware models present protocol speculation telemetry \
+	tui/markdown tui/widgets tune)
 
 unit: setup
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)

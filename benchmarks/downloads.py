@@ -32,8 +32,8 @@ import msgspec
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 
 from cpuchat.models.downloads.hf_cache import part_path, size_of
-from cpuchat.models.downloads.state import Order, Report, RetryPolicy
-from cpuchat.models.hub.repository import HubFile
+from cpuchat.models.downloads.state import Download, Order, RetryPolicy
+from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.support.hub_server import Fault, HubServer
 
 MIB = 1 << 20
@@ -74,16 +74,15 @@ class Site:
         process = subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         policy = RetryPolicy(first_wait=0.0, attempts=100)
-        order = Order(
-            repo=self.repo, revision=self.commit, files=(self.file,), cache=str(cache), retry_policy=policy
-        )  # fmt: skip
-        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        model = RepoModel(name=self.file.path, files=(self.file,))
+        order = Order(repo=self.repo, revision=self.commit, model=model, cache=str(cache), retry_policy=policy)
+        process.stdin.write(msgspec.json.encode(Download(order=order)) + b"\n")
         process.stdin.flush()
         return process
 
     def finish(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        last = msgspec.json.decode(process.stdout.readlines()[-1], type=Report)
+        last = msgspec.json.decode(process.stdout.readlines()[-1], type=Download)
         if last.state != "done":
             raise MeasureError(f"the download ended as {last.state}: {last.message}")
 

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.numa.mempolicy import choose_policy, in_effect, launch_command, parse_policy
 from cpuchat.hardware.numa.residency import evict, prepare_file, read_residency, resident_bytes, resident_nodes
-from cpuchat.hardware.sysfs import parse_cpu_list
 from cpuchat.hardware.topology import read_topology
 
 MARK = "@@ "

@@ -26,7 +26,7 @@ from base_model import SMALLER, base_model, smaller
 from build_llama import tool
 from common import WORK, MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
-from cpuchat.base.processes import LineOutput
+from cpuchat.base.line_process import LineOutput
 from cpuchat.engine import lockstep
 from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import PlacementSpec, place

@@ -36,8 +36,8 @@ import msgspec
 from common import machine, save, say, table
 from hostile.hub_scenarios import NAME, REPO, Scenario, scenarios
 
-from cpuchat.models.downloads.state import Order, Report
-from cpuchat.models.hub.repository import HubFile
+from cpuchat.models.downloads.state import Download, Order
+from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_listening import Connection, Listener
 from tests.support.hub_server import TOKEN, Fault, HubServer
@@ -204,16 +204,19 @@ def ask(scenario: Scenario, place: Place, environment: dict[str, str]) -> tuple[
     return watched, f"exit {status}: {fault}"
 
 
-def fetch(place: Place, server: Server, size: int, environment: dict[str, str]) -> tuple[Watched, Report | None]:
+def fetch(place: Place, server: Server, size: int, environment: dict[str, str]) -> tuple[Watched, Download | None]:
     """The process of a download; its last report. One that waits for its next try is ended after a while."""
     file = HubFile(path=NAME, size=size, sha256=server.etag)
     cache = place.caches[0] / "hub"
-    order = Order(repo=REPO, revision=server.commit, files=(file,), cache=str(cache), newest_at=time.time())
+    model = RepoModel(name=NAME, files=(file,))
+    order = Order(repo=REPO, revision=server.commit, model=model, cache=str(cache), newest_at=time.time())
     command = [*_PYTHON, "cpuchat.models.downloads.child"]
-    watched = Watched(command, place, {**environment, "HF_HUB_DISABLE_XET": "1"}, msgspec.json.encode(order))
-    last: Report | None = None
+    watched = Watched(
+        command, place, {**environment, "HF_HUB_DISABLE_XET": "1"}, msgspec.json.encode(Download(order=order))
+    )
+    last: Download | None = None
     for line in watched.lines():
-        told = msgspec.json.decode(line, type=Report)
+        told = msgspec.json.decode(line, type=Download)
         is_news = last is None or told.state != last.state or told.done >= last.done + _PROGRESS
         if is_news or told.state in ("waiting", "checking"):
             watched.heard()
@@ -253,7 +256,9 @@ def run(scenario: Scenario, model: Path, certificates: Path) -> Outcome:
         return Outcome(said, time.monotonic() - watched.began, watched.quiet, watched.megabytes, faults)
 
 
-def _wrong_contents(scenario: Scenario, place: Place, server: Server, content: bytes, last: Report | None) -> list[str]:
+def _wrong_contents(
+    scenario: Scenario, place: Place, server: Server, content: bytes, last: Download | None
+) -> list[str]:
     if scenario.ask != "download":
         return []
     repo = place.caches[0] / "hub" / f"models--{REPO.replace('/', '--')}"

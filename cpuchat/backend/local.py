@@ -24,7 +24,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, WorkerDied
 from cpuchat.config.servers import Source, running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.gguf.header import split_parts
+from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -378,7 +378,7 @@ class _Exchange:
 
 def _file_sizes(*models: Path) -> dict[Path, int]:
     """Return the bytes of each file of these models; 0 of one that is not there."""
-    sizes = {part: 0 for model in models for part in split_parts(model) or [model]}
+    sizes = {part: 0 for model in models for part in model_files(model)}
     for part in sizes:
         with contextlib.suppress(OSError, ValueError):
             sizes[part] = part.stat().st_size

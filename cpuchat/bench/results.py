@@ -32,7 +32,7 @@ from cpuchat.hardware.bandwidth.memory_modules import theoretical
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.gguf.header import split_parts
+from cpuchat.models.gguf.header import model_size
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.options import FlashAttention
 from cpuchat.telemetry import units
@@ -96,7 +96,7 @@ def read_environment(engine: EngineInfo, models: Iterable[str], chosen: Settings
 
 
 def _file(path: Path) -> ModelFile:
-    size = sum(part.stat().st_size for part in split_parts(path) or [path])
+    size = model_size(path)
     return ModelFile(path=str(path), size=size, fingerprint=file_fingerprint(path))
 
 

@@ -1,7 +1,4 @@
-"""`cpuchat ask`: one question, one answer, for the shell and for scripts.
-
-The form of an answer that `ask` demands: a JSON schema or a grammar, read from a file.
-"""
+"""`cpuchat ask`: one question, one answer, for the shell and for scripts."""
 
 from __future__ import annotations
 
@@ -198,7 +195,6 @@ def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *
         return None
     if json_schema is not None and spoken:
         raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
-
     return AnswerForm.read(json_schema, grammar, stop)
 
 
@@ -306,8 +302,7 @@ async def _print_answer(
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.session import Answer
-    from cpuchat.present import answers
-    from cpuchat.present.answers import full_summary
+    from cpuchat.present.answers import full_summary, note
     from cpuchat.telemetry.roofline import after_answer
 
     answer = Answer()
@@ -333,8 +328,8 @@ async def _print_answer(
         summary = full_summary(finished.timings, finished.stop_reason, None if info.server else roofline)
         unverified = "form not verified: the server enforces it" if valid.get("valid", True) is None else ""
         terminal.note(" · ".join(filter(None, (summary, finished.note, unverified))))
-    if note := answers.note(finished.timings):
-        terminal.note(f"cpuchat: {note}")
+    if told := note(finished.timings):
+        terminal.note(f"cpuchat: {told}")
     if finished.stop_reason == "cancelled":
         unmet = None
     if unmet is not None:

@@ -1,15 +1,4 @@
-"""The `cpuchat chats` command group.
-
-Opens the chat database for a command, and finds chats by the beginning of their id.
-
-`cpuchat chats list`, `search` and `show`.
-
-`cpuchat chats export`.
-
-`cpuchat chats import`.
-
-`cpuchat chats delete`.
-"""
+"""The `cpuchat chats` commands: list, search, show, export, import and delete chats."""
 
 from __future__ import annotations
 
@@ -35,7 +24,7 @@ from cpuchat.cli.options import file_option
 from cpuchat.cli.output import cleaned, json_line
 from cpuchat.cli.terminal import echo_table, is_terminal
 from cpuchat.present import chats as words
-from cpuchat.present.chats import SHORT_ID, document, markdown
+from cpuchat.present.chats import SHORT_ID
 from cpuchat.telemetry.units import plural
 
 _COMMANDS = {
@@ -150,7 +139,7 @@ def show(chat: str, as_json: bool) -> int:
     if as_json:
         click.echo(json_line(msgspec.to_builtins(Document(chats=[exported]))))
     else:
-        click.echo(markdown(exported), nl=False)
+        click.echo(words.markdown(exported), nl=False)
     return 0
 
 
@@ -208,7 +197,7 @@ def export(chats: tuple[str, ...], output: Path | None) -> int:
         click.echo(json_line(msgspec.to_builtins(Document(chats=exported))))
         return 0
     try:
-        write_atomically(output, document(exported, output))
+        write_atomically(output, words.document(exported, output))
     except OSError as error:
         raise CpuchatError(f"Cannot write {output}: {error.strerror}.", "Choose another file.") from None
     click.echo(f"Exported {plural(len(exported), 'chat')} to {output}.")
@@ -232,8 +221,6 @@ as they are, so that a file can be imported again."""
 def import_files(files: tuple[Path, ...], as_json: bool) -> int:
     """Import the chats of each FILE, with their branches, models and figures."""
     from cpuchat.chats.transfer.importing import Imported, import_chats, read_exports
-    from cpuchat.cli.output import json_line
-    from cpuchat.present.chats import imported
 
     exports = [read_exports(file) for file in files]  # all are read before anything is stored
     done = Imported()
@@ -241,7 +228,7 @@ def import_files(files: tuple[Path, ...], as_json: bool) -> int:
         for export in exports:
             one = import_chats(store, export.chats)
             if not as_json:
-                click.echo(imported(one, export.source))
+                click.echo(words.imported(one, export.source))
             done.added += one.added
             done.known += one.known
             done.empty += one.empty
@@ -270,11 +257,7 @@ forks keep theirs. There is no undo; `cpuchat chats export` first keeps a copy."
 def delete(chats: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Delete chats with all their branches."""
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.base import paths
-    from cpuchat.cli.output import json_line
-    from cpuchat.present.chats import HEADINGS, row
     from cpuchat.present.table import table
-    from cpuchat.telemetry.units import plural
 
     with opened_store() as store:
         found = find_chats(store, chats)
@@ -282,7 +265,9 @@ def delete(chats: tuple[str, ...], yes: bool, as_json: bool) -> int:
             if as_json or not sys.stdin.isatty():
                 raise UsageError("Refusing to delete without --yes.", "Add --yes to confirm.")
             counts = store.message_counts()
-            for line in table([HEADINGS, *(row(chat, counts.get(chat.id, 0)) for chat in found)], right=(2,)):
+            for line in table(
+                [words.HEADINGS, *(words.row(chat, counts.get(chat.id, 0)) for chat in found)], right=(2,)
+            ):
                 click.echo(f"  {line}", err=True)
             if not click.confirm(f"Delete {plural(len(found), 'chat')}?", err=True):
                 raise Interrupted("Nothing was deleted.")

@@ -26,7 +26,6 @@ from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.present import quality as words
-from cpuchat.present.quality import status
 from cpuchat.present.table import table
 from cpuchat.protocol.messages import LoadProgress, PrefillProgress, TextDelta
 
@@ -334,7 +333,7 @@ def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Termin
         if measurement.progress.note and not noted:
             noted = True
             terminal.note(measurement.progress.note)
-        terminal.status(status(measurement))
+        terminal.status(words.status(measurement))
 
     try:
         asyncio.run(measurement.run(placement, tell))

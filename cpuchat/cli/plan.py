@@ -109,14 +109,16 @@ def plan(
         from cpuchat.planner.specs import all_machines
 
         known, problems = all_machines()
-        _report(problems)
+        for problem in problems:
+            click.echo(f"cpuchat: {problem}", err=True)
         plans = machine_plans(known, wanted, workload, draft=drafting, prices=prices)
         return _show_machine_plans(plans, as_json, values["tok_s"])
+    from cpuchat.planner.fleet import simulate_service
     from cpuchat.planner.plan import make_plan
 
     on = _machine(machine, like, chosen, values)(wanted, drafting)
     planned = make_plan(on, wanted, workload, draft=drafting, prices=prices, network=network)
-    return _show_plan(planned, _service(planned) if values["users"] else None, as_json)
+    return _show_plan(planned, simulate_service(planned) if values["users"] else None, as_json)
 
 
 def _check(
@@ -206,18 +208,6 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     return ThisMachine(chosen)
 
 
-def _report(problems: Sequence[str]) -> None:
-    """Say which files with machines of the user's are not valid."""
-    for one in problems:
-        click.echo(f"cpuchat: {one}", err=True)
-
-
-def _service(planned: Plan) -> Service:
-    from cpuchat.planner.fleet import simulate_service
-
-    return simulate_service(planned)
-
-
 def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
     if as_json:
         click.echo(json_line({"plan": _plain(planned), "service": _plain(service) if service is not None else None}))
@@ -281,7 +271,8 @@ def _show_machines(as_json: bool) -> int:
     from cpuchat.planner.specs import all_machines
 
     known, problems = all_machines()
-    _report(problems)
+    for problem in problems:
+        click.echo(f"cpuchat: {problem}", err=True)
     if as_json:
         tables = (msgspec.to_builtins(one) for one in known)
         click.echo(json_line([{key: one[key] for key in one if one[key] is not None} for one in tables]))

@@ -1,8 +1,6 @@
-"""`cpuchat serve`: the tuned local engine for other programs.
+"""`cpuchat serve`: the tuned local engine for other programs, or this machine's memory and cores for a model elsewhere.
 
 `cpuchat servers`: the servers of the settings with their models, and their API keys.
-
-`cpuchat serve --rpc-worker`: lends this machine's memory and cores to a model that runs on another one.
 """
 
 from __future__ import annotations
@@ -211,7 +209,6 @@ async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
 
 
 def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
-
     context = click.get_current_context()
     for param in context.command.params:
         name = param.name or ""
@@ -276,13 +273,7 @@ class _Serve:
         self._strict = strict
         self._refused = LineLimit()
 
-    async def run(
-        self,
-        listeners: list[socket.socket],
-        access: Access,
-        aliases: tuple[str, ...],
-        limit: int,
-    ) -> int:
+    async def run(self, listeners: list[socket.socket], access: Access, aliases: tuple[str, ...], limit: int) -> int:
         from cpuchat.cli.session import Session
         from cpuchat.config.servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
@@ -315,9 +306,7 @@ class _Serve:
 
     async def _stop(self) -> None:
         """Wait for a signal."""
-        stop = asyncio.Event()
-
-        loop = asyncio.get_running_loop()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def end_at_once(*_: object) -> None:
             self._backend.kill()
@@ -335,8 +324,7 @@ class _Serve:
 
     def _log(self, done: RequestRecord) -> None:
         """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
-        from cpuchat.present import answers
-        from cpuchat.present.answers import summary
+        from cpuchat.present.answers import note, summary
 
         if done.result in ("refused", "queue_full"):
             may_print, left_out = self._refused.take(time.monotonic())
@@ -355,8 +343,8 @@ class _Serve:
             self._terminal.warn(f"{line}  {' '.join(done.hint.split())}")
         else:
             self._terminal.note(line)
-        if note := answers.note(done.timings):
-            self._terminal.note(f"cpuchat: {note}")
+        if told := note(done.timings):
+            self._terminal.note(f"cpuchat: {told}")
 
 
 _SERVERS_EPILOG = """\b
@@ -385,8 +373,6 @@ def servers(ctx: click.Context) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def listing(urls: tuple[str, ...], as_json: bool) -> int:
     """List servers with their models: those of the settings and running `cpuchat serve` processes, or URL."""
-    import asyncio
-
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.config.servers import running_servers
 
@@ -404,10 +390,10 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
         except CpuchatError as error:
             return error
 
-    async def ask_all() -> list[tuple[str, tuple[ListedModel, ...]] | CpuchatError]:
-        return list(await asyncio.gather(*(ask(url) for url in wanted)))
+    async def ask_all() -> dict[str, tuple[str, tuple[ListedModel, ...]] | CpuchatError]:
+        return dict(zip(wanted, await asyncio.gather(*map(ask, wanted)), strict=True))
 
-    found = dict(zip(wanted, asyncio.run(ask_all()), strict=True))
+    found = asyncio.run(ask_all())
     if as_json:
         rows = [
             {"server": url, **error_json(one)}
@@ -486,7 +472,7 @@ def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> 
     """
     from cpuchat.backend.base import place_here
     from cpuchat.base.processes import child_environment
-    from cpuchat.config.servers import find_worker_program, is_loopback
+    from cpuchat.config.servers import find_worker_program
     from cpuchat.hardware.numa.mempolicy import launch_command
     from cpuchat.hardware.placement.placement import PlacementSpec
 

@@ -356,8 +356,6 @@ def probe(as_json: bool, **values: Any) -> int:
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import survey
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-    from cpuchat.hardware.topology import read_topology
 
     chosen = laid_over(values)
     engine = chosen.engine
@@ -616,7 +614,6 @@ def doctor(probe: bool, as_json: bool) -> int:
 
     from cpuchat.cli.version import engine_info
     from cpuchat.hardware.diagnostics import examine, gather_facts
-    from cpuchat.hardware.topology import read_topology
     from cpuchat.present.machine import page, page_json
 
     chosen = laid_over({})
@@ -645,13 +642,13 @@ def doctor(probe: bool, as_json: bool) -> int:
 def _wanted(chosen: Settings) -> WantedSetup:
     """Return what the settings say about the machine, and the model used last."""
     from cpuchat.hardware.diagnostics import WantedSetup
-    from cpuchat.models.gguf.header import split_parts
+    from cpuchat.models.gguf.header import model_size
 
     name, size = "", 0
     if chosen.model.last:
         with contextlib.suppress(CpuchatError, OSError):
             path = model_path(None, chosen)
-            name, size = path.name, sum(part.stat().st_size for part in split_parts(path) or [path])
+            name, size = path.name, model_size(path)
     engine = chosen.engine
     return WantedSetup(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
 
@@ -661,7 +658,6 @@ def _measure(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
     here, which is then a finding. (Returned in case they cannot be cached.)
     """
     from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
 
     try:
         placement = place(topology, PlacementSpec(wanted.cores, memory=wanted.memory, threads=wanted.threads))

@@ -1,7 +1,4 @@
-"""Tools on the command line: which ones, and asking before each call.
-
-`cpuchat tools`: the MCP servers of mcp.json, with their tools.
-"""
+"""Tools on the command line: which are offered, asking before each call, and `cpuchat tools`, which lists servers."""
 
 from __future__ import annotations
 
@@ -123,8 +120,7 @@ def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
 
 
 def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
-    """Return the servers of mcp.json with these names; all of them without names, or for the name `all`. In place of
-    one that is not valid stands why.
+    """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid.
 
     Raises:
         SettingsError, UsageError: mcp.json cannot be read, or has no such server.
@@ -225,8 +221,6 @@ started or used, 1 anything else."""
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tools(names: tuple[str, ...], as_json: bool) -> int:
     """Start the MCP servers of mcp.json, or those called NAME, list their tools, and end them."""
-    import asyncio
-
     from cpuchat.present.tools import server_state
     from cpuchat.tools.loop import Toolbox
     from cpuchat.tools.servers import ToolServer
@@ -235,10 +229,9 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
         name: one if isinstance(one, SettingsError) else ToolServer(name, one)
         for name, one in servers_named(names).items()
     }
-    servers = [one for one in listed.values() if isinstance(one, ToolServer)]
 
     async def run() -> None:
-        box = Toolbox(servers)
+        box = Toolbox([one for one in listed.values() if isinstance(one, ToolServer)])
         try:
             await box.start()
             if as_json:

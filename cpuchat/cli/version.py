@@ -1,7 +1,4 @@
-"""`cpuchat --version`: the installed versions and the engine's CPU features.
-
-Asks a worker for the engine's version and CPU features.
-"""
+"""`cpuchat --version`: the installed versions, and the engine's version and CPU features as a worker tells them."""
 
 from __future__ import annotations
 

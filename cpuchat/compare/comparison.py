@@ -2,11 +2,7 @@
 
 Each has a worker process and a history of its own. Sequentially (fair) each side has the whole machine while the other
 waits in memory, or on disk where memory is not enough for both. Concurrently each has half of the cores, and both share
-the memory bus.
-
-Two disjoint halves of the cores, for two models that answer at the same time.
-
-A comparison in the chat database: a chat with two answers to each prompt.
+the memory bus. In the chat database a comparison is a chat with two answers to each prompt.
 """
 
 from __future__ import annotations
@@ -34,9 +30,9 @@ from cpuchat.compare.runner import (
     worker_memory,
 )
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import AnyEvent

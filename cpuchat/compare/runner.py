@@ -1,14 +1,5 @@
-"""One side of a comparison at work: its worker, its history, its answers.
-
-Holds the data of a comparison: prompts, and for each the rounds in which both sides answered it.
-
-Checks whether two models fit into memory at the same time.
-
-One side of a comparison: a model file, and the settings in which it differs from the user's.
-
-Memory of two workers together: pages that both map are counted once.
-
-Finds where two greedy answers diverge: the first token that differs.
+"""One side of a comparison at work: a model file with the settings in which it differs from the user's, its worker, its
+history and its answers; and what both sides share: prompts with their rounds, and memory.
 """
 
 from __future__ import annotations

@@ -186,7 +186,8 @@ class EngineSection(EngineOptions, Section):
     """Where the engine computes, and how it loads a model. 0 means "automatic".
 
     `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `saved_kv_gb` never takes
-    more memory than half of what the model leaves free.
+    more memory than half of what the model leaves free. Fields that are not keyword-only come before inherited ones, so
+    these are the first in the form, too.
     """
 
     threads: Annotated[Count, Setting("Threads", "0 = one per core", help="Compute threads; 0 = automatic.")] = 0

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
-from cpuchat.base.processes import LineOutput
+from cpuchat.base.line_process import LineOutput
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, available_for_model
 from cpuchat.engine.llama.vocab import Vocab

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
-from cpuchat.base.processes import LineOutput
+from cpuchat.base.line_process import LineOutput
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.parse import ALIGNMENT
 from cpuchat.models.quantize.types import (

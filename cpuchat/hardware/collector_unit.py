@@ -23,7 +23,7 @@ NAME = "cpuchat-bwd"
 PROGRAM = Path("/usr/local/lib/cpuchat/cpuchat-bwd")
 _INTERPRETERS = ("/usr/bin/python3", "/usr/local/bin/python3")
 _LEAST_PYTHON = (3, 11)
-_ROOMS = ("__init__.py", "errors.py", "hardware/**/*.py", "telemetry/*.py")
+_ROOMS = ("__init__.py", "base/__init__.py", "base/errors.py", "base/text.py", "hardware/**/*.py", "telemetry/*.py")
 _MAIN = "import sys\n\nfrom cpuchat.hardware.collector import main\n\nsys.exit(main())\n"
 _EPOCH = (2026, 1, 1, 0, 0, 0)
 

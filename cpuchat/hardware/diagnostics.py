@@ -1,14 +1,7 @@
-"""Runs all checks over the facts that `facts.gather_facts` collects. Pure.
+"""Diagnostics: what limits inference on this machine, with evidence and what to do.
 
-Findings of the diagnostics.
-
-Checks of the cores: which are in use, what else runs on them, their frequency settings.
-
-Checks of the engine's build against the CPU, and of the available counters.
-
-Checks of the memory: modules, NUMA nodes, bandwidth, available space.
-
-Gathers everything about this machine that affects inference speed, for the checks.
+`gather_facts` reads everything that affects the speed, without measuring; `examine` runs all checks over it, each a
+pure function of the facts.
 """
 
 from __future__ import annotations
@@ -35,11 +28,12 @@ from cpuchat.hardware.bandwidth.memory_modules import (
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
 from cpuchat.hardware.counters.base import CounterRefusal
 from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
 from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
-from cpuchat.hardware.sysfs import format_cpu_list, read_number, read_text
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.changes import value_of
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited
@@ -367,11 +361,6 @@ def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("ok", "boost", "on")
 
 
-CORE_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
-    settings, siblings, quota, others, isolated, virtual, governor, boost,
-)  # fmt: skip
-
-
 # How much it matters that the engine was built without a feature that the CPU has; less for the others.
 _LEVELS: dict[str, Level] = {
     **dict.fromkeys(("AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"), "problem"),
@@ -424,9 +413,6 @@ def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-ENGINE_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (engine, counters)
-
-
 _GOOD_SHARE = 0.65
 """Expected share of the theoretical peak. Measured: 74 to 84 % on Genoa, 92 to 99 % on Turin, 75 to 92 % on Milan, 68 %
 on a Rome with half of its dies.
@@ -454,10 +440,7 @@ def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report modules that run below the speed that the CPU supports; all run at the speed of the slowest."""
-    found: dict[int, int] = {}
-    for module in facts.modules:
-        if module.speed_mt:
-            found[module.speed_mt] = found.get(module.speed_mt, 0) + 1
+    found = Counter(module.speed_mt for module in facts.modules if module.speed_mt)
     if len(found) > 1:
         evidence = ", ".join(f"{n} at {speed} MT/s" for speed, n in sorted(found.items()))
         fix = "Use identical modules: the slowest one sets the speed of its channel."
@@ -509,9 +492,7 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def _links(facts: DiagnosticFacts) -> float | None:
-    """Return the bandwidth of the fabric links of all L3 groups together, in bytes per second; None if it was not
-    measured, and on CPUs without such links.
-    """
+    """Return the bytes per second of all fabric links together; None if not measured, or without such links."""
     found = facts.survey
     if found is None or facts.topology.vendor != "AuthenticAMD":
         return None
@@ -531,9 +512,7 @@ def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report how the firmware divides the memory of AMD servers: by measurement NPS1 is best for one model, NPS0
-    worst.
-    """
+    """Report how firmware divides the memory of AMD servers: as measured, NPS1 is best for one model, NPS0 worst."""
     machine = facts.topology
     if machine.virtual or "EPYC" not in machine.model:
         return
@@ -591,12 +570,10 @@ def _gb(n_bytes: float | None) -> str:
     return f"{units.gigabytes(n_bytes or 0)} GB"
 
 
-MEMORY_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
+    engine, counters, settings, siblings, quota, others, isolated, virtual, governor, boost,
     channels, speeds, bandwidth, balancing, nodes, huge_pages, room, swap,
 )  # fmt: skip
-
-
-_CHECKS = (*ENGINE_CHECKS, *CORE_CHECKS, *MEMORY_CHECKS)
 
 
 def examine(facts: DiagnosticFacts) -> list[Finding]:

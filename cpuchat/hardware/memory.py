@@ -1,9 +1,7 @@
-"""The memory available for a model.
+"""The memory available for a model, and how fast a file can be read from its disk.
 
 Linux: /proc/meminfo and the control group's limit (cgroup-v2.rst, cgroup-v1/memory.rst). Elsewhere psutil.
 `root` replaces `/` in tests.
-
-Measures how fast a file can be read from its disk.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from cpuchat.hardware.sysfs import Cgroups, parse_cpu_list, read_number, read_text
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import Cgroups, read_number, read_text
 
 ROOT = Path("/")
 _ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)

@@ -147,9 +147,7 @@ def advice(refusals: Sequence[CounterRefusal], topology: Topology) -> str:
 
 
 def worth_trying(one: CounterRefusal, topology: Topology) -> bool:
-    """Return whether the advice of the refusal can help. A virtual machine has no counters outside its cores, whatever
-    is loaded or installed in it.
-    """
+    """Return whether the advice of the refusal can help: a virtual machine has no counters outside its cores."""
     return bool(one.how) and (not topology.virtual or one.name == PROCESS)
 
 
@@ -316,9 +314,7 @@ class Monitor:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Return the sources in use: of bandwidth, then of power. Empty where none opened, and before the first
-        sample.
-        """
+        """Return the sources in use, of bandwidth, then of power; () where none opened, and before the first sample."""
         return tuple(name for name in (self._bandwidth.name, self._power.name) if name)
 
     @property

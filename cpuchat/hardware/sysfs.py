@@ -1,55 +1,20 @@
-"""Reads the files in which Linux describes a machine, as plain values.
+"""Reads the files in which Linux describes a machine and the control groups of this process, as plain values.
 
 Nothing here raises: what is absent, unreadable or malformed is None, 0 or empty. Kernel documentation: admin-guide/
-cputopology.rst, ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu (caches, cpu_capacity).
-
-Parses and formats the kernel's lists of numbers: `0-3,8`.
-
-Finds the control groups of this process (cgroup v1 and v2) and reads their files.
-
-Kernel documentation: admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst.
+cputopology.rst, ABI/stable/sysfs-devices-node, ABI/testing/sysfs-devices-system-cpu (caches, cpu_capacity),
+admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst. The launcher of every worker imports this: nothing slow here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-_MOST = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
-
-
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Parse `0-3,8` into ascending numbers; invalid parts and numbers above 65535 are skipped."""
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = (piece.strip() for piece in part.partition("-"))
-        if _is_number(first) and (not last or _is_number(last)):
-            numbers.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(numbers))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST
-
-
-def format_cpu_list(numbers: Collection[int]) -> str:
-    """Return the shortest way to write `numbers`: "0-3,8"; "" for none."""
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers))
-
-
-def _runs(numbers: Collection[int]) -> Iterator[tuple[int, int]]:
-    ordered = sorted(set(numbers))
-    start = 0
-    for place in range(1, len(ordered) + 1):
-        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
-            yield ordered[start], ordered[place - 1]
-            start = place
+from cpuchat.hardware.lists import parse_cpu_list
 
 
 def read_text(path: Path) -> str:
@@ -115,17 +80,13 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     groups = Cgroups(root)
     for folder in groups.v2():
         quota, _, period = read_text(folder / "cpu.max").partition(" ")
-        if _cgroups_is_number(quota) and _cgroups_is_number(period) and int(period) > 0:
+        if quota.isdigit() and period.isdigit() and len(quota + period) <= 40 and int(period) > 0:
             quotas.append(int(quota) / int(period))
     for folder in groups.v1("cpu"):
         quota_us, period_us = read_number(folder / "cpu.cfs_quota_us"), read_number(folder / "cpu.cfs_period_us")
         if quota_us is not None and quota_us > 0 and period_us is not None and period_us > 0:
             quotas.append(quota_us / period_us)
     return min(quotas, default=None)
-
-
-def _cgroups_is_number(text: str) -> bool:
-    return text.isdigit() and len(text) <= 20
 
 
 CPUS = "sys/devices/system/cpu"
@@ -138,8 +99,7 @@ _SLOW = 0.75
 frequency; L3-stacked and plain halves of one desktop chip differ by 0.92."""
 
 
-@dataclass(frozen=True)
-class CpuInfo:
+class CpuInfo(NamedTuple):
     """/proc/cpuinfo of the first CPU."""
 
     model: str = ""
@@ -149,15 +109,9 @@ class CpuInfo:
     architecture: str = ""
     flags: frozenset[str] = frozenset()
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields by name, for subclasses."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(CpuInfo)}
 
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """One `cpuN/cache/indexM`: `kind` Data, Instruction or Unified, `size` in bytes, `id` as resctrl names it, `cpus`
-    that share it."""
+class Cache(NamedTuple):
+    """One `cpuN/cache/indexM`: `kind` Data, Instruction or Unified, `size` in bytes, `id` as of resctrl, its `cpus`."""
 
     level: int
     kind: str
@@ -167,8 +121,7 @@ class Cache:
     cpus: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A NUMA node. `distances` to each node in tenths of a local access (10 = local); `memory` in bytes (0: unknown).
 
     Without CPUs it is memory alone (CXL, HBM).
@@ -321,9 +274,7 @@ def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[
 
 
 def allowed_list(root: Path, name: str) -> tuple[int, ...]:
-    """Return a list out of /proc/self/status: `Cpus_allowed_list` or `Mems_allowed_list` (cpusets of both versions
-    count).
-    """
+    """Return `Cpus_allowed_list` or `Mems_allowed_list` of /proc/self/status (cpusets of both versions count)."""
     for line in read_text(root / "proc/self/status").splitlines():
         if line.startswith(f"{name}:"):
             return parse_cpu_list(line.partition(":")[2])

@@ -1,10 +1,9 @@
-"""The topology of this machine: sockets, NUMA nodes, L3 groups and cores, and which of them this process may use.
+"""The topology of this machine: sockets, NUMA nodes, L3 groups and cores, which of them this process may use, and the
+CPU's instruction sets, named as llama.cpp prints them.
 
 Linux reports it in sysfs and proc (hardware.sysfs); elsewhere psutil's counts are all there is. `root` replaces `/` in
 tests. An L3 group is what shares one L3 cache: AMD's CCX. Linux has no name for its die (CCD), so which groups share a
 fabric link follows from the CPU family: Zen 1 and 2, and Zen 4c, have two L3 groups per die.
-
-Detects the CPU's instruction sets, named as llama.cpp prints them.
 """
 
 from __future__ import annotations
@@ -61,15 +60,22 @@ class L3Group:
 
 
 @dataclass(frozen=True)
-class Topology(CpuInfo):
+class Topology:
     """The machine, and what of it this process may use.
 
-    `fabric_links` holds for each fabric link the L3 groups (by index) behind it. `online` are all running CPUs,
-    `allowed` those of this process, `allowed_nodes` the nodes that it may take memory from. `quota`: the cgroup's CPU
-    quota in CPUs (None: unlimited). `memory_total` is the machine's, `memory_limit` the cgroup's (None: unlimited), in
-    bytes. `virtual` is the evidence for a virtual machine, "" for bare metal. `notes` say what is not known.
+    The first six fields are those of `sysfs.CpuInfo`. `fabric_links` holds for each fabric link the L3 groups (by
+    index) behind it. `online` are all running CPUs, `allowed` those of this process, `allowed_nodes` the nodes that it
+    may take memory from. `quota`: the cgroup's CPU quota in CPUs (None: unlimited). `memory_total` is the machine's,
+    `memory_limit` the cgroup's (None: unlimited), in bytes. `virtual` is the evidence for a virtual machine, "" for
+    bare metal. `notes` say what is not known.
     """
 
+    model: str = ""
+    vendor: str = ""
+    family: int | None = None
+    model_number: int | None = None
+    architecture: str = ""
+    flags: frozenset[str] = frozenset()
     cores: tuple[Core, ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
     nodes: tuple[Node, ...] = ()
@@ -136,9 +142,7 @@ class Topology(CpuInfo):
 
     @property
     def nps_words(self) -> str:
-        """Return how memory is divided: "NPS1" on AMD servers (nodes per socket, a BIOS setting), else "2 NUMA
-        nodes".
-        """
+        """Return "NPS1" (nodes per socket, a BIOS setting) on AMD servers, else "2 NUMA nodes"."""
         n = len(self.cpu_nodes)
         if "EPYC" not in self.model or self.virtual or n % len(self.packages):
             return plural(n, "NUMA node")
@@ -188,7 +192,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     mems = [n for n in sysfs.allowed_list(root, "Mems_allowed_list") if any(node.number == n for node in nodes)]
     total, limit = _memory(root)
     return Topology(
-        **info.fields(),
+        **info._asdict(),
         cores=cores,
         l3_groups=groups,
         nodes=nodes,
@@ -210,9 +214,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
 def _nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
     """Return the nodes with their online CPUs; one for everything where the kernel knows of none."""
     running = set(online)
-    nodes = [
-        Node(n.number, tuple(cpu for cpu in n.cpus if cpu in running), n.distances, n.memory) for n in sysfs.nodes(root)
-    ]
+    nodes = [node._replace(cpus=tuple(cpu for cpu in node.cpus if cpu in running)) for node in sysfs.nodes(root)]
     if not any(node.cpus for node in nodes):
         nodes = [Node(0, online, {0: 10}, meminfo(root).get("MemTotal", 0))]
     return tuple(nodes)
@@ -308,7 +310,7 @@ def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -
     n_cores = min(psutil.cpu_count(logical=False) or len(mine), len(mine))
     total, limit = _memory(root)
     return Topology(
-        **replace(info, model=info.model or platform.processor()).fields(),
+        **info._replace(model=info.model or platform.processor())._asdict(),
         cores=tuple(Core(index, (cpu,), 0, 0, None) for index, cpu in enumerate(mine[:n_cores])),
         nodes=(Node(0, mine, {0: 10}, total),),
         online=mine,

@@ -4,11 +4,8 @@
 in the same format. An entry with a known id overrides only the keys that it has. Sizes and contexts help to choose;
 the authoritative values are in the file's header (`gguf`, `hub`).
 
-Selects the catalog models that suit a machine.
-
-The sampling options that a model's publisher recommends: those of its header, else those of the catalog.
-
-Header keys are gguf-py's `general.sampling.*`, as llama.cpp reads them.
+Also here: which entry a file is, which entries suit a machine, and the sampling options that a model's publisher
+recommends (header keys are gguf-py's `general.sampling.*`, as llama.cpp reads them; else those of the catalog).
 """
 
 from __future__ import annotations
@@ -150,12 +147,12 @@ class Catalog(msgspec.Struct, frozen=True):
 
     def search(self, words: str) -> list[CatalogModel]:
         """Return the models that match every word in name, family, publisher or a repository."""
-        wanted = words.lower().split()
-        return [model for model in self.models if all(word in _searched(model) for word in wanted)]
 
+        def matches(model: CatalogModel) -> bool:
+            text = " ".join((model.id, model.name, model.family, model.publisher, *model.repos)).lower()
+            return all(word in text for word in words.lower().split())
 
-def _searched(model: CatalogModel) -> str:
-    return " ".join((model.id, model.name, model.family, model.publisher, *model.repos)).lower()
+        return [model for model in self.models if matches(model)]
 
 
 def load_catalog(user_file: Path | None = None) -> Catalog:
@@ -190,15 +187,11 @@ def _load(packaged: Path, file: Path, *_states: tuple[int, ...]) -> Catalog:
                 problems.append(str(_error(file, f"{model.id}, drafts", f"unknown model {draft!r}")))
         for target in model.drafts_for:
             if target in models:
-                models[target] = _drafted_by(models[target], model.id)
+                drafts = (model.id, *(known for known in models[target].drafts if known != model.id))
+                models[target] = msgspec.structs.replace(models[target], drafts=drafts, no_draft="", no_draft_detail="")
             else:
                 problems.append(str(_error(file, f"{model.id}, drafts_for", f"unknown model {target!r}")))
     return Catalog(tuple(models.values()), tuple(problems))
-
-
-def _drafted_by(model: CatalogModel, draft: str) -> CatalogModel:
-    drafts = (draft, *(known for known in model.drafts if known != draft))
-    return msgspec.structs.replace(model, drafts=drafts, no_draft="", no_draft_detail="")
 
 
 def _read(
@@ -271,8 +264,6 @@ def _error(file: Path, key: str, reason: str) -> CatalogError:
     return CatalogError(f"{where}: {reason}.", "Correct or remove it; the rest of the catalog is used.")
 
 
-# --- which entry a file on this machine is ---------------------------------------------------------------------------
-
 # With a preceding context length, as in names of draft models (`-32k-Q4_0`).
 _QUANTIZATION = re.compile(
     r"(?:-\d+k)?[-_. ](?:i1-|ud-)?(?:[it]?q\d\w*|bf16|fp?16|f32|mxfp4\w*|i1)(?:[-_. ].*)?$", re.IGNORECASE
@@ -292,7 +283,8 @@ def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogMode
     A name alone is not enough: the parameter count must match, too. Fine-tunes have other names and do not match. The
     name inside the file counts last: publishers leave that of another version there.
     """
-    possible = [entry for entry in catalog.models if _same_size(entry, model.n_params)]
+    billions = model.n_params / 1e9
+    possible = [entry for entry in catalog.models if abs(billions - entry.params) <= _SAME_SIZE * entry.params]
     repo = model.repo.lower() if isinstance(model, LocalModel) else ""
     for entry in possible:
         if repo in (known.lower() for known in entry.repos):
@@ -303,10 +295,6 @@ def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogMode
             if key and key in _keys(entry):
                 return entry
     return None
-
-
-def _same_size(entry: CatalogModel, n_params: int) -> bool:
-    return abs(n_params / 1e9 - entry.params) <= _SAME_SIZE * entry.params
 
 
 def _keys(entry: CatalogModel) -> set[frozenset[str]]:
@@ -351,9 +339,6 @@ class Ranked:
     unsuitable: tuple[CatalogModel, ...] = ()
 
 
-NO_RANKING = Ranked()
-
-
 def estimate_entry(model: CatalogModel, machine: Machine) -> Prediction:
     """Predict a model of the catalog in its default quantization, of which the size must be known."""
     return estimate(
@@ -378,7 +363,8 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
         predictions: by id; without one a model is among the `others`.
     """
     newest = sorted(models, key=lambda model: -model.year)
-    unsuitable = tuple(model for model in newest if _unsuitable(predictions.get(model.id)))
+    hopeless = {id for id, one in predictions.items() if one.verdict == "too large" or one.too_slow}
+    unsuitable = tuple(model for model in newest if model.id in hopeless)
     measured = any(prediction.tok_s is not None for prediction in predictions.values())
     worth = _worth if measured else _worth_unmeasured
     best: dict[str, CatalogModel] = {}
@@ -394,14 +380,16 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
 
 
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
+    if prediction is None:
+        return False
+    pace = prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)  # else that of a usual machine
     return (
         model.use in ("chat", "code")
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
-        and prediction is not None
         and prediction.verdict == "fits"
         and prediction.needed <= _MOST_MEMORY * prediction.total_memory
-        and _pace(prediction) >= PACE
+        and pace >= PACE
     )
 
 
@@ -413,15 +401,6 @@ def _worth(model: CatalogModel) -> tuple[int, bool, float]:
 def _worth_unmeasured(model: CatalogModel) -> tuple[int, bool, float]:
     """As `_worth`, with the size nearest to `_COMMON_BYTES` in the place of the largest."""
     return model.year, model.license in _PERMISSIVE, -abs(math.log(max(model.size, 1) / _COMMON_BYTES))
-
-
-def _unsuitable(prediction: Prediction | None) -> bool:
-    return prediction is not None and (prediction.verdict == "too large" or prediction.too_slow)
-
-
-def _pace(prediction: Prediction) -> float:
-    """Return tok/s, as predicted or else for a usual machine."""
-    return prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)
 
 
 _KEYS: Final = {

@@ -29,7 +29,7 @@ from cpuchat.costs.model import (
 from cpuchat.costs.observations import KNOTS, Fitted, Observation
 from cpuchat.hardware.bandwidth.read_bandwidth import ROOT, key
 from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
-from cpuchat.models.gguf.header import split_parts
+from cpuchat.models.gguf.header import model_files
 from cpuchat.models.traffic import loaded_work
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
@@ -86,7 +86,7 @@ def factor_of(factors: Mapping[str, float], model: Path) -> float:
     if not factors:
         return 1.0
     try:
-        return factors.get(stat_fingerprint(split_parts(model) or [model], with_times=False), 1.0)
+        return factors.get(stat_fingerprint(model_files(model), with_times=False), 1.0)
     except OSError:
         return 1.0
 

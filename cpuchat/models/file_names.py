@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from cpuchat.base.errors import ModelNotFound
-from cpuchat.models.gguf.header import split_parts
+from cpuchat.models.gguf.header import model_files
 
 Role = Literal["model", "head", "projector", "imatrix"]
 
@@ -105,7 +105,7 @@ def file_fingerprint(path: Path) -> str:
         ModelNotFound: the file or one of its parts cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for part in split_parts(path) or [path]:
+    for part in model_files(path):
         try:
             _sample(part, digest)
         except OSError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -30,8 +29,9 @@ WHEEL = "xllamacpp"
 """The package that has one inside."""
 ONLY_ENGINE = f"only {ENGINE} can use it"
 
+_KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
 _NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
-_ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
+ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
 _MAX_SIZE_DIFFERENCE = 128  # of the vocabularies, as for draft models
 _MAX_LAYERS = 64  # of the target that a head reads: three to six are usual
 
@@ -41,27 +41,16 @@ def kind_named(path: str) -> HeadKind | None:
     if role_of(path) != "head":
         return None
     for part in reversed(path.split("/")):
-        if found := _NAMED.search(part):
-            return _kind(found["kind"])
+        if named := _NAMED.search(part):
+            return _KINDS[named["kind"].lower().replace("-", "")]
     return None
-
-
-def _kind(word: str) -> HeadKind:
-    match word.lower().replace("-", ""):
-        case "mtp":
-            return "mtp"
-        case "dflash":
-            return "dflash"
-        case "dspark":
-            return "dspark"
-    return "eagle3"
 
 
 def kind_of(header: GGUFHeader) -> HeadKind | None:
     """Return the kind of a head in a file of its own; None for any other file."""
     if not header.is_head:
         return None
-    kind = _ARCHITECTURES.get(header.architecture, "mtp")
+    kind = ARCHITECTURES.get(header.architecture, "mtp")
     # A DSpark head is a DFlash one with more tensors; only its name says so.
     return "dspark" if kind == "dflash" and kind_named(header.path.name) == "dspark" else kind
 
@@ -99,16 +88,12 @@ def _tap_difference(target: GGUFHeader, head: GGUFHeader) -> str:
     """Compare a head that reads the hidden states of some of the target's layers."""
     if reason := _width_difference(target.n_embd, head.number("target_hidden_size")):
         return reason
-    last = max(_target_layers(head), default=0)
+    layers = head.value("target_layers")
+    layers = layers.first(_MAX_LAYERS) if isinstance(layers, LazyArray) else []
+    last = max((layer for layer in layers if isinstance(layer, int)), default=0)
     if last > target.n_layer:
         return f"it reads layer {last}, the target has {target.n_layer}"
     return ""
-
-
-def _target_layers(head: GGUFHeader) -> Sequence[int]:
-    value = head.value("target_layers")
-    values = value.first(_MAX_LAYERS) if isinstance(value, LazyArray) else []
-    return [one for one in values if isinstance(one, int)]
 
 
 def _width_difference(ours: int, theirs: int) -> str:

@@ -102,35 +102,19 @@ class Origin(Data, frozen=True):
 
 
 class Inspection(Data, frozen=True):
-    """The description of a model by its header.
+    """The description of a model by its `header`.
 
-    `kind`: "model", or what it is instead ("an adapter of a model").
-    Sizes in bytes; `size` of all tensors, `file_size` of all files. `bytes_per_token` is what a plain pass reads with
-    an empty context; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a sliding window take
-    beside that, both as F16, and `state` a recurrent model's state, as F32. `heads` and `heads_kv` are the largest of
-    all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none. `problems` are clauses
+    `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
+    pass reads with an empty context; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a
+    sliding window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the
+    largest number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none.
+    `problems` are clauses
     ("it has 0 layers"), see `gguf.checks`.
     """
 
-    name: str
-    file: str
-    version: int
-    architecture: str
-    quantization: str
+    header: GGUFHeader
     kind: str
-    size: int
-    file_size: int
-    parts: int
-    n_params: int
-    n_params_active: int
-    n_ctx_train: int
-    n_layer: int
-    n_embd: int
-    n_ff: int
-    heads: int
     heads_kv: int
-    key_length: int
-    value_length: int
     window: int
     windowed_layers: int
     kv_per_token: int
@@ -148,13 +132,7 @@ class Inspection(Data, frozen=True):
     @property
     def bits_per_weight(self) -> float:
         """Return the bits per weight over all tensors; 0 when there are none."""
-        return 8 * self.size / self.n_params if self.n_params else 0.0
-
-
-_SAME = (
-    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
-    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
-)  # fmt: skip
+        return 8 * self.header.size / self.header.n_params if self.header.n_params else 0.0
 
 
 def inspect(header: GGUFHeader) -> Inspection:
@@ -162,11 +140,8 @@ def inspect(header: GGUFHeader) -> Inspection:
     windows = [window for window in windows_of(header) if window]
     kv_per_token, kv_windowed = fit.kv_growth(header, LoadOptions())
     return Inspection(
-        **{name: getattr(header, name) for name in _SAME},
-        file=header.path.name,
+        header=header,
         kind=header.other or "model",
-        parts=header.split_count,
-        heads=header.n_head,
         heads_kv=max(header.heads_kv, default=0),
         window=max(windows, default=0),
         windowed_layers=len(windows),

@@ -1,11 +1,8 @@
-"""The memory that this machine offers a model, and what passes cost here. Measures nothing.
+"""This machine as a model uses it: the memory that it offers, what passes cost here, and settings found by tuning.
 
-Settings that tuning found to be faster for one model on this machine, kept in `tuned.json` of the cache folder.
-
-They belong to the model's content and the machine with the CPUs that this process may use: with another of these they
-are not used. With another build of the engine they are, and marked so.
-
-This machine as each model uses it: tuning may have found other cores or options for a model.
+Measures nothing. Settings that tuning found to be faster for a model are kept in `tuned.json` of the cache folder. They
+belong to the model's content and the machine with the CPUs that this process may use: with another of these they are
+not used. With another build of the engine they are, and marked so.
 """
 
 from __future__ import annotations
@@ -32,14 +29,15 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
-from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.hardware.sysfs import format_cpu_list
+from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, instructions, read_topology
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
-from cpuchat.models.gguf.header import read_model, split_parts
+from cpuchat.models.gguf.header import model_size, read_model
 from cpuchat.models.traffic import N_PAST, loaded_work
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.roofline import Reach
@@ -96,28 +94,28 @@ def this_machine(
         loaded: a model to be counted as unloaded; its header is read.
         root: replaces `/` in tests.
     """
-    from cpuchat.hardware.topology import read_topology
-
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
     if peak is None and policy is not None:
-        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
-
-        peak = known_peak(cpus, policy.words, root=root)
-        if peak is not None and known_peak(cpus, policy.words, root=root, disturbed=False) is None:
+        peak = read_bandwidth.known_peak(cpus, policy.words, root=root)
+        if peak is not None and read_bandwidth.known_peak(cpus, policy.words, root=root, disturbed=False) is None:
             # A busy machine can deliver a tenth of its bandwidth: a prediction from that would stay wrong.
             peak, problem = None, DISTURBED
     available, total = _memory(policy, settings, loaded, root)
     costs, probed = None, False
     if peak is not None and cpus and policy is not None:
         costs, probed = costs_here(cpus, policy.words, peak.bytes_per_s, root)
+    usual_source = ""
+    if peak is not None:
+        share = usual().decode["here"].value
+        usual_source = f"{100 * share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
     return Machine(
         available=available,
         total=total,
         peak=peak.bytes_per_s if peak is not None else 0.0,
         peak_source=peak.source if peak is not None else problem or NOT_MEASURED,
         profile=costs.profile if costs is not None else None,
-        source=(costs.source if costs is not None else "") or (_usual_source(peak) if peak is not None else ""),
+        source=(costs.source if costs is not None else "") or usual_source,
         factors=costs.factors if costs is not None else {},
         fitted=costs is not None and bool(costs.source),
         probed=probed,
@@ -128,8 +126,6 @@ def this_machine(
 
 def memory_here(settings: Settings, loaded: ModelInfo | None = None) -> int:
     """Return the bytes that a model may take, with the memory policy of the settings and `loaded` unloaded."""
-    from cpuchat.hardware.topology import read_topology
-
     return _memory(_place(settings, read_topology())[1], settings, loaded, Path("/"))[0]
 
 
@@ -146,24 +142,14 @@ def _memory(policy: Policy | None, settings: Settings, loaded: ModelInfo | None,
 
 def cost_log(settings: Settings, root: Path = Path("/")) -> CostLog | None:
     """Return what is known of passes on the cores of the settings; None where these are not there."""
-    from cpuchat.hardware.topology import read_topology
-
     cpus, policy, _ = _place(settings, read_topology(root))
     return CostLog(cpus, policy.words, root) if cpus and policy is not None else None
-
-
-def _usual_source(peak: Peak) -> str:
-    share = usual().decode["here"].value
-    return f"{100 * share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
 
 
 def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = Path("/")) -> tuple[Costs, bool]:
     """Return what passes cost on cores that read `bandwidth` bytes per second together, and whether a probe tells it:
     of these cores, or scaled from that of others. One with an earlier engine is used, but does not count.
     """
-    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
-    from cpuchat.hardware.topology import read_topology
-
     log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
     if log.read().probe:
         costs = log.costs(start)
@@ -174,7 +160,7 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
         costs = log.costs(before.profile)
         source = " and ".join(filter(None, (f"{before.source}, of an earlier engine", costs.source)))
         return Costs(costs.profile, source, before.factors | costs.factors), False
-    peak = known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
+    peak = read_bandwidth.known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
     if near is None or peak is None:
         return log.costs(start), False
     topology = read_topology(root)
@@ -189,8 +175,6 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
     """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
-    from cpuchat.hardware.topology import read_topology
-
     topology = read_topology(root)
     return usual_profile(
         cpu_of(instructions(root).features),
@@ -208,9 +192,7 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
-    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
-
-    peak = known_peak(model.cpus, memory, disturbed=False)
+    peak = read_bandwidth.known_peak(model.cpus, memory, disturbed=False)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
     if costs is None or not probed:
         return Reach()
@@ -257,8 +239,6 @@ def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
 
 def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:
     """Return the CPUs that would compute and the memory policy, or what is wrong with the settings."""
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-
     try:
         placement = place(topology, PlacementSpec.of(settings))
         return placement.cpus, placement.memory, ""
@@ -309,11 +289,13 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     def applied_to(self, chosen: Settings) -> Settings:
         """Return a copy of `chosen` in which tuned values replace defaults. What the user set wins, with all that
         belongs to it, unless that is `replaced`: it was measured and others were faster."""
-        keys = [key for group in GROUPS if self._may_change(chosen, group) for key in group]
-        return with_changes(chosen, _only(self.changes, keys))
-
-    def _may_change(self, chosen: Settings, group: Iterable[str]) -> bool:
-        return all(value_of(chosen, key) == self.replaced.get(key) for key in set_keys(chosen, group))
+        changes: Changes = {}
+        for group in GROUPS:
+            if all(value_of(chosen, key) == self.replaced.get(key) for key in set_keys(chosen, group)):
+                for section, name in (key.split(".") for key in group):
+                    if name in self.changes.get(section, {}):
+                        changes.setdefault(section, {})[name] = self.changes[section][name]
+        return with_changes(chosen, changes)
 
     def choice_of(self, key: str) -> TunedChoice | None:
         """Return the choice that changed a setting, or what belongs to it."""
@@ -360,6 +342,11 @@ class TunedSettings:
             return None
         return found
 
+    def applied(self, model: Path, chosen: Settings) -> Settings:
+        """Return the settings with which a model is loaded."""
+        found = self.find(model)
+        return found.applied_to(chosen) if found is not None else chosen
+
     def put(self, model: Path, tuned: Tuned) -> None:
         """Keep `tuned`; without changes, forget the model. Raises ModelNotFound if its file cannot be read."""
         if tuned.changes:
@@ -369,9 +356,10 @@ class TunedSettings:
 
     def forget(self, model: Path) -> bool:
         """Return to the settings as they are; returns whether there was something to forget. Raises ModelNotFound."""
-        known = self._key(model) in self._cache.read()
+        key = self._key(model)
+        known = key in self._cache.read()
         if known:
-            self._cache.remove(self._key(model))
+            self._cache.remove(key)
         return known
 
     def _key(self, model: Path) -> str:
@@ -384,7 +372,7 @@ class TunedSettings:
 def _size(model: Path) -> str:
     """Return what the keys of models of this size begin with. Raises ModelNotFound."""
     try:
-        return f"{sum(part.stat().st_size for part in split_parts(model) or [model])} bytes | "
+        return f"{model_size(model)} bytes | "
     except OSError as error:
         raise ModelNotFound(f"Cannot read {model}: {error.strerror}.", "Check the path.") from None
 
@@ -392,17 +380,7 @@ def _size(model: Path) -> str:
 def tuned_settings(model: Path, chosen: Settings) -> Settings:
     """Return the settings with which a model is loaded: with what tuning found for it. Reads a sample of its file where
     models are tuned."""
-    found = TunedSettings().find(model)
-    return found.applied_to(chosen) if found is not None else chosen
-
-
-def _only(changes: Changes, keys: Iterable[str]) -> Changes:
-    wanted = {*keys}
-    kept = {
-        section: {name: value for name, value in values.items() if f"{section}.{name}" in wanted}
-        for section, values in changes.items()
-    }
-    return {section: values for section, values in kept.items() if values}
+    return TunedSettings().applied(model, chosen)
 
 
 class TunedMachine:
@@ -420,8 +398,7 @@ class TunedMachine:
 
     def settings(self, model: Path) -> Settings:
         """Return the settings that a model is loaded with."""
-        found = self._tuned.find(model)
-        return found.applied_to(self._settings) if found is not None else self._settings
+        return self._tuned.applied(model, self._settings)
 
     def of(self, model: Path) -> Machine:
         """Return the machine with the cores of a model; with those of the settings until these were measured."""

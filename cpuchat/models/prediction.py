@@ -1,11 +1,9 @@
-"""Predicts memory fit and decoding speed of a model from its header, before it is downloaded or loaded.
+"""Predicts memory fit and decoding speed of models from their headers or sizes, before they are downloaded or loaded.
 
-The speed is that of plain decoding by the cost model (`costmodel`); speculation comes on top.
+The speed is that of plain decoding by the cost model (`costs.model`); speculation comes on top.
 
-Predicts the models of a repository before any is downloaded.
-
-A header is some MB, most of it the vocabulary, which precedes the tensor list. Quantizations of a model differ only in
-their weights, so one header is read, and the others are predicted from it and their sizes.
+The header of a model on the hub is some MB, most of it the vocabulary, which precedes the tensor list. Quantizations of
+a model differ only in their weights, so one header is read, and the others are predicted from it and their sizes.
 """
 
 from __future__ import annotations
@@ -80,11 +78,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.tok_s is not None and self.tok_s < TOO_SLOW
 
     @property
-    def fits_alone(self) -> bool:
-        """Return whether the model without the draft fits into the memory available now."""
-        return self.need.least <= self.available
-
-    @property
     def explained(self) -> str:
         """`weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4 = 6.3 of 21.4 GB free: fits`."""
         total = f"{'=' if self.exact else '≈'} {gigabytes(self.needed)}"
@@ -96,7 +89,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             return "too large alone, RPC workers hold the rest"
         if self.verdict != "too large":
             return self.verdict
-        if self.draft_need is not None and self.fits_alone:
+        if self.draft_need is not None and self.need.least <= self.available:
             return "too large, but it fits without the draft model"
         if self.needed <= self.total_memory - spare_bytes(self.total_memory):
             return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
@@ -109,7 +102,7 @@ def predict(
     machine: Machine,
     *,
     draft: GGUFHeader | None = None,
-    n_ctx: int = 0,
+    exact: bool = True,
 ) -> Prediction:
     """Predict the model of `header` (all parts of a split one), loaded with `options`.
 
@@ -117,52 +110,8 @@ def predict(
 
     Args:
         draft: header of a draft model to be loaded beside it.
-        n_ctx: context in tokens instead of that of the options (0: as the engine would choose).
+        exact: False: the tensors are those of a similar model.
     """
-    if n_ctx:
-        options = msgspec.structs.replace(options, n_ctx=n_ctx)
-    return _by_header(header, options, machine, draft)
-
-
-def predict_like(
-    header: GGUFHeader,
-    size: int,
-    quantization: str,
-    options: LoadOptions,
-    machine: Machine,
-    *,
-    draft: GGUFHeader | None = None,
-) -> Prediction:
-    """Predict the model of `header` in another quantization: everything but the weights is the same.
-
-    The memory is exact; all matrices count as of the main type.
-
-    Args:
-        size: bytes of its tensors.
-    """
-    share = size / max(header.size, 1)
-    kind = main_type(quantization)
-    tensors = [
-        msgspec.structs.replace(
-            tensor,
-            nbytes=round(share * tensor.nbytes),
-            # The repacked copy of some types is larger.
-            type=kind if kind in BY_NAME and len(tensor.shape) > 1 else tensor.type,
-        )
-        for tensor in header.tensors
-    ]
-    resized = msgspec.structs.replace(header, tensors=tensors)
-    return _by_header(resized, options, machine, draft, exact=False)
-
-
-def _by_header(
-    header: GGUFHeader,
-    options: LoadOptions,
-    machine: Machine,
-    draft: GGUFHeader | None,
-    *,
-    exact: bool = True,
-) -> Prediction:
     options = msgspec.structs.replace(options, from_disk=False)  # what could be loaded that way only is too large
     need, _ = plan_memory(header, options, machine.available)
     work = model_work(
@@ -182,6 +131,37 @@ def _by_header(
         factor=machine.factor_of(header.path) if exact else 1.0,
         exact=exact,
     )
+
+
+def predict_like(
+    sample: GGUFHeader,
+    size: int,
+    quantization: str,
+    options: LoadOptions,
+    machine: Machine,
+    *,
+    draft: GGUFHeader | None = None,
+) -> Prediction:
+    """Predict another quantization of the model of `sample`: everything but the weights is the same.
+
+    The memory is exact; all matrices count as of the main type.
+
+    Args:
+        size: bytes of its file, whose header is as large as that of the sample.
+    """
+    share = (size - sample.file_size + sample.size) / max(sample.size, 1)
+    kind = main_type(quantization)
+    tensors = [
+        msgspec.structs.replace(
+            tensor,
+            nbytes=round(share * tensor.nbytes),
+            # The repacked copy of some types is larger.
+            type=kind if kind in BY_NAME and len(tensor.shape) > 1 else tensor.type,
+        )
+        for tensor in sample.tensors
+    ]
+    resized = msgspec.structs.replace(sample, tensors=tensors)
+    return predict(resized, options, machine, draft=draft, exact=False)
 
 
 def estimate(
@@ -337,19 +317,8 @@ def predict_repository(
         if header is None:
             expected = estimate(model.size, machine, quantization=model.quantization)
         else:
-            expected = predict_by_sample(model, header, options, machine, draft=draft)
-        yield _unread(model, expected, faults.get(model))
-
-
-def predict_by_sample(
-    model: RepoModel, sample: GGUFHeader, options: LoadOptions, machine: Machine, *, draft: GGUFHeader | None = None
-) -> Prediction:
-    """Predict a model by the header of another quantization of it (the same `RepoModel.base`)."""
-    beside = sample.file_size - sample.size  # its own header will be as large
-    return predict_like(sample, model.size - beside, model.quantization, options, machine, draft=draft)
-
-
-def _unread(model: RepoModel, expected: Prediction, fault: CpuchatError | None) -> ModelPrediction:
-    if isinstance(fault, ModelDamaged):
-        return ModelPrediction(model=model, prediction=expected, problem=fault.message, damaged=True)
-    return ModelPrediction(model=model, prediction=expected, problem=str(fault or ""))
+            expected = predict_like(header, model.size, model.quantization, options, machine, draft=draft)
+        fault = faults.get(model)
+        damaged = isinstance(fault, ModelDamaged)
+        problem = fault.message if damaged else str(fault or "")
+        yield ModelPrediction(model=model, prediction=expected, problem=problem, damaged=damaged)

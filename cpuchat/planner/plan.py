@@ -1,11 +1,8 @@
-"""Plans a model on a machine: does it fit, how fast, for how many users, at what cost.
+"""Plans a model on a machine (does it fit, how fast, for how many users, at what cost), and compares plans.
 
-Compares plans: the catalog on one machine, and one model on all machines.
-
-One model over several machines by llama.cpp's RPC: what the network between them costs.
-
-The machine with the chat holds the first layers, the embedding and the output; each worker some of the others. They
-compute one after the other, so a pass takes as long as on one machine that holds all of it, and the network on top.
+Over several machines by llama.cpp's RPC, the machine with the chat holds the first layers, the embedding and the
+output; each worker some of the others. They compute one after the other, so a pass takes as long as on one machine that
+holds all of it, and the network on top.
 """
 
 from __future__ import annotations
@@ -483,7 +480,12 @@ def machine_plans(
 ) -> list[Plan]:
     """Return a plan on every machine (a `network` of each), the cheapest machine first; those without a price last."""
     plans = [make_plan(machine, model, workload, draft=draft, prices=prices, network=network) for machine in machines]
-    return sorted(plans, key=lambda plan: _price(plan, prices))
+
+    def price(plan: Plan) -> tuple[bool, float]:
+        per_hour = hourly(plan.machine, prices)
+        return per_hour is None, per_hour or 0.0
+
+    return sorted(plans, key=price)
 
 
 def reaches(plan: Plan, tok_s: float, acceptance: float | None = None) -> bool:
@@ -498,8 +500,3 @@ def reaches(plan: Plan, tok_s: float, acceptance: float | None = None) -> bool:
 def cheapest(plans: Sequence[Plan], tok_s: float, acceptance: float | None = None) -> Plan | None:
     """Return the first of `machine_plans` that has a price and reaches `tok_s`; None when none does."""
     return next((plan for plan in plans if plan.costs is not None and reaches(plan, tok_s, acceptance)), None)
-
-
-def _price(plan: Plan, prices: Prices) -> tuple[bool, float]:
-    per_hour = hourly(plan.machine, prices)
-    return per_hour is None, per_hour or 0.0

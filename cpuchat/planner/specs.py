@@ -1,8 +1,7 @@
-"""Machines to plan for: figures with their sources, and the cost profiles that follow from them.
+"""What can be planned: machines (this one, too) with the sources of their figures, and models.
 
-Models to plan for: from a file's header, from the catalog, or by a usual size such as 70B.
-
-The machine that cpuchat runs on, as one to plan for.
+The cost profile of a machine follows from its figures. A model comes from a file's header, from the catalog, or by a
+usual size such as 70B.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
-from cpuchat.hardware.topology import instructions
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import instructions, read_topology
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_by_window, kv_cells
@@ -444,9 +444,6 @@ class ThisMachine:
             NotMeasured: as its name says.
             UsageError: the cores of the settings are not possible here.
         """
-        from cpuchat.hardware.placement.placement import PlacementSpec, place
-        from cpuchat.hardware.topology import read_topology
-
         topology, settings, found = read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
         if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
@@ -486,8 +483,6 @@ def measure_here(settings: Settings) -> None:
         ProbeFailed, Interrupted: as their names say.
     """
     from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
-    from cpuchat.hardware.placement.placement import PlacementSpec, place
-    from cpuchat.hardware.topology import read_topology
 
     placement = place(read_topology(), PlacementSpec.of(settings))
     words = placement.memory.words

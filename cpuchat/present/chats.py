@@ -24,7 +24,7 @@ from cpuchat.chats.transfer.formats import PortableChat, encoded
 from cpuchat.chats.transfer.importing import Imported
 from cpuchat.config.servers import running_servers
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.sysfs import format_cpu_list
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import ToolStep
 from cpuchat.protocol.model_info import ModelInfo

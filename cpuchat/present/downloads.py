@@ -86,10 +86,10 @@ def problem(download: Download) -> str:
 
 def download_details(download: Download) -> list[tuple[str, str]]:
     """Label and text of everything that is known about one download."""
-    files = download.model.files
+    files = download.order.model.files
     more = len(files) - 1
     rows = [
-        ("repository", clean_line(download.repo)),
+        ("repository", clean_line(download.order.repo)),
         ("file", clean_line(files[0].path) + (f" and {plural(more, 'more part')}" if more else "")),
         ("size", size(download.total)),
         ("state", _state_details(download)),

@@ -340,7 +340,7 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
 
 
 def _cores_named(facts: DiagnosticFacts) -> str:
-    from cpuchat.hardware.sysfs import format_cpu_list
+    from cpuchat.hardware.lists import format_cpu_list
 
     if facts.choice is None:
         return f"n/a: {facts.cores_error}"

@@ -1,6 +1,4 @@
-"""Formats the header of a model in sections of labelled lines.
-
-Formats models of a repository as list rows and details.
+"""Formats models as sections, list rows and details: headers, repositories, draft candidates, quantization types.
 
 Formats downloads as words and figures in columns of constant width. Names come from Hugging Face and are cleaned.
 
@@ -78,35 +76,38 @@ def _short(text: str, most: int) -> str:
 
 
 def _model(model: Inspection) -> Rows:
-    active = f", {units.parameters(model.n_params_active)} active" if model.n_params_active < model.n_params else ""
-    heads = f"{model.heads} query, {model.heads_kv} KV, head size {model.key_length}" if model.heads else ""
+    header = model.header
+    parts = f", {header.split_count} parts" if header.split_count > 1 else ""
+    active = f", {units.parameters(header.n_params_active)} active" if header.n_params_active < header.n_params else ""
+    heads = f"{header.n_head} query, {model.heads_kv} KV, head size {header.key_length}" if header.n_head else ""
     return [
-        ("name", model.name),
-        ("architecture", model.architecture),
-        ("parameters", units.parameters(model.n_params) + active),
-        ("quantization", f"{model.quantization}, {model.bits_per_weight:.2f} bits per weight"),
-        ("trained context", plural(model.n_ctx_train, "token") if model.n_ctx_train else ""),
-        ("layers", f"{model.n_layer}, embedding {model.n_embd:,}, feed-forward {model.n_ff:,}"),
+        ("name", header.name),
+        ("architecture", header.architecture),
+        ("parameters", units.parameters(header.n_params) + active),
+        ("quantization", f"{header.quantization}, {model.bits_per_weight:.2f} bits per weight"),
+        ("trained context", plural(header.n_ctx_train, "token") if header.n_ctx_train else ""),
+        ("layers", f"{header.n_layer}, embedding {header.n_embd:,}, feed-forward {header.n_ff:,}"),
         ("attention heads", heads),
         ("sliding window", _window(model)),
         ("experts", _experts(model)),
-        ("file", f"GGUF version {model.version}" + (f", {model.parts} parts" if model.parts > 1 else "")),
+        ("file", f"GGUF version {header.version}{parts}"),
     ]
 
 
 def _other(model: Inspection) -> Rows:
     """Return rows of a file that is not a language model."""
+    header = model.header
     return [
-        ("name", model.name),
+        ("name", header.name),
         ("kind", model.kind),
-        ("architecture", model.architecture),
-        ("parameters", units.parameters(model.n_params) if model.n_params else ""),
-        ("size", units.size(model.file_size)),
+        ("architecture", header.architecture),
+        ("parameters", units.parameters(header.n_params) if header.n_params else ""),
+        ("size", units.size(header.file_size)),
     ]
 
 
 def _window(model: Inspection) -> str:
-    layers = f"{model.windowed_layers} of {plural(model.n_layer, 'layer')}"
+    layers = f"{model.windowed_layers} of {plural(model.header.n_layer, 'layer')}"
     return f"{plural(model.window, 'token')} in {layers}" if model.window else ""
 
 
@@ -119,7 +120,7 @@ def _experts(model: Inspection) -> str:
 
 def _memory(model: Inspection) -> Rows:
     return [
-        ("size", f"{units.size(model.file_size)}, tensors {units.size(model.size)}"),
+        ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
@@ -136,7 +137,8 @@ def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
 def _tensors(model: Inspection) -> Rows:
     return [
         (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
-         f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} ({100 * kind.nbytes / max(model.size, 1):.1f} %)")
+         f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} "
+         f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)")
         for kind in model.tensors
     ]  # fmt: skip
 

@@ -1,13 +1,8 @@
 """Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed.
 
-Measured windows on disk, so that an interrupted measurement resumes where it was.
-
-One file of JSON lines for each pair of models and text, in the cache folder. A line is appended for every window; a
-torn last line is ignored.
-
-Answer flips: which questions one model answers right and the other wrong, greedily.
-
-Equal accuracy hides flipped answers (arXiv 2407.09141), so answers are compared in pairs.
+Measured windows are kept on disk, in one file of JSON lines for each pair of models and text: a line is appended for
+every window, and a torn last line is ignored. Equal accuracy hides flipped answers (arXiv 2407.09141), so answers to
+questions are compared in pairs: those that one model answers right and the other wrong, greedily.
 """
 
 from __future__ import annotations
@@ -24,7 +19,8 @@ import numpy as np
 
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.base.files import append_line, delete_oldest, read_small
-from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.base.line_process import LineProcess
+from cpuchat.base.processes import python_command
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint

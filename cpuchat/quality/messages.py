@@ -1,8 +1,7 @@
-"""Messages between the app and the measuring process (`engine.lockstep`): lines of JSON.
+"""What the app and the measuring process (`engine.lockstep`) tell each other, in lines of JSON; and comparing rows of
+logits, which runs between two passes of the models, on all of their cores.
 
 The process ends with its input, so that it never outlives its parent.
-
-Comparing rows of logits. Runs between two passes of the models, on all of their cores.
 """
 
 from __future__ import annotations

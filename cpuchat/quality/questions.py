@@ -97,8 +97,6 @@ def _questions(text: str, file: str) -> Iterator[Question]:
         yield question
 
 
-# --- judging ---------------------------------------------------------------------------------------------------------
-
 # Not within a word (H2O). A hyphen is a sign unless a word, a number or a bracket ends before it.
 _NUMBER = re.compile(
     r"(?<!\w)(?<!\d\.)(?:(?<![\w)])(?P<sign>[-−]))?[$€£]?"

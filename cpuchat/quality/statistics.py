@@ -1,11 +1,8 @@
 """The statistics of two models' next-token distributions over the same tokens.
 
 Names and definitions are llama-perplexity's (tools/perplexity/README.md of llama.cpp): P is the base model's
-distribution, Q the other's, `token` the one that the text has next.
-
-Published losses by quantization, to compare measured ones with.
-
-They were measured on other texts, mostly Wikitext-2, so they give only the order of magnitude.
+distribution, Q the other's, `token` the one that the text has next. Published losses by quantization were measured on
+other texts, mostly Wikitext-2, so they give only the order of magnitude.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Plays sound with a program that the system has, or writes it to a WAV file.
+"""Plays sound (16-bit mono samples, little-endian) with a program that the system has, or writes it to a WAV file.
 
 A player is a process, so that stopping is killing it: nothing that it has buffered is heard any more.
-
-Samples: 16-bit, mono, little-endian.
 """
 
 from __future__ import annotations

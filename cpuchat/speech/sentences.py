@@ -1,14 +1,9 @@
-"""Divides an answer that is being written into sentences to read aloud.
+"""Divides an answer that is being written into sentences to read aloud, and turns each into words.
 
 Markdown's blocks decide first: code and display formulas are announced and skipped, headings, list items and table rows
 are sentences of their own. What is left is prose, divided where a sentence ends. Nothing waits for more text than it
-needs: a sentence is handed out with the first character of the next one.
-
-Turns the Markdown of one sentence into words.
-
-Reads out numbers with their units, and the symbols that a voice would swallow or misread.
-
-Plain numbers, years and amounts of money stay digits: every engine reads those itself.
+needs: a sentence is handed out with the first character of the next one. Units, operators and symbols that a voice
+would swallow or misread become words; plain numbers, years and amounts of money stay digits, which every engine reads.
 """
 
 from __future__ import annotations
@@ -125,7 +120,7 @@ def spoken_symbols(text: str) -> str:
     text = _THOUSANDS.sub("", text)
     text = _VERSION.sub(lambda match: f"version {match[1].replace('.', ' point ')}", text)
     text = _LONG_VERSION.sub(lambda match: match[1].replace(".", " point "), text)
-    text = _EXPONENT.sub(_scientific, text)
+    text = _EXPONENT.sub(lambda match: f"{match[1]} times 10 to the {'minus ' * (match[2] == '-')}{match[3]}", text)
     text = _LONG_INTEGER.sub(lambda match: " ".join(match[0].replace(",", "")), text)
     text = _DASH_BETWEEN.sub(_minus_or_to, text)
     text = _DIFFERENCE.sub(r"\1 minus ", _DASH_AT_BRACKET.sub(" minus ", text))
@@ -175,25 +170,14 @@ def _over(match: re.Match[str]) -> str:
 
 def _unit(match: re.Match[str]) -> str:
     sign, number, gap, unit, per = match.groups()
-    if not gap and unit in _ONE_LETTER and (unit != "s" or _is_decade(number)):
-        return match[0]  # 7B, 5V, the 1990s
-    if gap == "-" and unit in _ONE_LETTER:
+    is_decade = "." not in number and number.endswith("0") and len(number) in (2, 4)
+    is_name = unit in _ONE_LETTER and (gap == "-" or (not gap and (unit != "s" or is_decade)))  # 7B, 5V, the 1990s
+    if is_name or (unit == "MT" and not per):
         return match[0]
     one, many = _UNITS[unit]
     minus = "minus " if sign else ""
     name = one if number == "1" or gap == "-" else many
-    if unit == "MT" and not per:
-        return match[0]
     return f"{minus}{number} {name}" + (f" per {_PER[per]}" if per else "")
-
-
-def _is_decade(number: str) -> bool:
-    return "." not in number and number.endswith("0") and len(number) in (2, 4)
-
-
-def _scientific(match: re.Match[str]) -> str:
-    sign = "minus " if match[2] == "-" else ""
-    return f"{match[1]} times 10 to the {sign}{match[3]}"
 
 
 def _power(exponent: str) -> str:
@@ -495,9 +479,7 @@ def _is_end(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _clause(text: str, start: int) -> int:
-    """Return where to divide a long sentence from `start` on: after the last comma or the like before the limit, or at
-    a space; 0: nowhere.
-    """
+    """Return where to divide a long sentence from `start` on: after a comma or the like, or a space; 0: nowhere."""
     for pattern in _BREAKS:
         ends = [match.end() for match in pattern.finditer(text, start + MAX_CHARS // 3, start + MAX_CHARS)]
         for at in reversed(ends):

@@ -1,11 +1,8 @@
 """Reads a text aloud while it arrives: sentences to the speech process, its sound to a player.
 
 Sound is made a few seconds ahead of what is heard: this bounds memory, a stop wastes little, and the cores are taken
-for milliseconds at a time while an answer is decoded.
-
-Chooses the speech engine, and the command of its process.
-
-Chooses the CPUs of the speech process beside a model that computes.
+for milliseconds at a time while an answer is decoded. Before that: which voice speaks, and on which CPUs beside a model
+that computes.
 """
 
 from __future__ import annotations
@@ -20,14 +17,14 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
+from cpuchat.base.line_process import LineProcess
 from cpuchat.base.paths import expanded, shown
-from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.base.processes import python_command
 from cpuchat.config.servers import computes_here
 from cpuchat.config.settings import SpeechSection
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.speech.messages import Answer, EngineName, Sound, Synthesize, VoiceReady
@@ -36,21 +33,6 @@ from cpuchat.speech.sentences import SentenceSplitter
 from cpuchat.telemetry.speech import Speech, SpeechMeter
 
 INSTALL = 'Run `uv tool install ".[speech]"` in the checkout of cpuchat, or put piper on the PATH and set its voice.'
-
-
-class Voice(Protocol):
-    """A loaded voice. Made in the speech process only.
-
-    `rate` in samples per second.
-    """
-
-    rate: int
-
-    def synthesize(self, text: str) -> bytes:
-        """Return 16-bit mono samples. Raises SpeechFailed."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import sys
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from cpuchat.protocol.messages import ServerLoad
-from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Timings
+if TYPE_CHECKING:  # the collector of counters has the standard library and nothing else
+    from cpuchat.protocol.messages import ServerLoad
+    from cpuchat.protocol.model_info import ModelInfo
+    from cpuchat.protocol.timings import Timings
 
 Scope = Literal["machine", "socket", "process"]
 

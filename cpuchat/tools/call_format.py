@@ -1,15 +1,8 @@
-"""How a model writes calls of tools in its answer, and where they begin.
+"""How a model writes calls of tools in its answer, where they begin, and the grammar that they must match.
 
-A format is learned from the model's chat template (`learning`); `call_parser` reads the calls.
-
-Learns from a chat template how its model writes calls of tools.
-
-A template that knows tools renders the calls of earlier answers. Rendered with one call and with two, whose names,
-keys and values are known, the text around them is the format; no family of models is listed here.
-
-The grammar that calls of tools must match, from where they begin.
-
-White space around what a format consists of is free, and what ends all calls may be missing: models differ in it.
+A format is learned from the model's chat template, which renders the calls of earlier answers: rendered with one call
+and with two, whose names, keys and values are known, the text around them is the format; no family of models is listed
+here. `call_parser` reads the calls.
 """
 
 from __future__ import annotations
@@ -22,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from cpuchat.base.errors import TemplateError, UsageError
+from cpuchat.base.text import common_prefix
 from cpuchat.grammar.gbnf import ROOT, check_grammar
 from cpuchat.grammar.rules import SPACE, Rules, any_but, literal
 from cpuchat.grammar.schema import add_schema
@@ -29,6 +23,8 @@ from cpuchat.protocol.messages import Data, Tool
 
 ID = "\0"
 """Stands for the id of a call in the texts of a format, or another word: any."""
+PLAIN_QUOTES = ("'", '"')
+"""In which a backslash escapes."""
 KEY = "\1"
 """Stands for the key of an argument in what closes it."""
 _MARKER_FIRST = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
@@ -231,7 +227,7 @@ def _render(render: Render, as_text: bool) -> _Written | None:
 
 def _shared(head: str, text: str) -> int:
     """Return how much of a head a text begins with; not with the first letters of two markers that differ."""
-    both = _common_prefix([head, text])
+    both = head[: common_prefix(head, text)]
     return len(both) if both == head else max(both.rfind(end) + 1 for end in ">]\n ")
 
 
@@ -249,9 +245,7 @@ def _arguments(index: int) -> dict[str, Any]:
 
 
 def _name(index: int, text: str) -> tuple[int, str]:
-    """Return where what names a call stands, before its arguments, and what it is: its name or, as with Kimi K2, its
-    id; "" when neither is there.
-    """
+    """Return where a call is named before its arguments, and by what: name or, as with Kimi K2, id; "" by neither."""
     ahead = text.find(str(_VALUES[index][0]))
     for name in (_NAMES[index], _IDS[index]):
         if (at := text.rfind(name, 0, ahead)) >= 0:
@@ -281,9 +275,6 @@ def _learn(written: _Written) -> CallFormat | None:
     return CallFormat(shape="json", middle=middle, name_in_id=name == _IDS[0], **parts)
 
 
-# Arguments as JSON
-
-
 def _json_span(text: str, index: int) -> _Span | None:
     """Return where the arguments of a call stand as JSON, or as JSON in a string."""
     arguments = _arguments(index)
@@ -298,9 +289,7 @@ def _json_span(text: str, index: int) -> _Span | None:
 
 
 def _object(text: str, index: int) -> tuple[int, int, str, str] | None:
-    """Return where the JSON object of a call begins and ends, its key of the name and of the arguments; None when the
-    call is no such object.
-    """
+    """Return begin and end of a call's JSON object, its keys of name and arguments; None when it is no such object."""
     place, name = _name(index, text)
     at = text.rfind("{", 0, place)
     while at >= 0:
@@ -314,9 +303,6 @@ def _object(text: str, index: int) -> tuple[int, int, str, str] | None:
             return (at, end, keys[0], arguments[0]) if keys and arguments else None
         at = text.rfind("{", 0, at)
     return None
-
-
-# Arguments one by one
 
 
 def _learn_pairs(written: _Written) -> CallFormat | None:
@@ -336,7 +322,7 @@ def _learn_pairs(written: _Written) -> CallFormat | None:
     if lead[1] != lead[0] or not assignment.strip() or not joint.startswith(quote):
         return None
     joint = joint[len(quote) :]
-    closing = _CUT_MARKER.sub("", _common_prefix([joint, last]))
+    closing = _CUT_MARKER.sub("", joint[: common_prefix(joint, last)])
     head = text[begin + len(name) : keys[0]]
     opening = _common_suffix(head, joint[len(closing) :])
     separator = joint[len(closing) : len(joint) - len(opening)]
@@ -354,7 +340,7 @@ def _learn_pairs(written: _Written) -> CallFormat | None:
 
 def _assignment(text: str, number: str) -> tuple[str, str]:
     """Return what stands between a key and its value, and the quote before a text; "" when they tell nothing."""
-    begin = _common_prefix([text, number])
+    begin = text[: common_prefix(text, number)]
     if begin == number:
         return begin, text[len(begin) :]
     end = _common_suffix(text[len(begin) :], number[len(begin) :])
@@ -364,13 +350,8 @@ def _assignment(text: str, number: str) -> tuple[str, str]:
     return "", ""
 
 
-# What is around calls
-
-
 def _around(written: _Written, first: _Span, second: _Span | None) -> dict[str, Any]:
-    """Return section, opening, closing, between and end of a format; with one call only, all that is before it is the
-    opening.
-    """
+    """Return the texts of a format around calls; with one call only, all that is before it is the opening."""
     head = _without_ids(written.one[: first.begin])
     tail = written.one[first.end :]
     turn_end = _common_suffix(tail, written.end_of_turn)
@@ -383,8 +364,8 @@ def _around(written: _Written, first: _Span, second: _Span | None) -> dict[str, 
     opening = _common_suffix(head, joint)
     opening = opening[found.end() :] if (found := _INSIDE_MARKER.match(opening)) is not None else opening
     rest = joint[: len(joint) - len(opening)]
-    closing = _CUT_MARKER.sub("", _common_prefix([rest, tail]))
-    both = _common_prefix([head, written.end_of_turn])
+    closing = _CUT_MARKER.sub("", rest[: common_prefix(rest, tail)])
+    both = head[: common_prefix(head, written.end_of_turn)]
     return _checked({
         "text_end": both[: both.rfind(">") + 1],
         "section": head[: len(head) - len(opening)],
@@ -409,15 +390,8 @@ def _without_ids(text: str) -> str:
     return text
 
 
-def _common_prefix(texts: Sequence[str]) -> str:
-    n = next(
-        (at for at, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
-    )
-    return texts[0][:n]
-
-
 def _common_suffix(one: str, other: str) -> str:
-    return _common_prefix([one[::-1], other[::-1]])[::-1]
+    return one[len(one) - common_prefix(one[::-1], other[::-1]) :]
 
 
 _ANY_OBJECT: Final = {"type": "object"}
@@ -426,7 +400,6 @@ _ID_PAIR: Final = rf'"\"" ("id" | "tool_call_id" | "call_id") "\":" space "\"" {
 _MARKERS: Final = re.compile(r"<[^<>]*>|[^<]+|<")
 _SCALARS: Final = ("integer", "number", "boolean", "null")
 _NESTED: Final = ("object", "array")
-_PLAIN_QUOTES: Final = ('"', "'")
 
 
 def call_grammar(form: CallFormat, tools: Sequence[Tool]) -> str:
@@ -529,10 +502,10 @@ class _CallWriter:
         closing = self.lenient(end)
         if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
             return _joined(f"({self._rules.choice((f'{quote}{one}{quote}' for one in values), name)})", closing)
-        is_json = quote in ("", *_PLAIN_QUOTES) and KEY not in style.closing
-        if kind == "boolean" and quote in _PLAIN_QUOTES:  # as in Python
+        is_json = quote in ("", *PLAIN_QUOTES) and KEY not in style.closing
+        if kind == "boolean" and quote in PLAIN_QUOTES:  # as in Python
             return _joined('("True" | "False" | "true" | "false")', closing)
-        if kind in _NESTED and quote in _PLAIN_QUOTES:
+        if kind in _NESTED and quote in PLAIN_QUOTES:
             return _joined(f"({self._value(schema, name, {})} | {self._own_value(quote)})", closing)
         if kind in _SCALARS or (kind in _NESTED and is_json):
             return _joined(self._value(schema, name, {}), closing)
@@ -542,7 +515,7 @@ class _CallWriter:
 
     def _string(self, quote: str) -> str:
         """Return the rule of a text in quotes."""
-        if quote not in _PLAIN_QUOTES:
+        if quote not in PLAIN_QUOTES:
             return self._rules.add("quoted", f"{literal(quote)} {self._until(quote)}")
         backslash = "\\"
         inside = f"({any_but(quote + backslash)} | {literal(backslash)} {any_but('')})*"
@@ -553,7 +526,7 @@ class _CallWriter:
         for name in ("number", "boolean", "null"):
             self._rules.built_in(name)
         value = "own-value"
-        key = self._string(quote) if quote in _PLAIN_QUOTES else "[0-9A-Za-z_.-]{1,64}"
+        key = self._string(quote) if quote in PLAIN_QUOTES else "[0-9A-Za-z_.-]{1,64}"
         self._rules.define("own-pair", f'{key} ":" {SPACE} {value}')
         self._rules.define(
             value,

@@ -1,14 +1,9 @@
 """Reads the calls of tools in what a model wrote, in the format that was learned for it.
 
 What models write differs from what templates render in white space, in the numbers and ids of calls and in the order of
-JSON keys; all of that is read.
-
-Calls of tools for models whose chat template knows none: described in the system prompt, written as JSON.
-
-Calls without the marks that the model's chat template asks for: JSON alone, or in a code fence, as Qwen2.5 Coder
-writes them.
-
-Values of arguments in the text of a model: JSON, strings in quotes, and text that a schema gives a type.
+JSON keys; all of that is read. Models whose chat template knows no tools get them described in the system prompt and
+write calls as JSON (`GENERIC`, `as_text`). Others leave out the marks that their template asks for, as Qwen2.5 Coder
+does: JSON alone, or in a code fence (`unmarked_calls`).
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.protocol.messages import Message, Tool, ToolCall
-from cpuchat.tools.call_format import ID, KEY, CallFormat
+from cpuchat.tools.call_format import ID, KEY, PLAIN_QUOTES, CallFormat
 
 GENERIC = CallFormat(shape="object", opening="<tool_call>\n", closing="\n</tool_call>", between="\n")
 """Models that were trained on it, and many that were not, know this form from Hermes and Qwen."""
@@ -67,11 +62,9 @@ def _description(tools: Sequence[Tool]) -> str:
 
 
 _DECODER = json.JSONDecoder()
-_VALUES_FENCE = re.compile(r"\s*(?:```(?:json)?\s*)?")
+_OPENING_FENCE = re.compile(r"\s*(?:```(?:json)?\s*)?")
 _FENCE_END = re.compile(r"\s*```")
 _BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
-PLAIN_QUOTES = ("'", '"')
-"""In which a backslash escapes."""
 
 
 def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
@@ -79,7 +72,7 @@ def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
 
     None: it is another value. An end of -1: it is not complete, or no JSON.
     """
-    begin = _VALUES_FENCE.match(text, at)
+    begin = _OPENING_FENCE.match(text, at)
     at = begin.end() if begin is not None else at
     try:
         value, end = _DECODER.raw_decode(text, at)
@@ -315,9 +308,7 @@ def _value(form: CallFormat, text: str, at: int, key: str, schema: Any) -> tuple
 
 
 def _members(form: CallFormat, text: str, at: int, closing: str, schema: Any) -> tuple[Any, int] | None:
-    """Return an object or array that is written as values are, with its keys or `item`, as MiniMax M3 does; None
-    where there is none.
-    """
+    """Return an object or array with members as pairs, or `item`s, as MiniMax M3 writes it; None: there is none."""
     style, kind = form.pairs, schema.get("type") if isinstance(schema, dict) else None
     mark = style.closing.partition(KEY)[2].removeprefix(style.assignment).strip()  # what begins each tag
     pair = _pattern(f" {style.opening.strip()}", _KEY, style.assignment.rstrip())

@@ -88,7 +88,19 @@ def _server(name: str, value: Any, file: Path) -> Server:
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{where}{f'.{key}' if key else ''}: {reason}.", "Fix or remove it.") from None
-    expand = _Expander(where)
+
+    def value_of(found: re.Match[str]) -> str:
+        value = os.environ.get(found["name"], found["default"])
+        if value is None:
+            raise SettingsError(
+                f"{where}: the variable {found['name']} is not set.", "Set it, or write ${NAME:-default}."
+            )
+        return value
+
+    def expand(text: str) -> str:
+        """Replace `${NAME}` and `${NAME:-default}` by variables of the environment: keys need not be in the file."""
+        return _VARIABLE.sub(value_of, text)
+
     return msgspec.structs.replace(
         server,
         command=str(paths.expanded(expand(server.command))),
@@ -96,21 +108,3 @@ def _server(name: str, value: Any, file: Path) -> Server:
         env={key: expand(text) for key, text in server.env.items()},
         cwd=str(paths.expanded(expand(server.cwd))) if server.cwd else "",
     )
-
-
-class _Expander:
-    """Replaces `${NAME}` and `${NAME:-default}` by variables of the environment: keys need not be in the file."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __call__(self, text: str) -> str:
-        return _VARIABLE.sub(self._value, text)
-
-    def _value(self, found: re.Match[str]) -> str:
-        value = os.environ.get(found["name"], found["default"])
-        if value is None:
-            raise SettingsError(
-                f"{self._where}: the variable {found['name']} is not set.", "Set it, or write ${NAME:-default}."
-            )
-        return value

@@ -179,9 +179,7 @@ class Folder:
         return "\n".join([*hits, f"… stopped after {plural(n_files, 'file')}: narrow the search"])
 
     def _files(self, path: str, file_name: str, deadline: float) -> Iterator[tuple[str, bytes]]:
-        """Yield the files under `path` whose names match, with their first bytes, until `deadline` (monotonic); not
-        hidden ones and secrets.
-        """
+        """Yield matching files under `path`, none hidden or secret, with their bytes; until `deadline` (monotonic)."""
         at = self._relative(path)
         handle, pending = self._open(path, folder=True), [at]
         try:

@@ -1,10 +1,7 @@
 """From a question to its answer with calls of tools in between.
 
-Which calls of tools the user has approved beforehand.
-
-Limits on what tools return, and on how often they are called.
-
-All tools that are offered to a model, whoever has them.
+Here are the tools that are offered to a model, whoever has them, which of their calls the user has approved beforehand,
+and the limits on what they return and how often they are called.
 """
 
 from __future__ import annotations
@@ -262,9 +259,7 @@ class Toolbox:
         return [tool for owner, tool in self._owners.values() if owner is source]
 
     async def find(self, call: ToolCall) -> Tool | ToolResult:
-        """Return the tool that a call names, whose source is ready for it; or, of a call that cannot be made, what the
-        model is told.
-        """
+        """Return the tool of a call, its source ready; of a call that cannot be made, what the model is told."""
         if (owner := self._owners.get(call.name)) is not None:
             try:
                 await owner[0].ready()
@@ -444,9 +439,7 @@ def _after(event: GenerationFinished, why: str, empty: Timings | None) -> Genera
 def _without_tools(
     request: Generate, asked: Sequence[Message], made: Sequence[tuple[ToolCall, ToolResult]]
 ) -> Generate:
-    """Return a request to answer from the results so far. They stand in the question: small models imitate calls that
-    they see, whether they may call or not.
-    """
+    """Return a request to answer from the results, which stand in the question: small models imitate calls they see."""
     *before, question = asked
     results = dict.fromkeys((call.name, json.dumps(call.arguments, ensure_ascii=False), one.text) for call, one in made)
     told = (f"{name} {arguments} returned:\n\n{text}" for name, arguments, text in results)

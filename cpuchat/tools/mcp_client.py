@@ -1,7 +1,4 @@
-"""Speaks MCP with a server process, through the package `mcp`. Only the first server that is started imports this.
-
-The process of an MCP server: in a group of its own, read in lines within limits, ended with all that it started.
-"""
+"""Speaks MCP with a server process, through the package `mcp`. Only the first server that is started imports this."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import mcp_types as types
@@ -28,10 +25,6 @@ from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import size
 from cpuchat.tools.loop import MOST_TOOLS
 from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
-
-if TYPE_CHECKING:
-    pass
-
 
 _LONGEST_DESCRIPTION = 4_000
 _LONGEST_NAME = 128  # characters: modelcontextprotocol.io, specification, server/tools

@@ -206,9 +206,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _kill(mark: str, started: Sequence[psutil.Process] = ()) -> None:
-    """Kill what a server has started in other sessions: `started`, and what has inherited its mark. One that dropped
-    the mark and whose parent has ended is not found.
-    """
+    """Kill what a server has started in other sessions: `started`, and all that still have its mark."""
     import psutil
 
     for process in (*started, *psutil.process_iter()):

@@ -336,9 +336,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return list(self.moved_keys)
 
     async def action_help_quit(self) -> None:
-        """Stop what is written or loaded on Ctrl+C; with nothing to stop, or what does not stop, quit on the second
-        press.
-        """
+        """Stop what is written or loaded on Ctrl+C; with nothing to stop, or if it goes on, a second press quits."""
         now = monotonic()
         if await getattr(self.screen, "interrupt", self.chat_screen.interrupt)():
             if now - self._interrupted_at < _TWICE_SECONDS:

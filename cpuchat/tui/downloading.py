@@ -157,7 +157,7 @@ class Downloading:
     def _notify(self, download: Download, before: State | None) -> None:
         if before is None:  # restored: it ended in another run
             return
-        title = downloads.download_title(download.model)
+        title = downloads.download_title(download.order.model)
         if download.state == "done":
             self._tell("Downloaded", f"{title}. Ctrl+G, Enter loads it.")
         elif download.state == "failed":

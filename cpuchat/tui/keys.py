@@ -1,8 +1,7 @@
 """Every key of the app, in one table: bindings, footer, help and palette are made from it.
 
-Each has an id, by which the user can move it to another key (keymap.py).
-
-The user's own keys: `keymap.toml` in the config folder, with a table for each place of the key table (py).
+Each has an id, by which the user can move it to another key: `keymap.toml` in the config folder has a table for each
+place of the key table.
 
 [chat]
 new = "ctrl+b"            # in place of Ctrl+N
@@ -522,9 +521,7 @@ def load_keymap() -> Keymap:
 
 
 def _without_conflicts(moved: dict[str, str]) -> list[str]:
-    """Leave out what cannot be, the last first, and return why. The defaults that return may be what others were moved
-    to: repeat it until nothing is left out.
-    """
+    """Leave out what cannot be, the last first, and return why. Its defaults may conflict again: repeat until none."""
     problems: list[str] = []
     for id in reversed(list(moved)):
         if problem := problem_with(_KNOWN[id], moved[id], moved):

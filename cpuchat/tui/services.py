@@ -1,8 +1,7 @@
 """Services that screens share, and navigation between them. The app creates them and hands them to every screen.
 
-Reads the counters of memory traffic and power for the screens that show them, a few times a second.
-
-How often the app draws while a model computes.
+Among them are the counters of memory traffic and power, read a few times a second for all screens that show them, and
+how often the app draws while a model computes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Themes: TOML files, checked before Textual sees them.
+"""Themes: TOML files, checked before Textual sees them; and the user's own themes and keys, read again on change.
 
 A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colors), `[colors]` (the fields of a Textual
 theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad color or a
 color where a text style belongs, so every value is checked here and a bad file becomes a `ThemeProblem`.
-
-The user's own themes and keys, read at the start and again when their files change.
 """
 
 from __future__ import annotations
@@ -232,9 +230,6 @@ def _check_style(key: str, value: str) -> None:
         raise ThemeError(f'{key}: {value!r} is not a text style (try "bold" or "none")')
 
 
-Seen = dict[Path, tuple[int, int]]
-
-
 class OwnFiles:
     """`themes` (the packaged ones too) and `keymap` as they were read last."""
 
@@ -244,9 +239,7 @@ class OwnFiles:
         self.keymap = load_keymap()
 
     def changed(self) -> bool:
-        """Read the files again if one of them was saved, added or removed. Looking takes microseconds; in a thread
-        nothing waits for a network folder.
-        """
+        """Read the files again if one has changed. Blocks for microseconds, on a network folder for longer."""
         if (seen := _seen()) == self._seen:
             return False
         self._seen = seen
@@ -255,9 +248,9 @@ class OwnFiles:
         return True
 
 
-def _seen() -> Seen:
+def _seen() -> dict[Path, tuple[int, int]]:
     """Return the time and size of each file."""
-    found: Seen = {}
+    found: dict[Path, tuple[int, int]] = {}
     try:
         files = [Path(entry.path) for entry in os.scandir(paths.user_themes_dir()) if entry.name.endswith(".toml")]
     except OSError:

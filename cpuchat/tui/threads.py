@@ -1,7 +1,4 @@
-"""Priority and garbage collection of the process that draws.
-
-A timer of the event loop: Textual's never fires when it is late at its start, as on a busy machine.
-"""
+"""Priority and garbage collection of the process that draws, and a timer of the event loop."""
 
 from __future__ import annotations
 
@@ -28,9 +25,7 @@ def collect_garbage() -> None:
 
 
 def spare_from_collections() -> None:
-    """Keep full garbage collections from walking what was made so far, which is large and has no cycles; it is still
-    freed when nothing refers to it.
-    """
+    """Keep full garbage collections from walking what was made so far, which is large and has no cycles."""
     gc.collect()  # what is frozen is not walked
     gc.freeze()
 
@@ -45,7 +40,7 @@ def yield_to_inference() -> None:
 
 
 class LoopTimer:
-    """Calls a function once, later. It can be started again from there on."""
+    """Calls a function once, later. Textual's timer never fires when it is late at its start, as on a busy machine."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call

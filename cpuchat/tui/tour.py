@@ -1,13 +1,8 @@
 """The app that shows itself: it asks, compares and opens screens, with one sentence for each step.
 
-Keys only steer the tour. It keeps nothing: `cpuchat demo --tour` gives it a data folder of its own.
-
-The loaded model and a recording, side by side.
-
-A recorded answer of a real model, which the tour plays beside what runs live.
-
-`benchmarks/record_tour.py` writes it. Every text and figure of it was measured; only the pace is chosen: parts come as
-they came then.
+Keys only steer the tour. It keeps nothing: `cpuchat demo --tour` gives it a data folder of its own. Beside the loaded
+model it plays a recorded answer of a real one, which `benchmarks/record_tour.py` writes: every text and figure of it
+was measured, and parts come as they came then.
 """
 
 from __future__ import annotations

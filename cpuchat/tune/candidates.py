@@ -1,6 +1,5 @@
-"""Lists the candidates of each choice of tuning: settings that may be faster than those in use.
-
-Predicts the speed of a loaded model in each placement that this machine allows: by the cost model, and at most.
+"""The candidates of each choice of tuning, settings that may be faster than those in use; and the predicted speed of a
+loaded model in each placement that this machine allows, by the cost model, with its ceiling.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from cpuchat.costs.model import (
     tokens_per_pass,
     verify_costs,
 )
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import placement as placements
 from cpuchat.hardware.placement.placement import (
     Ceiling,
@@ -34,12 +34,11 @@ from cpuchat.hardware.placement.placement import (
     PlacementCandidate,
     PlacementError,
     PlacementSpec,
+    ReadRates,
     candidates,
     ceiling,
     place,
-    read_rate,
 )
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import LONGEST, TYPICAL, gain, measured_acceptance, target_costs
@@ -374,9 +373,7 @@ class _Basis:
 
     target: Traffic
     draft: Traffic | None
-    peak: float
-    l3_link: float | None
-    one_core: float | None
+    rates: ReadRates
     n_past: int
     acceptance: float | None
     source: str
@@ -478,9 +475,11 @@ def _basis(
     return _Basis(
         model.traffic,
         model.draft_traffic,
-        peak,
-        (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
-        survey.one_core.bytes_per_s if survey is not None else None,
+        ReadRates(
+            peak,
+            (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
+            survey.one_core.bytes_per_s if survey is not None else None,
+        ),
         figures.n_past or N_PAST,
         acceptance,
         source,
@@ -497,9 +496,7 @@ def _ceiling(candidate: PlacementCandidate, topology: Topology, basis: _Basis, d
         topology,
         target_bytes=pass_bytes(basis.target, depth + 1, basis.n_past),
         draft_bytes=pass_bytes(basis.draft, 1, basis.n_past) if basis.draft is not None else 0.0,
-        peak=basis.peak,
-        l3_link=basis.l3_link,
-        one_core=basis.one_core,
+        rates=basis.rates,
         tokens_per_pass=tokens_per_pass(basis.acceptance or 0.0, depth),
         depth=depth,
         overlap=candidate.placement.is_split,
@@ -513,10 +510,7 @@ def _predicted(
     rate of plain decoding as the models list predicts it, times the gain as the list of draft models does."""
 
     def rate(cpus: Collection[int], memory: str) -> float:
-        found, _ = read_rate(
-            topology, cpus, peak=basis.peak, l3_link=basis.l3_link, one_core=basis.one_core, memory=memory
-        )
-        return found
+        return basis.rates.of(topology, cpus, memory)[0]
 
     def on(cpus: Collection[int]) -> CostProfile:
         return on_other_cores(

@@ -5,11 +5,8 @@ anchor, the setting in use, is measured before and after every four: a candidate
 the same time, and four during which the anchor drifted by more than 10 % are repeated once. What is left is measured in
 turn with the anchor, and wins only if it gains more than the spread of these rounds and is nowhere slower.
 
-Decides whether a change made decoding faster, or whether that was noise.
-
-Measures the current decode speed of a loaded model with a few short greedy answers without drafters.
-
-Short, so that it can be done before and after every change of settings.
+For a single change `measure_decode`, a few short greedy answers without drafters, is done before and after it, and
+`compare` decides whether decoding became faster, or whether that was noise.
 """
 
 from __future__ import annotations

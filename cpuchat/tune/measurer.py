@@ -1,10 +1,7 @@
 """Measures how fast a model answers with given settings, in a worker process of its own.
 
-Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens.
-
-The decode rate of each model with the engine's build, kept to notice when a new build is slower.
-
-One short measurement per model, build and way of running.
+Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens. One short
+measurement per model, build and way of running is kept, to notice when a new build of the engine is slower.
 """
 
 from __future__ import annotations
@@ -49,9 +46,7 @@ _KINDS: Final[tuple[Kind, ...]] = ("code", "chat")
 
 
 class Measurer:
-    """Measures speeds with settings; the model is loaded again when they need it. `name` is the model's, "" before it
-    is loaded.
-    """
+    """Measures speeds; loads the model again when settings need it. `name` is the model's, "" before it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.name = ""

@@ -1,11 +1,7 @@
-"""Tries another placement during a chat: measures, reloads, measures again, and reverts if it is not significantly
-faster.
+"""Tries another placement during a chat: measures, reloads, measures again, and reverts unless significantly faster.
 
-The chat continues: the worker saves its KV cache before the model is reloaded.
-
-Keeps the measurements before and after a tuning plan in the plan's folder.
-
-Holds the results of tuning, and the form they are kept in.
+The chat continues: the worker saves its KV cache before the model is reloaded. The measurements before and after a
+tuning plan are kept in the plan's folder; `TuneResult` is the form in which results of tuning are kept.
 """
 
 from __future__ import annotations

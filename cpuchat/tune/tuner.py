@@ -1,10 +1,8 @@
-"""Tunes the settings for one model on this machine by measuring, in a worker process of its own.
+"""Tunes the settings for one model on this machine by measuring, in a worker process of its own, and words the results.
 
 One choice after the other (threads, memory policy, flash attention, micro-batch, drafters, KV cache types), each on top
 of what was adopted before, by successive halving (`tune.halving`). Every measurement is an answer as in a chat, with
 nothing reused: a prompt of built-in text, and some tokens.
-
-Formats a placement trial and the tuning of a model: their progress and their results.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic import model
 from cpuchat.models.synthetic.model import SHAPES, Shape, tensor_type
 from cpuchat.protocol.messages import Failed, Measure, Measured
-from tests.costmodel import made_up
-from tests.costmodel.made_up import work
+from tests.costs import made_up
+from tests.costs.made_up import work
 
 SPEC = PlacementSpec(threads=1)
 FEW = [

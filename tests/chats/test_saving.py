@@ -21,7 +21,7 @@ from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 pytestmark = pytest.mark.usefixtures("measured_machine")
 
 PREFILL = PrefillProgress(request_id=1, processed=1, total=1, cache_n=0)
-LONG = "word " * 20_000
+LONG = ("word" * 24 + " ") * 1_000  # in few pieces
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from cpuchat.compare.runner import (
     worker_memory,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.sysfs import parse_cpu_list
+from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.base.processes import Refused
+from cpuchat.base.line_process import Refused
 from cpuchat.engine.quantize import NICENESS
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.types import (

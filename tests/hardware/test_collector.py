@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import cpuchat
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware import monitor
 from cpuchat.hardware.collector import NOTHING_TO_READ, collect
@@ -110,7 +112,6 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from cpuchat.hardware import collector, monitor
-from cpuchat.hardware.counters import ladder
 
 class Meter:  # what opens on this machine is not known, so a power meter that always does takes its place
     name, least_seconds = "test", 0.1
@@ -131,7 +132,7 @@ def test_a_signal_ends_the_program_cleanly(tmp_path: Path, number: signal.Signal
     program = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(output)], stderr=subprocess.PIPE)
     try:
         while not output.exists() and program.poll() is None:
-            pass
+            time.sleep(0.01)
         assert json.loads(output.read_text())["watts"] == 100.0
         program.send_signal(number)
         _, said = program.communicate(timeout=HANG_GUARD)
@@ -145,7 +146,8 @@ def test_a_signal_ends_the_program_cleanly(tmp_path: Path, number: signal.Signal
 
 def test_it_needs_the_standard_library_only() -> None:
     code = (
-        "import sys; from cpuchat.hardware import collector; collector.main(['--once']);"
+        f"import sys; sys.path.insert(0, {str(Path(cpuchat.__file__).parents[1])!r});"
+        "from cpuchat.hardware import collector; collector.main(['--once']);"
         "print(*{name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=HANG_GUARD)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
 

@@ -26,7 +26,7 @@ from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.speculation.depth.costs import interpolate
-from tests.costmodel.made_up import decode_rate, probe, recorded_probe, two_cores, work
+from tests.costs.made_up import decode_rate, probe, recorded_probe, two_cores, work
 from tests.models.library.test_usage import answer, info
 
 CPUS = (0, 1)
@@ -34,9 +34,15 @@ TRUE = two_cores()
 START = usual_profile("zen3", 2, 30e9)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("costs") / "small.gguf", "0.05b", "Q8_0")
+
+
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "small.gguf", "0.05b", "Q8_0")
+def small(written: Path, tmp_path: Path) -> Path:
+    (tmp_path / "small.gguf").hardlink_to(written)
+    return tmp_path / "small.gguf"
 
 
 def chatted(file: Path, true: CostProfile = TRUE, **changes: object) -> tuple[ModelInfo, Timings]:

@@ -25,7 +25,7 @@ from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import Workload, make_plan
 from cpuchat.planner.specs import MachineSpec, from_catalog
 from cpuchat.protocol.messages import LoadOptions
-from tests.costmodel.made_up import decode_rate, two_cores
+from tests.costs.made_up import decode_rate, two_cores
 from tests.support.big_headers import big_header
 from tests.support.costs import reading
 from tests.support.shapes import TINY_MOE
@@ -92,7 +92,7 @@ def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
     assert "draft 0.1" in both.explained
     tight = msgspec.structs.replace(MACHINE, available=alone.needed)
     refused = predict(headers["dense"], options, tight, draft=headers["draft"])
-    assert (refused.verdict, refused.fits_alone) == ("too large", True)
+    assert refused.verdict == "too large" and refused.need.least <= refused.available
     assert refused.explained.endswith("too large, but it fits without the draft model")
 
 
@@ -128,8 +128,8 @@ def test_the_longest_context_really_fits(headers: dict[str, GGUFHeader]) -> None
         machine = msgspec.structs.replace(MACHINE, available=enough)
         longest = predict(headers["dense"], LoadOptions(), machine, draft=draft).context_that_fits
         assert longest >= 3072
-        assert predict(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest).verdict == "tight"
-        longer = predict(headers["dense"], LoadOptions(), machine, draft=draft, n_ctx=longest + 256)
+        assert predict(headers["dense"], LoadOptions(n_ctx=longest), machine, draft=draft).verdict == "tight"
+        longer = predict(headers["dense"], LoadOptions(n_ctx=longest + 256), machine, draft=draft)
         assert longer.verdict == "too large"
 
 
@@ -237,7 +237,9 @@ def test_the_header_of_one_quantization_tells_of_the_others(
     machine = msgspec.structs.replace(MACHINE, available=available, total=100_000_000_000)
     header, draft = big_header("7b", wanted), big_header("0.5b", "Q8_0")
     exact = predict(header, LoadOptions(), machine, draft=draft)
-    near = predict_like(big_header("7b", "Q4_K_M"), header.size, wanted, LoadOptions(), machine, draft=draft)
+    sample = big_header("7b", "Q4_K_M")
+    size = header.size + sample.file_size - sample.size
+    near = predict_like(sample, size, wanted, LoadOptions(), machine, draft=draft)
     assert near.needed == pytest.approx(exact.needed, rel=error)
     assert (near.verdict, near.n_ctx, near.draft_need) == (exact.verdict, exact.n_ctx, exact.draft_need)
     assert near.context_that_fits == exact.context_that_fits

@@ -11,7 +11,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import SCENARIOS, cpu_of, usual
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.specs import MachineSpec, all_machines, find_machine, find_model, machines, read_machine
-from tests.costmodel.made_up import decode_rate
+from tests.costs.made_up import decode_rate
 
 OWN = """
 name = "Lab server"

@@ -22,7 +22,7 @@ from cpuchat.planner import specs
 from cpuchat.planner.plan import Workload, catalog_models, catalog_plans, make_plan
 from cpuchat.planner.specs import ThisMachine, find_model, from_header, models_here
 from cpuchat.protocol.messages import LoadOptions
-from tests.costmodel.made_up import decode_rate, probe, two_cores
+from tests.costs.made_up import decode_rate, probe, two_cores
 from tests.models.library.test_usage import answer, info
 from tests.support.topology import simulate_topology
 

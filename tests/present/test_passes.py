@@ -12,7 +12,7 @@ from cpuchat.models.machine import DISTURBED, Machine
 from cpuchat.present.machine import passes_measured
 from cpuchat.present.models import doubt
 from cpuchat.telemetry.units import plural
-from tests.costmodel.made_up import probe, two_cores
+from tests.costs.made_up import probe, two_cores
 
 
 def test_when_and_on_which_cores_passes_were_measured() -> None:

@@ -7,7 +7,7 @@ import io
 
 import msgspec
 
-from cpuchat.base.processes import LineOutput
+from cpuchat.base.line_process import LineOutput
 from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.quality.measure import QualityMeasurement

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
+from cpuchat.base.line_process import LineProcess
 from cpuchat.base.paths import demo_dir
-from cpuchat.base.processes import LineProcess
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.placement.placement import Placement, place
 from cpuchat.hardware.topology import read_topology

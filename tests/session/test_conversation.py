@@ -21,7 +21,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.library.usage import UsageLog, usage_of
 from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
@@ -86,12 +86,12 @@ async def test_a_message_and_its_answer_are_kept(anywhere: Source) -> None:
 
 async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
-        assert UsageLog().read().of([tiny_model]).used > 0
+        assert usage_of(UsageLog().read(), [tiny_model]).used > 0
         core.drafting = "off"
         await everything(core.send("hello"))
         timings = core.messages[1].timings
         assert timings is not None
-        usage = UsageLog().read().of([tiny_model])
+        usage = usage_of(UsageLog().read(), [tiny_model])
         beside_others = (timings.cpu_wait or 0.0) > MAX_CPU_WAIT  # then it would tell of the other programs
         assert usage.plain_tok_s == (0.0 if beside_others else timings.predicted_per_second)
 
@@ -101,7 +101,7 @@ async def test_a_draft_model_that_was_loaded_counts_as_used() -> None:
     async with conversation(target) as core:
         assert core.model is not None
         assert core.model.draft
-        assert UsageLog().read().of([target]).used == UsageLog().read().of([draft]).used > 0
+        assert usage_of(UsageLog().read(), [target]).used == usage_of(UsageLog().read(), [draft]).used > 0
 
 
 async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp_path: Path) -> None:

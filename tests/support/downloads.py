@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.models.downloads.state import Download
+from cpuchat.models.downloads.state import Download, Order
 from cpuchat.models.hub.repository import HubFile, RepoModel
 
 REPO = "bartowski/Qwen2.5-7B-Instruct-GGUF"
@@ -33,8 +33,9 @@ def hash_of(text: str) -> int:
 
 def download(wanted: RepoModel, share: float = 0.0, **more: Any) -> Download:
     """Return a download of which `share` has arrived."""
-    facts = {"id": wanted.name, "repo": REPO, "revision": COMMIT, "done": int(share * wanted.size), **more}
-    return Download(model=wanted, **facts)
+    repo, revision = more.pop("repo", REPO), more.pop("revision", COMMIT)
+    order = Order(repo=repo, revision=revision, model=wanted, cache="")
+    return Download(order=order, **{"done": int(share * wanted.size), **more})
 
 
 class ShownDownloads:

@@ -1,12 +1,20 @@
-"""Tests what the command palette finds."""
+"""Tests what the command palette finds, and that a key of the table is everywhere."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
 from textual.fuzzy import Matcher
+from textual.screen import Screen
+from textual.widgets._footer import FooterKey
 
 from cpuchat.tui import keys
-from cpuchat.tui.commands import matches
+from cpuchat.tui.commands import matches, offered
+from cpuchat.tui.help import key_sections
+from cpuchat.tui.widgets.key_footer import KeyFooter
 
 COMMANDS = [
     (key.help.partition(" (")[0], key.found_by, None)
@@ -60,3 +68,34 @@ def test_titles_come_before_groups() -> None:
     assert [row for _, _, row in found] == [2, 1]
     assert [row for _, _, row in matches(Matcher("tmm"), rows)] == [3]
     assert matches(Matcher("tmm"), rows, fuzzy=False) == []
+
+
+async def test_a_key_of_the_table_works_and_is_in_footer_help_and_palette(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding a key is its line of the table and the action on its screen; everything else follows."""
+    wave = keys.Key("toy.wave", "f9", "wave", "wave", "Wave to the user", keys.VIEW, footer=True, words="greet")
+    monkeypatch.setattr(keys, "KEYS", (*keys.KEYS, wave))
+    waved: list[bool] = []
+
+    class ToyScreen(Screen[None]):
+        BINDINGS: ClassVar[list[BindingType]] = keys.bindings("toy")
+        KEYS: ClassVar = "toy"
+
+        def compose(self) -> ComposeResult:
+            yield KeyFooter()
+
+        def action_wave(self) -> None:
+            waved.append(True)
+
+    async with App[None]().run_test(size=(80, 24)) as pilot:
+        screen = ToyScreen()
+        await pilot.app.push_screen(screen)
+        await pilot.press("f9")
+        await pilot.pause()
+        assert waved == [True]
+        assert [(one.key_display.upper(), one.description) for one in screen.query(FooterKey)] == [("F9", "wave")]
+        [(_, title, run)] = [row for row in offered(screen) if row[0].id == "toy.wave"]
+        assert matches(Matcher("greet"), [(title, wave.found_by, None)]) and title == "Wave to the user"
+        await run()
+        assert waved == [True, True]
+    rows = dict(key_sections(keys.moved({"toy.wave": "f8"})))[keys.VIEW]
+    assert ("F8", "Wave to the user", wave.found_by) in rows

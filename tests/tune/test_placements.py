@@ -26,7 +26,7 @@ from cpuchat.telemetry.meter import Figures, Meter
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.tune.candidates import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
-from tests.costmodel.made_up import decode_rate, probe, two_cores, work
+from tests.costs.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info
 from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed

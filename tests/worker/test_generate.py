@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+import pytest_asyncio
+
+from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import (
     ContextTrimmed,
@@ -25,6 +31,25 @@ from tests.support.chatting import chat, collect, load, worker
 from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 
 LONG = "the inner line there " * 150
+MARKUP = len("<|im_start|>user\n") + 2  # that all chats begin with, and the begin token
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    tiny_model: Path, bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalBackend]:
+    """A worker with the tiny model for all tests that leave it as usable as it was."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "bandwidth.json").write_bytes(bandwidth_file)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("CONFIG", "DATA", "CACHE"):
+            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
+        async with contextlib.AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(worker(tiny_model))
+            patch.undo()
+            yield backend
 
 
 async def test_load_reports_progress_then_the_model(tiny_model: Path) -> None:
@@ -38,64 +63,58 @@ async def test_load_reports_progress_then_the_model(tiny_model: Path) -> None:
         assert backend.model == loaded.model
 
 
-async def test_answer_streams_in_pieces_that_add_up(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        answer = await collect(backend.generate(chat("hello", max_tokens=200)))
-        deltas = answer.of(TextDelta)
-        assert len(deltas) > 1
-        assert sum(delta.n_tokens for delta in deltas) == answer.timings.predicted_n == 200
-        assert deltas[-1].predicted_n == 200
-        assert [d.at_ms for d in deltas] == sorted(d.at_ms for d in deltas)
-        assert answer.finished.stop_reason == "max_tokens"
-        assert answer.timings.ttft_ms >= answer.timings.prompt_ms > 0
+async def test_answer_streams_in_pieces_that_add_up(shared: LocalBackend) -> None:
+    answer = await collect(shared.generate(chat("hello", max_tokens=200)))
+    deltas = answer.of(TextDelta)
+    assert len(deltas) > 1
+    assert sum(delta.n_tokens for delta in deltas) == answer.timings.predicted_n == 200
+    assert deltas[-1].predicted_n == 200
+    assert [d.at_ms for d in deltas] == sorted(d.at_ms for d in deltas)
+    assert answer.finished.stop_reason == "max_tokens"
+    assert answer.timings.ttft_ms >= answer.timings.prompt_ms > 0
 
 
-async def test_same_seed_same_text_another_seed_another_text(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
+async def test_same_seed_same_text_another_seed_another_text(shared: LocalBackend) -> None:
+    async def say(seed: int) -> str:
+        sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+        return (await collect(shared.generate(chat("hello", sampling=sampling, max_tokens=64)))).text
 
-        async def say(seed: int) -> str:
-            sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-            return (await collect(backend.generate(chat("hello", sampling=sampling, max_tokens=64)))).text
-
-        first, other, again = await say(7), await say(8), await say(7)
-        assert first == again
-        assert first != other
+    first, other, again = await say(7), await say(8), await say(7)
+    assert first == again
+    assert first != other
 
 
-async def test_unset_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        drawn = await collect(backend.generate(chat("hello", sampling=Sampling(temperature=1.5), max_tokens=40)))
-        sampling = Sampling(temperature=1.5, seed=drawn.timings.seed)
-        assert (await collect(backend.generate(chat("hello", sampling=sampling, max_tokens=40)))).text == drawn.text
+async def test_unset_seed_is_reported_and_repeats_the_answer(shared: LocalBackend) -> None:
+    drawn = await collect(shared.generate(chat("hello", sampling=Sampling(temperature=1.5), max_tokens=40)))
+    sampling = Sampling(temperature=1.5, seed=drawn.timings.seed)
+    assert (await collect(shared.generate(chat("hello", sampling=sampling, max_tokens=40)))).text == drawn.text
 
 
-async def test_second_turn_evaluates_only_what_is_new(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        first = await collect(backend.generate(chat(LONG)))
-        assert first.timings.cache_n == 0
-        second = await collect(backend.generate(chat(LONG, first.text, "and then?")))
-        # All of the first turn is reused but the last token written, which was never fed back.
-        assert second.timings.cache_n >= first.timings.prompt_n + first.timings.predicted_n - 1
-        assert second.timings.prompt_n < 60
+async def test_second_turn_evaluates_only_what_is_new(shared: LocalBackend) -> None:
+    first = await collect(shared.generate(chat(f"1 {LONG}")))
+    assert first.timings.cache_n < MARKUP
+    second = await collect(shared.generate(chat(f"1 {LONG}", first.text, "and then?")))
+    # All of the first turn is reused but the last token written, which was never fed back.
+    assert second.timings.cache_n >= first.timings.prompt_n + first.timings.predicted_n - 1
+    assert second.timings.prompt_n < 60
 
 
-async def test_an_edit_reuses_what_is_before_it(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        first = await collect(backend.generate(chat(LONG)))
-        await collect(backend.generate(chat(LONG, first.text, "one question")))
-        edited = await collect(backend.generate(chat(LONG, first.text, "another question")))
-        assert edited.timings.cache_n >= first.timings.prompt_n
-        assert edited.timings.prompt_n < 60
+async def test_an_edit_reuses_what_is_before_it(shared: LocalBackend) -> None:
+    first = await collect(shared.generate(chat(f"2 {LONG}")))
+    await collect(shared.generate(chat(f"2 {LONG}", first.text, "one question")))
+    edited = await collect(shared.generate(chat(f"2 {LONG}", first.text, "another question")))
+    assert edited.timings.cache_n >= first.timings.prompt_n
+    assert edited.timings.prompt_n < 60
 
 
-async def test_reuse_gives_the_text_that_a_cold_start_gives(tiny_model: Path) -> None:
-    request = chat(LONG, "there", "and then?", max_tokens=48)
-    async with worker(tiny_model) as backend:
-        cold = await collect(backend.generate(request))
-        await collect(backend.generate(chat(LONG, "there", "something else")))
-        warm = await collect(backend.generate(request))
-        assert warm.timings.cache_n > 0
-        assert warm.text == cold.text
+async def test_reuse_gives_the_text_that_a_cold_start_gives(shared: LocalBackend) -> None:
+    request = chat(f"3 {LONG}", "there", "and then?", max_tokens=48)
+    cold = await collect(shared.generate(request))
+    assert cold.timings.cache_n < MARKUP
+    await collect(shared.generate(chat(f"3 {LONG}", "there", "something else")))
+    warm = await collect(shared.generate(request))
+    assert warm.timings.cache_n > 0
+    assert warm.text == cold.text
 
 
 async def test_saved_cache_survives_a_restart(tiny_model: Path, tmp_path: Path) -> None:
@@ -126,58 +145,53 @@ async def test_cancel_in_prefill_stops_it_and_keeps_the_part(tiny_model: Path) -
         assert again.timings.cache_n + again.timings.prompt_n > finished.timings.prompt_n
 
 
-async def test_cancel_while_writing_keeps_what_was_said(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        events = []
-        async for event in backend.generate(chat("hello", max_tokens=0)):
-            if isinstance(event, TextDelta) and not events:
-                await backend.cancel()
-            if isinstance(event, TextDelta | GenerationFinished):
-                events.append(event)
-        assert isinstance(events[-1], GenerationFinished)
-        assert events[-1].stop_reason == "cancelled"
-        assert 0 < events[-1].timings.predicted_n < 3_000
-        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+async def test_cancel_while_writing_keeps_what_was_said(shared: LocalBackend) -> None:
+    events = []
+    async for event in shared.generate(chat("hello", max_tokens=0)):
+        if isinstance(event, TextDelta) and not events:
+            await shared.cancel()
+        if isinstance(event, TextDelta | GenerationFinished):
+            events.append(event)
+    assert isinstance(events[-1], GenerationFinished)
+    assert events[-1].stop_reason == "cancelled"
+    assert 0 < events[-1].timings.predicted_n < 3_000
+    assert (await collect(shared.generate(chat("hello")))).finished.stop_reason == "max_tokens"
 
 
-async def test_leaving_the_stream_early_cancels_the_answer(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        stream = backend.generate(chat("hello", max_tokens=0))
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                break
-        await stream.aclose()
-        assert (await collect(backend.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
+async def test_leaving_the_stream_early_cancels_the_answer(shared: LocalBackend) -> None:
+    stream = shared.generate(chat("hello", max_tokens=0))
+    async for event in stream:
+        if isinstance(event, TextDelta):
+            break
+    await stream.aclose()
+    assert (await collect(shared.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
 
 
-async def test_cancel_while_a_prompt_of_many_messages_is_tokenized(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        request = Generate(request_id=0, messages=(Message(role="user", content=""),) * 20_000)
-        async with asyncio.TaskGroup() as tasks:
-            answering = tasks.create_task(collect(backend.generate(request)))
-            while not answering.done():
-                await asyncio.sleep(0.01)  # until the worker has it
-                await backend.cancel()
-        answer = answering.result()
-        assert answer.finished.stop_reason == "cancelled"
-        assert not answer.of(ContextTrimmed), "it was tokenized to its end"
-        assert (await collect(backend.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
+async def test_cancel_while_a_prompt_of_many_messages_is_tokenized(shared: LocalBackend) -> None:
+    request = Generate(request_id=0, messages=(Message(role="user", content=""),) * 20_000)
+    async with asyncio.TaskGroup() as tasks:
+        answering = tasks.create_task(collect(shared.generate(request)))
+        while not answering.done():
+            await asyncio.sleep(0.01)  # until the worker has it
+            await shared.cancel()
+    answer = answering.result()
+    assert answer.finished.stop_reason == "cancelled"
+    assert not answer.of(ContextTrimmed), "it was tokenized to its end"
+    assert (await collect(shared.generate(chat("hello", max_tokens=5)))).timings.predicted_n == 5
 
 
-async def test_a_late_cancel_does_not_stop_the_next_answer(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        await collect(backend.generate(chat("hello")))
-        await backend.cancel()
-        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+async def test_a_late_cancel_does_not_stop_the_next_answer(shared: LocalBackend) -> None:
+    await collect(shared.generate(chat("hello")))
+    await shared.cancel()
+    assert (await collect(shared.generate(chat("hello")))).finished.stop_reason == "max_tokens"
 
 
-async def test_stop_string_ends_the_answer_and_is_not_shown(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        whole = (await collect(backend.generate(chat("hello", max_tokens=60)))).text
-        stop = whole[30:33]
-        cut = await collect(backend.generate(chat("hello", max_tokens=60, stop=(stop,))))
-        assert cut.finished.stop_reason == "stop_string"
-        assert cut.text == whole[: whole.index(stop)]
+async def test_stop_string_ends_the_answer_and_is_not_shown(shared: LocalBackend) -> None:
+    whole = (await collect(shared.generate(chat("hello", max_tokens=60)))).text
+    stop = whole[30:33]
+    cut = await collect(shared.generate(chat("hello", max_tokens=60, stop=(stop,))))
+    assert cut.finished.stop_reason == "stop_string"
+    assert cut.text == whole[: whole.index(stop)]
 
 
 async def test_full_context_ends_the_answer(tiny_model: Path) -> None:
@@ -225,10 +239,9 @@ async def test_plain_completion_uses_no_template(tiny_model: Path) -> None:
         assert await backend.count_tokens("abc") is None
 
 
-async def test_tokens_are_not_counted_during_an_answer(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        async for _ in backend.generate(chat("hello", max_tokens=5)):
-            assert await backend.count_tokens("abc") is None
+async def test_tokens_are_not_counted_during_an_answer(shared: LocalBackend) -> None:
+    async for _ in shared.generate(chat("hello", max_tokens=5)):
+        assert await shared.count_tokens("abc") is None
 
 
 async def test_model_without_template_is_told_and_usable(tiny_model_without_template: Path) -> None:
@@ -265,9 +278,9 @@ async def test_options_that_do_not_go_together_are_refused_before_the_load(tiny_
         assert (await load(backend, tiny_model)).n_ctx == 4096
 
 
-async def test_weights_can_be_read_into_memory(tiny_model: Path) -> None:
-    async with worker(tiny_model) as mapped, worker(tiny_model, load_mode="read") as read:
-        from_map = await collect(mapped.generate(chat("hello")))
+async def test_weights_can_be_read_into_memory(tiny_model: Path, shared: LocalBackend) -> None:
+    async with worker(tiny_model, load_mode="read") as read:
+        from_map = await collect(shared.generate(chat("hello")))
         assert (await collect(read.generate(chat("hello")))).text == from_map.text
 
 

@@ -1,9 +1,4 @@
-"""`cpuchat models download`: download a model and verify it; shows its memory need and speed here first.
-
-`cpuchat models catalog`: recommended models, with fit and speed on this machine.
-
-`cpuchat models search`: GGUF repositories on the hub.
-"""
+"""`cpuchat models download`, `catalog` (recommended models, with fit and speed here) and `search` on Hugging Face."""
 
 from __future__ import annotations
 
@@ -22,12 +17,15 @@ from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.config import settings
-from cpuchat.models.catalog import load_catalog, match_local
+from cpuchat.models.catalog import estimates, load_catalog, match_local, ranked
+from cpuchat.models.downloads.manager import Downloads
+from cpuchat.models.fit import gigabytes
 from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import NOT_PROBED, this_machine
+from cpuchat.models.prediction import predict_repository
 from cpuchat.present.models import purpose, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
@@ -67,9 +65,11 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     hub, terminal = Hub(), Terminal()
     repository = hub.repository(address.repo, revision or address.revision or "main")
     model = choose_repo_model(repository, address.wanted, heads=True)
-    _introduce(terminal, repository, model)
-    if model.kind == "head":
-        _explain_head(terminal, model)
+    parts = f", {len(model.files)} files" if model.files[1:] else ""
+    terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{parts})")
+    if model.kind == "head":  # memory and speed depend on the target, which is not named here
+        kind = kind_named(model.files[0].path)
+        terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
     else:
         predicted = _predicted(hub, repository, model, chosen)
         _explain(terminal, predicted)
@@ -89,21 +89,8 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
 
 
 def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
-    from cpuchat.models.prediction import predict_repository
-
     alone = msgspec.structs.replace(repository, models=(model,))
     return next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
-
-
-def _introduce(terminal: Terminal, repository: Repository, model: RepoModel) -> None:
-    files = f", {len(model.files)} files" if len(model.files) > 1 else ""
-    terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{files})")
-
-
-def _explain_head(terminal: Terminal, model: RepoModel) -> None:
-    """Memory and speed depend on the target, which is not named here."""
-    kind = kind_named(model.files[0].path)
-    terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
 
 
 def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
@@ -128,8 +115,6 @@ def _ask(yes: bool, as_json: bool) -> None:
 
 async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> Download:
     """Return its last state. Ctrl+C cancels this task, which pauses the download."""
-    from cpuchat.models.downloads.manager import Downloads
-
     downloads = Downloads(changed=shown.show)
     try:
         id = downloads.start(repository.id, repository.revision, model, repository.newest_at).id
@@ -181,16 +166,20 @@ def _share(download: Download) -> str:
 
 def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
     if as_json:
-        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.model.files]
-        facts = {"repo": done.repo, "revision": done.revision, "quantization": done.model.quantization}
+        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.order.model.files]
+        facts = {
+            "repo": done.order.repo,
+            "revision": done.order.revision,
+            "quantization": done.order.model.quantization,
+        }
         click.echo(json_line({**facts, "path": done.path, "size": done.total, "files": files}))
         return
     terminal.line(clean_line(done.path))
-    if done.model.kind == "head":
+    if done.order.model.kind == "head":
         head = clean_line(done.path)
         terminal.note(f"Downloaded and verified. Use it: `cpuchat --model MODEL --draft-model {head}`.")
         return
-    spec = f"{repository.id}:{done.model.quantization}" if done.model.quantization else done.path
+    spec = f"{repository.id}:{done.order.model.quantization}" if done.order.model.quantization else done.path
     terminal.note(f"Downloaded and verified. Start it: `cpuchat --model {clean_line(spec)}`.")
 
 
@@ -210,8 +199,6 @@ entries to catalog.toml in the config folder, in the format of the built-in one.
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> int:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
-    from cpuchat.models.catalog import estimates
-
     known = load_catalog()
     for problem in known.problems:
         _complain(problem)
@@ -246,9 +233,6 @@ def _print_all(
     machine: Machine,
     expected: Mapping[str, Prediction],
 ) -> None:
-    from cpuchat.models.catalog import ranked
-    from cpuchat.models.fit import gigabytes
-
     recommended = [model.id for model in ranked(known.models, expected).suits]
     found = [model for id in recommended for model in found if model.id == id] + [
         model for model in found if model.id not in recommended

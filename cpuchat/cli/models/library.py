@@ -1,12 +1,4 @@
-"""`cpuchat models list`: the models on this machine.
-
-`cpuchat models show`: the header of a model, local or on the hub.
-
-`cpuchat models delete`: delete a model, after showing what goes and what stays.
-
-`cpuchat models verify`: compare files with their published checksums.
-
-`cpuchat models files`: the models of a repository, with fit and speed here, before anything is downloaded.
+"""`cpuchat models list`, `show`, `delete`, `verify` and `files`: models on this machine and in repositories.
 
 Resolves the names of models on the command line: local ones and those on Hugging Face.
 """
@@ -32,25 +24,27 @@ from cpuchat.cli.output import json_line
 from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
+from cpuchat.models.downloads.hf_cache import bytes_here
+from cpuchat.models.fit import gigabytes
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
-from cpuchat.models.hub.client import Hub
+from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
+from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import this_machine
-from cpuchat.present.models import fit, verdict
+from cpuchat.models.library.places import DEMO_FILES, LocalModel, hub_cache
+from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
+from cpuchat.models.prediction import estimate_local, predict_repository
+from cpuchat.present.models import fit, sections, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import about, parameters, rate, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.hub.client import Address
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.inspect import Inspection
     from cpuchat.models.library.deleting import Deletion, Verification
-    from cpuchat.models.library.places import LocalModel
-    from cpuchat.models.machine import TunedMachine
     from cpuchat.models.prediction import ModelPrediction
 
 
@@ -79,24 +73,17 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     """
     if template and (as_json or tensors or metadata):
         raise UsageError("--template cannot be combined with other options.", "Omit the other options.")
-    from cpuchat.config import settings
-    from cpuchat.models.hub.client import Hub
     from cpuchat.models.inspect import inspect
 
     header = find_header(model, settings.load().model.folders, Hub(), listed=True)
     if header is None:
-        return _list_files(model, as_json=as_json)
+        return click.get_current_context().invoke(files, repo=model, as_json=as_json)
     found = inspect(header)
     if template:
         return _print_template(found)
     if as_json:
         return _print_json(found, header, tensors=tensors)
     return _print(found, header, tensors=tensors, metadata=metadata)
-
-
-def _list_files(repo: str, *, as_json: bool) -> int:
-
-    return click.get_current_context().invoke(files, repo=repo, as_json=as_json)
 
 
 def _print_template(found: Inspection) -> int:
@@ -107,8 +94,17 @@ def _print_template(found: Inspection) -> int:
     return 0
 
 
+_HEADER_FIGURES = (
+    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
+    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
+)  # fmt: skip
+
+
 def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
-    plain = msgspec.to_builtins(found) | {"settings": dict(found.settings), "path": str(header.path)}
+    described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
+    plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
+    plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count, "heads": header.n_head}
+    plain["settings"] = dict(found.settings)
     if tensors:
         plain["tensor_list"] = msgspec.to_builtins(header.tensors)
     click.echo(json_line(plain))
@@ -116,8 +112,6 @@ def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
 
 
 def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bool) -> int:
-    from cpuchat.present.models import sections
-
     shown = sections(found, settings=metadata)
     for number, (heading, rows) in enumerate(shown):
         click.echo(f"{heading}" if not number else f"\n{heading}")
@@ -137,8 +131,6 @@ def _print_tensors(header: GGUFHeader) -> None:
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
     """Return the shortest text by which `Library.resolve` finds each model; the path of what cannot be loaded."""
-    from cpuchat.models.library.places import DEMO_FILES
-
     demo = {file: name for name, file in DEMO_FILES.items()}
     named = [
         (m.repo, m.quantization) if m.repo and m.quantization and m.unfinished is None and m.kind == "model" else None
@@ -198,8 +190,6 @@ def hub_address(text: str) -> Address:
     Raises:
         UsageError: it is neither; the hint names similar ids.
     """
-    from cpuchat.models.hub.client import Address, parse_address
-
     if "/" in text:
         return parse_address(text)
 
@@ -257,10 +247,6 @@ _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USE
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
 def list_models(as_json: bool) -> int:
     """List the bundled models and those in the Hugging Face cache and your folders, last used first."""
-    from cpuchat.config import settings
-    from cpuchat.models.library.library import Library
-    from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
-
     chosen = settings.load()
     found = Library(chosen.model.folders).local_models()
     found.sort(key=lambda model: (model.damaged is not None, -model.last_used))
@@ -316,9 +302,6 @@ def _parameters(model: LocalModel) -> str:
 
 def _speed(model: LocalModel, tuned: TunedMachine) -> str:
     """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `with RPC` or `too large`."""
-    from cpuchat.models.prediction import estimate_local
-    from cpuchat.present.models import verdict
-
     if model.measured_tok_s:
         return rate(model.measured_tok_s)
     expected = estimate_local(model, tuned.of(model.path))
@@ -347,10 +330,6 @@ is deleted."""
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
 def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
-    from cpuchat.config import settings
-    from cpuchat.models.library.deleting import delete
-    from cpuchat.models.library.library import Library
-
     library = Library(settings.load().model.folders)
     deletion = library.deletion(find_model(library, spec))
     if deletion.refused:
@@ -465,8 +444,6 @@ def _predicted(
     hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
 ) -> dict[str, ModelPrediction]:
     """Return the predictions by the path of the model's first file."""
-    from cpuchat.models.prediction import predict_repository
-
     told = predict_repository(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
     return {one.model.files[0].path: one for one in told}
 
@@ -517,9 +494,6 @@ def _file_row(
 
 
 def _bytes_here(repository: Repository, model: RepoModel) -> int:
-    from cpuchat.models.downloads.hf_cache import bytes_here
-    from cpuchat.models.library.places import hub_cache
-
     return bytes_here(hub_cache(), repository.id, model.files)
 
 
@@ -530,8 +504,6 @@ def _share(done: int, total: int) -> str:
 
 def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list[str]:
     """Return what the figures are based on, and each problem once."""
-    from cpuchat.models.fit import gigabytes
-
     notes: list[str] = []
     judged = [one.prediction for one in found.values() if not one.damaged]
     if judged:
@@ -545,25 +517,21 @@ def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list
     return notes
 
 
-def _print_files_as_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
-    rows: list[dict[str, Any]] = []
-    for model in repository.models:
-        row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}
-        predicted = found.get(model.files[0].path)
-        if predicted is not None:
-            row["prediction"] = _prediction_json(predicted)
-        rows.append(row)
-    click.echo(json_line({**msgspec.to_builtins(repository), "models": rows}))
-    return 0
-
-
 _FIGURES = (
     "exact", "needed", "available", "n_ctx", "context_that_fits", "bytes_per_token", "tok_s", "basis",
     "explained",
 )  # fmt: skip
 
 
-def _prediction_json(predicted: ModelPrediction) -> dict[str, Any]:
-    figures = {name: getattr(predicted.prediction, name) for name in _FIGURES}
-    figures["verdict"] = verdict(predicted.prediction)
-    return figures | {"problem": predicted.problem, "damaged": predicted.damaged}
+def _print_files_as_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
+    rows: list[dict[str, Any]] = []
+    for model in repository.models:
+        row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}
+        predicted = found.get(model.files[0].path)
+        if predicted is not None:
+            figures = {name: getattr(predicted.prediction, name) for name in _FIGURES}
+            about = {"verdict": verdict(predicted.prediction), "problem": predicted.problem}
+            row["prediction"] = figures | about | {"damaged": predicted.damaged}
+        rows.append(row)
+    click.echo(json_line({**msgspec.to_builtins(repository), "models": rows}))
+    return 0

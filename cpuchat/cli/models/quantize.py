@@ -1,9 +1,4 @@
-"""`cpuchat models quantize`: quantize a model.
-
-`cpuchat models pair`: which draft models fit a target, and the expected speed-up.
-
-`cpuchat models synthetic`: models of random weights for speed measurements.
-"""
+"""`cpuchat models quantize`, `pair` (which draft models fit a target, and the expected speed-up) and `synthetic`."""
 
 from __future__ import annotations
 
@@ -26,14 +21,35 @@ from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_termin
 from cpuchat.config import settings
 from cpuchat.hardware.topology import instructions
 from cpuchat.models.catalog import load_catalog
-from cpuchat.models.drafts.pairing import PairCache, check_files, require_pair, suggestion
+from cpuchat.models.drafts.candidates import (
+    Candidate,
+    Expectation,
+    candidates,
+    check,
+    expected_pair,
+    recommended,
+    target_costs,
+)
+from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
 from cpuchat.models.fit import advice, format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import this_machine
-from cpuchat.models.quantize.types import TYPES, quant_type
-from cpuchat.present.models import verdict
+from cpuchat.models.library.places import is_inside
+from cpuchat.models.machine import machine_for, this_machine
+from cpuchat.models.quantize.make import Job, QuantizeProgress
+from cpuchat.models.quantize.make import quantize as quantize_model
+from cpuchat.models.quantize.types import (
+    TYPES,
+    QuantizeProcess,
+    forecast_type,
+    is_folder,
+    quant_type,
+    source_header,
+    suggested_folder,
+    suggested_path,
+)
+from cpuchat.present.models import predict_type, verdict
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size, time_left
@@ -41,10 +57,7 @@ from cpuchat.telemetry.units import size, time_left
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.hardware.topology import Instructions
-    from cpuchat.models.drafts.candidates import Candidate, Expectation
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.quantize.make import Job, QuantizeProgress
-    from cpuchat.models.quantize.types import QuantType
 
 
 _EPILOG = f"""\b
@@ -93,9 +106,6 @@ def quantize(
         return _list_types(source, as_json=as_json)
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
-    from cpuchat.models.quantize.make import Job
-    from cpuchat.models.quantize.types import is_folder, suggested_folder, suggested_path
-
     wanted, library = quant_type(kind), _library()
     path = library.resolve(source)
     if out is None or is_folder(out):
@@ -113,13 +123,10 @@ def _library() -> Library:
 
 
 def _make(job: Job, library: Library, *, as_json: bool) -> int:
-    from cpuchat.models.library.places import is_inside
-    from cpuchat.models.quantize.make import quantize
-
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{job.source.name} → {job.out.name}")
     try:
-        path = asyncio.run(quantize(job, lambda progress: terminal.status(_status(progress))))
+        path = asyncio.run(quantize_model(job, lambda progress: terminal.status(_status(progress))))
     except KeyboardInterrupt:
         raise Interrupted("Stopped; the partial file was deleted.") from None
     finally:
@@ -129,7 +136,8 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
         click.echo(json_line({"path": str(path), "type": job.type.name, "size": n_bytes}))
         return 0
     terminal.line(f"{path}  {size(n_bytes)}")
-    terminal.note(_repacking(job.type))
+    layout, kind = format_of(job.type.tensor, instructions()), job.type.tensor
+    terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
     if not any(is_inside(path.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
     return 0
@@ -145,12 +153,6 @@ def _status(progress: QuantizeProgress) -> str:
     if progress.seconds_left is not None:
         parts.append(time_left(progress.seconds_left))
     return " · ".join([*parts, progress.tensor])
-
-
-def _repacking(kind: QuantType) -> str:
-    """Return one sentence on how it is repacked at load on this CPU."""
-    layout = format_of(kind.tensor, instructions())
-    return f"At load on this CPU, {kind.tensor} is {layout.words if layout is not None else 'used as it is'}."
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
@@ -191,9 +193,6 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
 
 async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
     """Return `_types` with the forecast for the model; bits per weight are those of the file."""
-    from cpuchat.models.quantize.types import QuantizeProcess, forecast_type, source_header
-    from cpuchat.present.models import predict_type
-
     config = settings.load()
     machine, options = this_machine(config), config.engine.load_options()
     source = await source_header(path)
@@ -342,17 +341,11 @@ def _asked(draft: Path) -> bool:
 
 
 def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
-    from cpuchat.models.drafts.candidates import expected_pair, target_costs
-    from cpuchat.models.machine import machine_for
-
     machine = machine_for(target, chosen)
     return expected_pair(read_model(target), read_model(draft), target_costs(target), machine)
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
-    from cpuchat.models.drafts.candidates import candidates, recommended, target_costs
-    from cpuchat.models.machine import machine_for
-
     header, costs, models = read_model(target), target_costs(target), library.local_models(beside=target)
     found = candidates(header, models, load_catalog(), costs, machine_for(target, chosen))
     found = _checked(found, header, ask_hub=ask_hub)
@@ -368,17 +361,14 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
 
 
 def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
-    from cpuchat.models.drafts.candidates import check
-
-    cache, hub, terminal = PairCache(), Hub() if ask_hub else None, Terminal()
+    hub, terminal = Hub() if ask_hub else None, Terminal()
     checked: list[Candidate] = []
     try:
         for one in found:
             terminal.status(f"comparing {clean_line(one.name)}")
-            checked.append(check(one, target, hub=hub, cache=cache))
+            checked.append(check(one, target, hub))
     finally:
         terminal.clear_progress()
-        cache.save()
     return checked
 
 
@@ -397,7 +387,7 @@ def _print_tables(
         if here:
             click.echo()
         click.echo("On Hugging Face, recommended by the catalog:")
-        rows = [(spec, _size(one), _gain(one), f"{_state(one)} {_mark(one, best)}") for spec, one in on_hub.items()]
+        rows = [(spec, _size(one), _gain(one), f"{_fit(one)} {_mark(one, best)}") for spec, one in on_hub.items()]
         echo_table([headings, *rows], right=(1,))
     notes = [_note(spec, one) for spec, one in on_hub.items()]
     shown = [one for one in (*here.values(), *on_hub.values()) if one.fits is not False]
@@ -423,7 +413,7 @@ def _mark(candidate: Candidate, best: Candidate | None) -> str:
     return "← recommended" if candidate is best else ""
 
 
-def _state(candidate: Candidate) -> str:
+def _fit(candidate: Candidate) -> str:
     if candidate.verdict is None:
         return "not checked"
     return "fits" if candidate.verdict.ok else "does not fit"
@@ -523,8 +513,6 @@ def synthetic(
             )
     except OSError as error:
         raise CpuchatError(f"Cannot write {error.filename or out}: {error.strerror}.") from None
-    from cpuchat.telemetry.units import size
-
     for file in targets:
         click.echo(f"{file}  {size(file.stat().st_size)}")
     return 0

@@ -38,7 +38,7 @@ from cpuchat.hardware.numa.residency import missing_ranges, prepare_file
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
-from cpuchat.models.gguf.header import GGUFHeader, check_header, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import slowness, traffic_of, where_needed
 from cpuchat.protocol.messages import LoadOptions
@@ -253,7 +253,7 @@ def place_pages(header: GGUFHeader) -> list[str]:
     if policy is None or not policy.places:
         return []
     topology = read_topology()
-    parts = split_parts(header.path) or [header.path]
+    parts = model_files(header.path)
     return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
 
 
@@ -265,7 +265,7 @@ def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> N
     part, on_progress = header.path, throttled(on_progress)
     try:
         missing: list[tuple[Path, int, int]] = []
-        for part in split_parts(header.path) or [header.path]:
+        for part in model_files(header.path):
             ranges = missing_ranges(part)
             missing += [(part, *one) for one in ([(0, part.stat().st_size)] if ranges is None else ranges)]
         total = header.file_size

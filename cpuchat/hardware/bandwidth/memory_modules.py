@@ -1,10 +1,7 @@
 """The theoretical peak bandwidth of the memory modules: channels × transfers per second × width.
 
-In the order of trust: the SMBIOS table (root only: which modules there are, how fast they run), EDAC (anyone: which
-channels have modules, no speed), and what this model of CPU takes (assumed).
-
-Parses memory modules from the firmware's SMBIOS table (DMTF DSP0134, "Memory Device", type 17).
-
+In the order of trust: the SMBIOS table (root only: which modules there are, how fast they run; DMTF DSP0134, "Memory
+Device", type 17), EDAC (anyone: which channels have modules, no speed), and what this model of CPU takes (assumed).
 The table is bytes from a stranger: every length in it is checked against what is really there.
 """
 
@@ -56,9 +53,7 @@ def read_modules(file: Path) -> list[Module]:
 
 
 def parse_modules(data: bytes) -> list[Module]:
-    """Return the populated memory devices of an SMBIOS structure table, in its order; a truncated structure ends the
-    list.
-    """
+    """Return the populated memory devices of an SMBIOS structure table, up to a truncated structure."""
     found = (_module(fields, strings) for kind, fields, strings in _structures(data) if kind == _MEMORY_DEVICE)
     return [module for module in found if module is not None]
 

@@ -1,15 +1,9 @@
-"""Keeps the read bandwidth of the cores in use, the denominator of utilization; measured once per set of cores.
+"""Read bandwidth of sets of CPUs, measured in a process of its own (`read_probe`) and cached.
 
-Surveys the read bandwidth: one core, one L3 group, all cores, and every NUMA node to every other.
-
-This is what tells the fabric link of an L3 group from the memory behind it, and how many cores of each L3 group are
-enough to use the memory up.
-
-Measures the read bandwidth of a set of CPUs, in a separate process (`read_probe`).
-
-Caches the measured bandwidths of this machine, so that they are measured once.
-
-An entry belongs to a machine (its CPU, its microcode, its memory, its NUMA nodes) and to the cores that were measured.
+That of the cores in use is the denominator of utilization. A survey measures one core, one L3 group, all cores, and
+every NUMA node to every other: it tells the fabric link of an L3 group from the memory behind it, and how many cores of
+each L3 group are enough to use the memory up. A cached entry belongs to a machine (its CPU, its microcode, its memory,
+its NUMA nodes) and to the cores that were measured.
 """
 
 from __future__ import annotations
@@ -31,10 +25,11 @@ from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware import sysfs
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
-from cpuchat.hardware.numa.mempolicy import current
+from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, current, launch_command
 from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.sysfs import cpuinfo_values, format_cpu_list, parse_cpu_list, read_text
+from cpuchat.hardware.sysfs import cpuinfo_values, read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.units import plural
@@ -53,7 +48,6 @@ _MODULE = "cpuchat.hardware.bandwidth.read_probe"
 _OPTIONS: list[str] = []  # further options of the probe, for tests
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
-_MEMORY_REFUSED: Final = "CPUCHAT_MEMORY_REFUSED"
 
 Cancelled = Callable[[], bool]
 
@@ -123,8 +117,6 @@ def measure(
     ]  # fmt: skip
     words = memory if node is None else f"bind:{node}"
     if words:
-        from cpuchat.hardware.numa.mempolicy import launch_command
-
         command = launch_command(words, command)
     found = _run(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
     refused = found.get("memory_refused")
@@ -182,7 +174,7 @@ def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, An
         Interrupted: `cancelled` said so.
     """
     environment = child_environment()
-    environment.pop(_MEMORY_REFUSED, None)
+    environment.pop(MEMORY_REFUSED, None)
     end = monotonic() + limit
     try:
         process = subprocess.Popen(
@@ -537,9 +529,7 @@ class _Schedule:
 
 
 def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return the CPUs that read for every (node of the cores, node of the memory); of many nodes only the first one
-    reads.
-    """
+    """Return the CPUs that read, by (node of the cores, node of the memory); of many nodes only the first one reads."""
     far = [node.number for node in topology.nodes if node.memory and node.number in topology.allowed_nodes]
     near: dict[int, list[int]] = {}
     for cpu in cpus:

@@ -30,8 +30,6 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, thread_time
 
-from cpuchat.base.processes import python_command
-
 HUGE_PAGE = 2 << 20
 _FIRST_CALL = 2 << 20
 _CALL_SECONDS = 0.004
@@ -250,6 +248,8 @@ def main(arguments: list[str] | None = None) -> int:
             pass  # The threads will say which CPU it is.
     try:
         if len(cpus) > given.threads and not given.part:
+            from cpuchat.base.processes import python_command
+
             rounds, shares = run_together([
                 [
                     *python_command("-m", "cpuchat.hardware.bandwidth.read_probe"), "--part",

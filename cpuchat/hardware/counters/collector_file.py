@@ -1,5 +1,4 @@
-"""Reads and writes the file in which the collector (hardware.collector), or another privileged program, reports
-figures.
+"""The file in which the collector (hardware.collector), or another privileged program, reports figures.
 
 Of any program, `{"bw": 212.5, "util": 46.1, "ts": 1700000000.0}` will do: gigabytes per second, percent of what the
 memory carries, and seconds since 1970. The collector's own file holds more, under names of their own; see `content_of`.

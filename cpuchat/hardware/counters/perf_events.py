@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Counter
-from cpuchat.hardware.sysfs import parse_cpu_list, read_number, read_text
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:

@@ -74,9 +74,7 @@ class MemoryBandwidthMonitoring(Counter[Bandwidth]):
 
 
 def _files(mount: Path) -> dict[int, list[Path]]:
-    """Return the files of each L3 group. A control group's count has its monitoring groups in it, but not other
-    groups.
-    """
+    """Return the files of each L3 group: a control group's count has its monitoring groups in it, but no others."""
     files: dict[int, list[Path]] = {}
     try:
         found = [*mount.glob("mon_data/mon_L3_*"), *mount.glob("*/mon_data/mon_L3_*")]

@@ -203,9 +203,7 @@ class FabricLinks:
             raise
 
     def growth(self) -> tuple[float, ...]:
-        """Return the bytes that each L3 group received since the last call, in the order of the topology; () if
-        unknown.
-        """
+        """Return the bytes that each L3 group received since the last call, as in the topology; () if unknown."""
         found: dict[int, float] = {}
         for events, seen, groups in zip(self._events, self._seen, self._groups, strict=True):
             counts = [event.growth() or 0.0 for event in events]

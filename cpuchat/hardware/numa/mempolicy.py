@@ -1,18 +1,15 @@
-"""Sets the NUMA memory policy: on which nodes the kernel places what a process allocates or reads in first.
+"""NUMA memory policies: on which nodes the kernel places what a process allocates or reads in first.
 
 System calls set_mempolicy(2) and get_mempolicy(2); modes and flags from include/uapi/linux/mempolicy.h, meaning from
 Documentation/admin-guide/mm/numa_memory_policy.rst. A policy belongs to a thread, is inherited over fork and exec, and
 counts only for what is allocated after it was set. No privilege is needed, but containers often block both calls.
 
-The launcher imports this module before every worker of a machine with several nodes: nothing slow to import here.
-
-Starts a program under a NUMA memory policy, without privileges and without numactl.
+So this module is also a program that sets a policy and becomes another one, whose process id stays the same:
 
     python -m cpuchat.hardware.numa.mempolicy --memory interleave -- PROGRAM ARGUMENT...
 
-A policy has to be set before a program allocates anything, so it is set here and inherited over exec (the process id
-stays the same). A refusal does not keep the program from starting; it finds the reason in its environment.
-The same by hand: `numactl --interleave=all PROGRAM ARGUMENT...`.
+The same by hand: `numactl --interleave=all PROGRAM ARGUMENT...`. A refusal does not keep the program from starting; it
+finds the reason in its environment. Every worker of a machine with several nodes is started so: nothing slow to import.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.processes import python_command
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -312,6 +309,7 @@ def launch_command(words: str, argv: Sequence[str]) -> list[str]:
     policy = parse_policy(words)
     if not policy.places:
         return list(argv)
+
     return python_command("-m", "cpuchat.hardware.numa.mempolicy", "--memory", policy.words, "--", *argv)
 
 

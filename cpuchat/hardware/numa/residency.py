@@ -1,11 +1,8 @@
 """Finds the NUMA nodes that hold the weights, and moves them if the policy requires others.
 
-Reads /proc/PID/numa_maps: which mapping of a process has how many pages on which NUMA node.
-
-Documentation/filesystems/proc.rst; written by show_numa_map in fs/proc/task_mmu.c. Spaces, tabs, newlines and "=" in
-file names are octal escapes; pages in huge page files are counted in huge pages, all others in plain ones.
-
-Reads which parts of a file are in the page cache, on which NUMA nodes, and evicts them.
+/proc/PID/numa_maps says which mapping of a process has how many pages on which node (Documentation/filesystems/
+proc.rst; written by show_numa_map in fs/proc/task_mmu.c). Spaces, tabs, newlines and "=" in file names are octal
+escapes; pages in huge page files are counted in huge pages, all others in plain ones.
 
 Pages of a file go where the policy of the program that reads it *first* says, and stay there: a download or a checksum
 decides for every later run. Without privileges only one thing moves them: drop them (posix_fadvise) and read the file
@@ -242,8 +239,6 @@ def _libc() -> ctypes.CDLL:
     library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return library
 
-
-__all__ = ["LARGE", "Residency", "evict", "prepare_file", "read_residency", "resident_bytes", "resident_nodes"]
 
 LARGE = 64 << 20
 """Anonymous regions from this size on are counted separately: weights that were read or repacked, KV caches."""

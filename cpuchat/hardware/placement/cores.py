@@ -1,11 +1,9 @@
-"""Resolves words ("auto", "l3:0,2", "4/l3") to one logical CPU per thread, with the reason.
+"""Resolves words ("auto", "l3:0,2", "4/l3") to one logical CPU per thread, with the reason; tells how busy CPUs are.
 
 Threads of one model read memory at the same time and wait for each other after every layer. So each gets a physical
 core of its own (second hyper-threads add nothing, reference figures: 32 to 64 threads on 32 cores no gain), all cores
 are of the fast kind, and fewer threads than cores are spread over all memory nodes, fabric links and L3 groups, as one
 link carries far less than the memory gives.
-
-Tells whether other programs compute: /proc/stat (proc_stat(5)); elsewhere psutil.
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import UsageError
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list, read_text
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Core, Topology
 from cpuchat.telemetry.units import plural
 

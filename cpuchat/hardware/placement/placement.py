@@ -1,31 +1,26 @@
 """Decides where a model computes: CPUs of the target and of the draft model, and the memory policy.
 
-It is made in the process that the user runs, before a worker starts; workers are sent the numbers.
-
-Placements worth trying on a machine: ways to divide it between a target model and its draft model.
-
-Decoding reads all weights for each pass, so a placement is as fast as the paths that its cores read through: a core,
+`place` is called in the process that the user runs, before a worker starts; workers are sent the numbers. `candidates`
+are ways to divide a machine between a target model and its draft model, `ceiling` is how fast each can be at best:
+decoding reads all weights for each pass, so a placement is as fast as the paths that its cores read through: a core,
 the fabric link of its L3 groups, the memory. One link carries a small part of what the memory gives (50 of 367 GB/s on
 an EPYC 9354P). That is why a draft model on an L3 group of its own pays only while drafting and verifying overlap, and
 why it is not made faster by the L3 cache: it is many times larger, and is read from memory for every token.
-
-Computes the highest speed that a placement can reach, from the read bandwidth of its cores.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, explained, with_changes
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology
 
 MAX_CPUS: Final = 512
@@ -183,7 +178,7 @@ def _usable(topology: Topology) -> Topology:
             f"below {MAX_CPUS}.",
             "Start it on others, for example with `taskset -c 0-31 cpuchat`.",
         )
-    return topology if cpus == topology.allowed else dataclasses.replace(topology, allowed=cpus)
+    return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
 
 
 def _names_cores(topology: Topology, cores: str) -> bool:
@@ -360,43 +355,43 @@ class Ceiling:
     remarks: tuple[str, ...] = ()
 
 
-def read_rate(
-    topology: Topology,
-    cpus: Collection[int],
-    *,
-    peak: float,
-    l3_link: float | None = None,
-    one_core: float | None = None,
-    memory: str = "auto",
-) -> tuple[float, str]:
-    """Return the bytes per second that `cpus` can read together, and what bounds them: "memory", "link" or "cores".
+class ReadRates(NamedTuple):
+    """Measured read bandwidth in bytes per second: of the whole machine, of one L3 group alone, and of one core (None:
+    not known, taken as no bound)."""
 
-    Each link carries what its cores ask for, at most `l3_link`; all links together at most the part of `peak` (the
-    whole machine's) that belongs to the sockets of `cpus`, and to the nodes that the policy `memory` binds to. None:
-    not known, no bound.
-    """
-    sockets = {core.package for cpu in cpus if (core := topology.core_of(cpu)) is not None}
-    share = max(len(sockets), 1) / max(len(topology.packages), 1)
-    if memory.startswith("bind:"):
-        share = min(share, len(parse_cpu_list(memory.removeprefix("bind:"))) / max(len(topology.cpu_nodes), 1))
-    most = peak * share
-    if one_core is None and l3_link is None:
-        return most, "memory"
-    cores: dict[int, set[int]] = {}
-    for cpu in cpus:
-        core, group = topology.core_of(cpu), topology.l3_of(cpu)
-        cores.setdefault(group.fabric_link if group is not None else -1, set()).add(
-            core.index if core is not None else cpu
-        )
-    total, on_link = 0.0, False
-    for link, members in cores.items():
-        asked = len(members) * one_core if one_core is not None else float("inf")
-        limit = l3_link if l3_link is not None and link >= 0 else float("inf")
-        total += min(asked, limit)
-        on_link = on_link or limit <= asked
-    if total >= most:
-        return most, "memory"
-    return total, "link" if on_link else "cores"
+    peak: float
+    l3_link: float | None = None
+    one_core: float | None = None
+
+    def of(self, topology: Topology, cpus: Collection[int], memory: str = "auto") -> tuple[float, str]:
+        """Return the bytes per second that `cpus` can read together, and what bounds them: "memory", "link" or "cores".
+
+        Each link carries what its cores ask for, at most that of one L3 group; all links together at most the part of
+        the peak that belongs to the sockets of `cpus`, and to the nodes that the policy `memory` binds to.
+        """
+        peak, l3_link, one_core = self
+        sockets = {core.package for cpu in cpus if (core := topology.core_of(cpu)) is not None}
+        share = max(len(sockets), 1) / max(len(topology.packages), 1)
+        if memory.startswith("bind:"):
+            share = min(share, len(parse_cpu_list(memory.removeprefix("bind:"))) / max(len(topology.cpu_nodes), 1))
+        most = peak * share
+        if one_core is None and l3_link is None:
+            return most, "memory"
+        cores: dict[int, set[int]] = {}
+        for cpu in cpus:
+            core, group = topology.core_of(cpu), topology.l3_of(cpu)
+            cores.setdefault(group.fabric_link if group is not None else -1, set()).add(
+                core.index if core is not None else cpu
+            )
+        total, on_link = 0.0, False
+        for link, members in cores.items():
+            asked = len(members) * one_core if one_core is not None else float("inf")
+            limit = l3_link if l3_link is not None and link >= 0 else float("inf")
+            total += min(asked, limit)
+            on_link = on_link or limit <= asked
+        if total >= most:
+            return most, "memory"
+        return total, "link" if on_link else "cores"
 
 
 def ceiling(
@@ -405,9 +400,7 @@ def ceiling(
     *,
     target_bytes: float,
     draft_bytes: float,
-    peak: float,
-    l3_link: float | None = None,
-    one_core: float | None = None,
+    rates: ReadRates,
     tokens_per_pass: float = 1.0,
     depth: int = 0,
     overlap: bool = False,
@@ -419,8 +412,6 @@ def ceiling(
 
     Args:
         target_bytes, draft_bytes: read per pass of each model.
-        peak, l3_link, one_core: measured read bandwidth of the whole machine, of one L3 group alone, and of one core,
-            in bytes per second (None: not known, taken as no bound).
         tokens_per_pass: tokens that a verify pass yields, its own one included.
         depth: tokens drafted for each pass.
         overlap: draft the next round while this one is verified; counts only for a draft model on cores of its own.
@@ -428,22 +419,18 @@ def ceiling(
     Raises:
         UsageError: bytes, bandwidth or tokens that are not above 0.
     """
-    if min(target_bytes, peak, tokens_per_pass) <= 0 or min(draft_bytes, depth) < 0:
+    if min(target_bytes, rates.peak, tokens_per_pass) <= 0 or min(draft_bytes, depth) < 0:
         raise UsageError("Sizes, bandwidth and tokens per pass must be above 0.")
-
-    def speed_of(cpus: Collection[int], memory: str) -> tuple[float, str]:
-        return read_rate(topology, cpus, peak=peak, l3_link=l3_link, one_core=one_core, memory=memory)
-
     placement, memory = candidate.placement, candidate.spec.memory
     own = placement.is_split
-    speed, bound = speed_of(placement.cpus, memory)
-    draft_speed, draft_bound = speed_of(placement.draft_cpus if own else placement.cpus, memory)
+    speed, bound = rates.of(topology, placement.cpus, memory)
+    draft_speed, draft_bound = rates.of(topology, placement.draft_cpus if own else placement.cpus, memory)
     t_target = target_bytes / speed
     t_draft = depth * draft_bytes / draft_speed
     overlap = overlap and own and depth > 0
-    t_memory = (target_bytes + depth * draft_bytes) / peak
+    t_memory = (target_bytes + depth * draft_bytes) / rates.peak
     t_round = max(t_target, t_draft, t_memory) if overlap else t_target + t_draft
-    whole, _ = speed_of(choose_cores(topology).cpus, "auto")
+    whole, _ = rates.of(topology, choose_cores(topology).cpus)
     plain = whole / target_bytes
     result = Ceiling(
         tokens_per_pass / t_round,

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpuchat.hardware.sysfs import format_cpu_list, read_text
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning.changes import Change, KnobRefusal, below, chosen, value_of
 

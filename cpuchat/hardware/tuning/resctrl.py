@@ -14,7 +14,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpuchat.hardware.sysfs import format_cpu_list, read_number, read_text
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning.changes import CacheGroup, KnobRefusal
 from cpuchat.hardware.tuning.knobs import refusal_of

@@ -1,16 +1,11 @@
-"""The process of one download, `python -m cpuchat.models.downloads.child`: reads an `Order`, writes `Report` lines.
+"""The process of one download, `python -m cpuchat.models.downloads.child`: reads a `Download`, writes such lines.
 
-It ends on SIGTERM, when its standard input ends because its parent is gone, and after its last report. However it ends,
-even by SIGKILL, it leaves partial files that the next one resumes.
-
-Fetches all files of one model, one after the other: space checked, received, hashed, put in their place.
-
-Appends the bytes of one file from the hub to its partial file, from any offset.
+Fetches all files of one model, one after the other: space checked, received, hashed, put in their place. It ends on
+SIGTERM, when its standard input ends because its parent is gone, and after its last report. However it ends, even by
+SIGKILL, it leaves partial files that the next one resumes.
 
 Not by `hf_hub_download`: that (huggingface_hub 1.x) starts over when a transfer breaks off, and checks lengths only.
 Its headers and errors are used.
-
-Which network faults are retried, and after how long.
 """
 
 from __future__ import annotations
@@ -49,12 +44,11 @@ from cpuchat.models.downloads.hf_cache import (
     update_main,
     write_error,
 )
-from cpuchat.models.downloads.state import Order, Progress, Report, RetryPolicy
+from cpuchat.models.downloads.state import Download, Progress
 from cpuchat.models.hub import errors
 from cpuchat.models.hub.client import headers, raise_for_status
 from cpuchat.models.hub.errors import endpoint, host, is_offline
-from cpuchat.models.hub.repository import HubFile
-from cpuchat.models.hub.responses import check_names
+from cpuchat.models.hub.repository import HubFile, check_names
 
 if TYPE_CHECKING:
     import httpx
@@ -78,7 +72,7 @@ class WrongResponse(BrokenResponse):
     """A response with another length, range or hash than was listed: probably the same at every attempt."""
 
 
-def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
+def with_retries(act: Callable[[], T], progress: Progress) -> T:
     """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
 
     Raises:
@@ -88,14 +82,14 @@ def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
     """
     import httpx
 
-    policy, failures, wrong, ended_early = order.retry_policy, 0, 0, 0
-    total = sum(file.size for file in order.files)
+    policy, failures, wrong, ended_early = progress.order.retry_policy, 0, 0, 0
+    total = progress.order.model.size
     while True:
         before = progress.done
         try:
             return act()
         except Exception as error:
-            fault = _fault(error, order, progress)
+            fault = _fault(error, progress)
             if not _is_transient(error):
                 raise fault from None
             if progress.done - before >= max(_MIN_PROGRESS, min((total - before) // 64, _ENOUGH_PROGRESS)):
@@ -118,13 +112,15 @@ def with_retries(act: Callable[[], T], order: Order, progress: Progress) -> T:
             if retry_after is not None and retry_after > policy.max_retry_after:
                 raise fault from None
             progress.attempt = failures + 1
-            _wait(_back_off(failures, policy) if retry_after is None else retry_after, fault, progress)
+            # Exponential, less up to half of it at random, so that clients do not all return at once.
+            delay = min(policy.first_wait * 2 ** max(failures - 1, 0), policy.max_wait) * random.uniform(0.5, 1.0)
+            _wait(delay if retry_after is None else retry_after, fault, progress)
 
 
-def _fault(error: Exception, order: Order, progress: Progress) -> CpuchatError:
+def _fault(error: Exception, progress: Progress) -> CpuchatError:
+    order = progress.order
     if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's errors are without a number
-        missing = sum(file.size for file in order.files) - progress.done
-        return write_error(error, Path(order.cache), missing)
+        return write_error(error, Path(order.cache), order.model.size - progress.done)
     if isinstance(error, BrokenResponse):
         return DownloadFailed(str(error), "Resume, or try again later.")
     return errors.translate(error, order.repo)
@@ -148,13 +144,6 @@ def _retry_after(error: Exception) -> float | None:
 
     refused = isinstance(error, HfHubHTTPError | httpx.HTTPStatusError)
     return errors.seconds_to_wait(error.response.headers) if refused else None
-
-
-def _back_off(failures: int, policy: RetryPolicy) -> float:
-    """Return the delay in seconds: exponential, less up to half of it at random, so that clients do not all return at
-    once.
-    """
-    return min(policy.first_wait * 2 ** max(failures - 1, 0), policy.max_wait) * random.uniform(0.5, 1.0)
 
 
 def _wait(seconds: float, fault: CpuchatError, progress: Progress) -> None:
@@ -229,7 +218,7 @@ def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout:
 
     httpx passes the Authorization header on only within the host and port that it was meant for.
     """
-    from cpuchat.models.hub.responses import Bounds
+    from cpuchat.models.hub.http import Bounds
 
     url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
     sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
@@ -245,7 +234,7 @@ def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout:
 @cache
 def _client() -> httpx.Client:
     """Return an HTTP client separate from huggingface_hub's, whose responses have other limits."""
-    from cpuchat.models.hub.responses import client
+    from cpuchat.models.hub.http import client
 
     return client()
 
@@ -276,20 +265,21 @@ def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
     return start
 
 
-def fetch_model(order: Order, progress: Progress) -> Path:
-    """Download and check all files of a model. Returns the first one, by its name in the cache.
+def fetch_model(progress: Progress) -> Path:
+    """Download and check all files of the order. Returns the first one, by its name in the cache.
 
     Raises:
         CpuchatError: that failed; whatever arrived intact is kept.
     """
-    check_names(order.repo, order.revision, order.files)
+    order = progress.order
+    files, cache = order.model.files, Path(order.cache)
+    check_names(order.repo, order.revision, files)
     if is_offline():
         raise errors.offline_mode()
-    cache = Path(order.cache)
-    here = bytes_here(cache, order.repo, order.files)
+    here = bytes_here(cache, order.repo, files)
     try:
-        check_space(cache, sum(file.size for file in order.files) - here, order.reserved)
-        named = [_FileFetch(order, file, progress).run() for file in order.files]
+        check_space(cache, order.model.size - here, order.reserved)
+        named = [_FileFetch(file, progress).run() for file in files]
         if order.newest_at:
             update_main(cache, order.repo, order.revision, order.newest_at)
     except OSError as error:
@@ -300,23 +290,22 @@ def fetch_model(order: Order, progress: Progress) -> Path:
 class _FileFetch:
     """The download of one file."""
 
-    def __init__(self, order: Order, file: HubFile, progress: Progress) -> None:
-        self._order = order
-        self._file = file
-        self._progress = progress
-        self._cache = Path(order.cache)
-        self._part = part_path(self._cache, order.repo, file)
-        self._blob = blob_path(self._cache, order.repo, file)
+    def __init__(self, file: HubFile, progress: Progress) -> None:
+        self._order, self._file, self._progress = progress.order, file, progress
+        self._cache = Path(progress.order.cache)
+        self._part = part_path(self._cache, progress.order.repo, file)
+        self._blob = blob_path(self._cache, progress.order.repo, file)
+        self._was_verified = file.etag in progress.verified
 
     def run(self) -> Path:
         """Return the file's name in the snapshot."""
         order, file = self._order, self._file
         here = bytes_here(self._cache, order.repo, [file])
-        self._progress.begin_file(bytes_here(self._cache, order.repo, order.files) - here, here)
+        self._progress.begin_file(bytes_here(self._cache, order.repo, order.model.files) - here, here)
         with locked(self._cache, order.repo, file, self._progress):
             content = self._checked_copy() or self._receive()
             named = add_to_snapshot(self._cache, order.repo, order.revision, file, content)
-        if file.etag not in self._progress.verified:
+        if not self._was_verified:
             self._progress.verified.append(file.etag)
         self._progress.finish_file()
         return named
@@ -327,7 +316,7 @@ class _FileFetch:
         if content is None:
             return None
         self._progress.here = self._file.size
-        if content == self._blob and self._file.etag in self._order.verified:
+        if content == self._blob and self._was_verified:
             return content
         with self._hashing(content) as following:
             return content if self._retry(partial(self._is_correct, following)) else None
@@ -357,7 +346,7 @@ class _FileFetch:
         transfer(order.repo, order.revision, self._file, self._part, idle_timeout=timeout, on_written=on_written)
 
     def _retry(self, act: Callable[[], T]) -> T:
-        return with_retries(act, self._order, self._progress)
+        return with_retries(act, self._progress)
 
     def _hashing(self, path: Path) -> FollowingHash:
         def on_hashed(count: int) -> None:
@@ -382,24 +371,23 @@ class _Stopped(BaseException):
 def main() -> None:
     os.nice(_NICENESS)
     signal.signal(signal.SIGTERM, _stop)
-    progress = Progress(_send)
-    order: Order | None = None
+    progress: Progress | None = None
     try:
-        order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
-        progress.verified += order.verified
+        progress = Progress(msgspec.json.decode(sys.stdin.buffer.readline(), type=Download), _send)
         threading.Thread(target=_watch_input, name="input", daemon=True).start()
         threading.Thread(target=progress.report_by_clock, name="clock", daemon=True).start()
         try:
-            path = fetch_model(order, progress)
+            path = fetch_model(progress)
         except CpuchatError as error:
             progress.enter("failed", error=error)
         else:
             progress.enter("done", path=str(path))
     except _Stopped:
-        if order is not None:
-            # The signal may have come between writing a piece and counting it.
-            with contextlib.suppress(CpuchatError):
-                progress.begin_file(0, bytes_here(Path(order.cache), order.repo, order.files))
+        if progress is None:
+            return  # before it knew its order
+        order = progress.order
+        with contextlib.suppress(CpuchatError):  # the signal may have come between writing a piece and counting it
+            progress.begin_file(0, bytes_here(Path(order.cache), order.repo, order.model.files))
         progress.enter("paused")
 
 
@@ -416,7 +404,7 @@ def _watch_input() -> None:
     signal.pthread_kill(main_thread, signal.SIGTERM)  # to that thread: it may be waiting for the network
 
 
-def _send(report: Report) -> None:
+def _send(report: Download) -> None:
     # When the parent is gone, standard input ends, too.
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), msgspec.json.encode(report) + b"\n")  # at once: no half line when stopped

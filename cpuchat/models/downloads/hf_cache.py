@@ -30,8 +30,7 @@ from cpuchat.base.paths import shown
 from cpuchat.models.downloads.state import Progress
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.hub.errors import is_set
-from cpuchat.models.hub.repository import HubFile
-from cpuchat.models.hub.responses import checked_etag
+from cpuchat.models.hub.repository import HubFile, checked_etag
 from cpuchat.models.library.places import INCOMPLETE, repo_folder
 
 _CHUNK = 1 << 20

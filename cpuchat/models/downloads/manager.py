@@ -2,15 +2,12 @@
 
 Unfinished ones are kept in a journal in the data folder, so that the next run resumes them however this one ended.
 Several programs may write the journal: each changes only its own downloads.
-
-Starts and follows the process of one download.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,9 +22,8 @@ from cpuchat.base.errors import DownloadFailed, HubError, UsageError
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import python_command
 from cpuchat.models.downloads.hf_cache import bytes_here, discard
-from cpuchat.models.downloads.state import RUNNING, Download, Order, Rate, Report, RetryPolicy, Status, Unfinished
-from cpuchat.models.hub.repository import RepoModel
-from cpuchat.models.hub.responses import check_names
+from cpuchat.models.downloads.state import RUNNING, Download, Order, Rate, RetryPolicy
+from cpuchat.models.hub.repository import RepoModel, check_names
 from cpuchat.models.library.places import hub_cache
 
 _STOP_SECONDS = 5.0
@@ -43,7 +39,7 @@ class DownloadProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, order: Order) -> DownloadProcess:
+    async def start(cls, download: Download) -> DownloadProcess:
         """Start the process. Raises OSError."""
         with _open_log() as log:
             process = await asyncio.create_subprocess_exec(
@@ -56,10 +52,10 @@ class DownloadProcess:
                 limit=1 << 20,
             )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        process.stdin.write(msgspec.json.encode(download) + b"\n")
         return cls(process)
 
-    async def reports(self, silence: float) -> AsyncIterator[Report | None]:
+    async def reports(self, silence: float) -> AsyncIterator[Download | None]:
         """Yield its reports until it is gone; None whenever there was none for `silence` seconds."""
         stream = self._process.stdout
         assert stream is not None
@@ -72,7 +68,7 @@ class DownloadProcess:
             if not line:
                 break
             with contextlib.suppress(msgspec.DecodeError):  # the last line of a killed process
-                yield msgspec.json.decode(line, type=Report)
+                yield msgspec.json.decode(line, type=Download)
         await self._process.wait()
 
     def terminate(self) -> None:
@@ -111,9 +107,8 @@ _NO_ERROR = {"code": "", "message": "", "hint": ""}
 class _Entry:
     """One download and its process. `wanted` is the state the user wants, `download.state` the actual one."""
 
-    def __init__(self, download: Download, verified: tuple[str, ...] = ()) -> None:
+    def __init__(self, download: Download) -> None:
         self.download = download
-        self.verified = verified
         self.wanted: Literal["run", "pause", "cancel", "close"] = "run"
         self.discard = False
         self.stopping = False
@@ -151,9 +146,7 @@ class Downloads:
         self._at_once = at_once
         self._changed = changed or (lambda download: None)
         self._retry_policy = retry_policy
-        self._journal = JsonCache(
-            paths.downloads_file(), Unfinished, version=1, max_entries=200, max_bytes=8 << 20
-        )  # fmt: skip
+        self._journal = JsonCache(paths.downloads_file(), Download, version=2, max_entries=200, max_bytes=8 << 20)
         self._entries: dict[str, _Entry] = {}
 
     def all(self) -> list[Download]:
@@ -171,18 +164,17 @@ class Downloads:
         check_names(repo, revision, model.files)
         if not model.complete or not model.files:
             raise HubError(f"{model.name} is incomplete on Hugging Face: parts are missing.", "Choose another file.")
-        id = _id(repo, model)
-        entry = self._entries.get(id)
+        order = Order(repo=repo, revision=revision, model=model, newest_at=newest_at, cache=str(self._cache))
+        entry = self._entries.get(order.id)
         if entry is None:
-            known = self._journal.read().get(id)
-            download = Download(
-                id=id, repo=repo, revision=revision, model=model, newest_at=newest_at, done=self._here(repo, model)
-            )
-            entry = self._entries[id] = _Entry(download, known.verified if known is not None else ())
+            known = self._journal.read().get(order.id)
+            verified = known.verified if known is not None else ()
+            download = Download(order=order, done=self._bytes_here(order), verified=verified)
+            entry = self._entries[order.id] = _Entry(download)
         elif entry.download.state == "done" and Path(entry.download.path).exists():
             return entry.download
         elif entry.task is None:
-            entry.download = replace(entry.download, revision=revision, model=model, newest_at=newest_at)
+            entry.download = replace(entry.download, order=order)
         self._run_again(entry)
         return entry.download
 
@@ -212,9 +204,9 @@ class Downloads:
 
     def restore(self) -> None:
         """Restore the downloads of earlier runs: running ones continue, paused and failed ones stay so."""
-        for unfinished in self._journal.read().values():
-            if unfinished.download.id not in self._entries and _is_valid(unfinished):
-                self._restore(unfinished)
+        for id, download in self._journal.read().items():
+            if id not in self._entries and self._is_valid(id, download):
+                self._restore(download)
         self._launch()
 
     async def wait(self, id: str) -> Download:
@@ -240,23 +232,30 @@ class Downloads:
         except KeyError:
             raise UsageError(f"There is no download {id}.", "It may have been cancelled.") from None
 
-    def _here(self, repo: str, model: RepoModel) -> int:
-        return bytes_here(self._cache, repo, model.files)
+    def _is_valid(self, id: str, download: Download) -> bool:
+        """Check an entry of the journal: anybody may have written it."""
+        order = download.order
+        try:
+            check_names(order.repo, order.revision, order.model.files)
+        except (UsageError, HubError):
+            return False
+        return order.id == id and download.state != "done"
+
+    def _bytes_here(self, order: Order) -> int:
+        return bytes_here(self._cache, order.repo, order.model.files)
 
     def _write_journal(self, entry: _Entry) -> None:
         """Record an unfinished download in the journal, or remove one that is done."""
-        id = entry.download.id
-        if entry.download.state == "done":
-            self._journal.remove(id)
+        download = entry.download
+        if download.state == "done":
+            self._journal.remove(download.id)
         else:
-            unfinished = Unfinished(download=entry.download, verified=entry.verified)
-            self._journal.update(lambda entries: entries.update({id: unfinished}))
+            self._journal.update(lambda entries: entries.update({download.id: download}))
 
-    def _restore(self, unfinished: Unfinished) -> None:
-        last = unfinished.download
-        done = self._here(last.repo, last.model)
+    def _restore(self, last: Download) -> None:
+        done = self._bytes_here(last.order)
         download = replace(last, done=done, checked=0, speed=0.0, seconds_left=None, retry_in=0.0)
-        entry = self._entries[last.id] = _Entry(download, unfinished.verified)
+        entry = self._entries[last.id] = _Entry(download)
         if last.state in RUNNING:
             self._queue(entry)
         else:
@@ -288,7 +287,7 @@ class Downloads:
             if running >= self._at_once:
                 return
             if entry.task is None and entry.wanted == "run" and entry.download.state == "queued":
-                entry.task = asyncio.create_task(self._run(entry), name=f"download {entry.download.repo}")
+                entry.task = asyncio.create_task(self._run(entry), name=f"download {entry.download.order.repo}")
                 running += 1
 
     async def _run(self, entry: _Entry) -> None:
@@ -296,8 +295,8 @@ class Downloads:
         if entry.wanted == "run":
             await self._download(entry)
         if entry.wanted == "cancel" and entry.discard:
-            download = entry.download
-            await asyncio.to_thread(discard, self._cache, download.repo, download.model.files)
+            order = entry.download.order
+            await asyncio.to_thread(discard, self._cache, order.repo, order.model.files)
         entry.task = None
         self._settle(entry)
         self._launch()
@@ -306,7 +305,7 @@ class Downloads:
         entry.stopping = False
         entry.rate.clear()  # else the pause would count
         try:
-            entry.process = await DownloadProcess.start(self._order(entry))
+            entry.process = await DownloadProcess.start(replace(entry.download, order=self._order(entry)))
         except OSError as error:
             self._fail(entry, f"Cannot start the download process: {error.strerror}.")
             return
@@ -324,23 +323,13 @@ class Downloads:
             self._fail(entry, "The download process ended unexpectedly.")
 
     def _order(self, entry: _Entry) -> Order:
-        download = entry.download
+        """Return the order with what this manager decides, whatever the journal says."""
         others = (other.download for other in self._entries.values() if other is not entry and other.task is not None)
-        return Order(
-            repo=download.repo,
-            revision=download.revision,
-            files=download.model.files,
-            cache=str(self._cache),
-            newest_at=download.newest_at,
-            verified=entry.verified,
-            reserved=sum(max(other.total - other.done, 0) for other in others),
-            retry_policy=self._retry_policy,
-        )
+        reserved = sum(max(other.total - other.done, 0) for other in others)
+        return replace(entry.download.order, cache=str(self._cache), reserved=reserved, retry_policy=self._retry_policy)
 
-    def _apply(self, entry: _Entry, report: Report) -> None:
-        verified, entry.verified = entry.verified, report.verified
-        status = {name: getattr(report, name) for name in Status.__struct_fields__}
-        entry.download = replace(entry.download, **status)
+    def _apply(self, entry: _Entry, report: Download) -> None:
+        verified, entry.download = entry.download.verified, report
         if report.state in RUNNING:  # the last report is passed on when the process has ended
             self._update_speed(entry)
         if report.verified != verified and entry.wanted != "cancel":
@@ -359,7 +348,7 @@ class Downloads:
     def _fail(self, entry: _Entry, message: str) -> None:
         hint = f"Resume to continue from the partial file. Log: {paths.shown(log_file())}"
         values = {"code": DownloadFailed.code, "message": message, "hint": hint}
-        done = self._here(entry.download.repo, entry.download.model)
+        done = self._bytes_here(entry.download.order)
         entry.download = replace(entry.download, state="failed", done=done, **values)
 
     def _settle(self, entry: _Entry) -> None:
@@ -370,8 +359,7 @@ class Downloads:
             self._queue(entry)
             return
         if not ended:
-            done = self._here(download.repo, download.model)
-            download = replace(download, state="paused", done=done, **_NO_ERROR)
+            download = replace(download, state="paused", done=self._bytes_here(download.order), **_NO_ERROR)
         entry.download = replace(download, speed=0.0, seconds_left=None, retry_in=0.0)
         if entry.wanted == "cancel":
             del self._entries[download.id]
@@ -384,19 +372,3 @@ class Downloads:
         entry.download = download
         if entry.wanted != "cancel":
             self._changed(download)
-
-
-def _id(repo: str, model: RepoModel) -> str:
-    """Return an id that is the same for the same content of the same repository, whatever the revision."""
-    named = "\n".join([repo, model.name, *(file.etag for file in model.files)])
-    return hashlib.sha256(named.encode()).hexdigest()[:12]
-
-
-def _is_valid(unfinished: Unfinished) -> bool:
-    """Check an entry of the journal: anybody may have written it."""
-    download = unfinished.download
-    try:
-        check_names(download.repo, download.revision, download.model.files)
-    except (UsageError, HubError):
-        return False
-    return download.id == _id(download.repo, download.model) and download.state != "done"

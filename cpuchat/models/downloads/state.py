@@ -1,77 +1,24 @@
-"""A download as plain data: its display, and the messages to and from its process.
-
-Reports how far a download is: every change of state at once, everything else by a clock.
-
-Transfer rate, averaged over a few seconds so that the figure can be read.
-"""
+"""A download as plain data: what is wanted (`Order`), and how it stands (`Download`), which its process reports."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.hub.repository import Data, HubFile, RepoModel
+from cpuchat.models.hub.repository import Data, RepoModel
 
 State = Literal["queued", "running", "waiting", "checking", "paused", "done", "failed"]
 """`waiting`: for a retry, or for another program. `checking`: all bytes are here, the hash is being computed. `done`
 only after the file passed its check and has its name in the cache."""
 
 RUNNING: frozenset[State] = frozenset({"queued", "running", "waiting", "checking"})
-
-
-class Status(Data, frozen=True):
-    """How far a download is, in bytes.
-
-    `done` counts what is on the disk, `checked` how much of that the running check has hashed. `retry_in` is the time
-    in seconds until attempt number `attempt`. `code`, `message` and `hint` are those of the error that ended the
-    download or that it waits for. `path` is the file to load, "" before `done`.
-    """
-
-    state: State = "queued"
-    done: int = 0
-    checked: int = 0
-    attempt: int = 1
-    retry_in: float = 0.0
-    code: str = ""
-    message: str = ""
-    hint: str = ""
-    path: str = ""
-
-
-class Download(Status, frozen=True, kw_only=True):
-    """One model being downloaded. `revision` is a commit, `newest_at` see `Repository`.
-
-    `speed` is in bytes per second over the last seconds; `seconds_left` is None while it cannot be estimated.
-    """
-
-    id: str
-    repo: str
-    revision: str
-    model: RepoModel
-    newest_at: float = 0.0
-    speed: float = 0.0
-    seconds_left: float | None = None
-
-    @property
-    def total(self) -> int:
-        return self.model.size
-
-    @property
-    def share(self) -> float:
-        """Fraction of the bytes that are on the disk, 0 to 1."""
-        return min(self.done / self.total, 1.0) if self.total else 0.0
-
-
-class Unfinished(Data, frozen=True):
-    """A download in the journal, as of its last change of state. `verified` see `Order`."""
-
-    download: Download
-    verified: tuple[str, ...] = ()
 
 
 class RetryPolicy(Data, frozen=True):
@@ -90,53 +37,84 @@ class RetryPolicy(Data, frozen=True):
 
 
 class Order(Data, frozen=True):
-    """The message to the download process: one JSON line on its standard input, which then stays open.
+    """What is wanted: a model of a repository, in the Hugging Face cache `cache`.
 
-    `revision` is a commit, `newest_at` see `Repository`. `verified` are the etags of files that passed their check in
-    an earlier run. `reserved` bytes of the free space belong to other downloads.
+    `revision` is a commit, `newest_at` see `Repository`. `reserved` bytes of the free space belong to other downloads.
     """
 
     repo: str
     revision: str
-    files: tuple[HubFile, ...]
+    model: RepoModel
     cache: str
     newest_at: float = 0.0
-    verified: tuple[str, ...] = ()
     reserved: int = 0
     retry_policy: RetryPolicy = RetryPolicy()
 
+    @property
+    def id(self) -> str:
+        """Return an id that is the same for the same content of the same repository, whatever the revision."""
+        named = "\n".join([self.repo, self.model.name, *(file.etag for file in self.model.files)])
+        return hashlib.sha256(named.encode()).hexdigest()[:12]
 
-class Report(Status, frozen=True):
-    """The messages of the download process: one JSON line each; the last has the state `done`, `failed` or `paused`."""
 
+class Download(Data, frozen=True):
+    """How an order stands, in bytes. Also the message to and from the process of a download, one JSON line each.
+
+    `done` counts what is on the disk, `checked` how much of that the running check has hashed. `retry_in` is the time
+    in seconds until attempt number `attempt`. `code`, `message` and `hint` are those of the error that ended the
+    download or that it waits for. `path` is the file to load, "" before `done`. `verified` are the etags of files that
+    passed their check. `speed` is in bytes per second over the last seconds; `seconds_left` is None while it cannot be
+    estimated; both are 0 and None where the process reports.
+    """
+
+    order: Order
+    state: State = "queued"
+    done: int = 0
+    checked: int = 0
+    attempt: int = 1
+    retry_in: float = 0.0
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+    path: str = ""
     verified: tuple[str, ...] = ()
+    speed: float = 0.0
+    seconds_left: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.order.id
+
+    @property
+    def total(self) -> int:
+        return self.order.model.size
+
+    @property
+    def share(self) -> float:
+        """Fraction of the bytes that are on the disk, 0 to 1."""
+        return min(self.done / self.total, 1.0) if self.total else 0.0
 
 
 _INTERVAL = 0.2
 
 
-@dataclass
 class Progress:
-    """The mutable state of a download. One thread changes it, several may report; `send` delivers a report.
+    """Counts the bytes of a download in its process. One thread changes it, several may report; `send` delivers.
 
     The current file has `here` bytes on the disk, of which `hashed` are checked; the other files of the model have
     `others`, of which `checked` are.
     """
 
-    send: Callable[[Report], None]
-    state: State = "running"
-    others: int = 0
-    here: int = 0
-    checked: int = 0
-    hashed: int = 0
-    attempt: int = 1
-    verified: list[str] = field(default_factory=list)
-    _error: CpuchatError | None = None
-    _retry_in: float = 0.0
-    _path: str = ""
-    _sent: Report | None = None
-    # Reentrant: the signal to stop raises an exception that may hit while the lock is held, and is then reported.
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    def __init__(self, download: Download, send: Callable[[Download], None]) -> None:
+        self.order = download.order
+        self.others = self.here = self.checked = self.hashed = 0
+        self.attempt = 1
+        self.verified = list(download.verified)
+        self._send = send
+        self._state = download
+        self._sent: Download | None = None
+        # Reentrant: the signal to stop raises an exception that may hit while the lock is held, and is then reported.
+        self._lock = threading.RLock()
 
     @property
     def done(self) -> int:
@@ -157,28 +135,22 @@ class Progress:
     def enter(self, state: State, *, error: CpuchatError | None = None, retry_in: float = 0.0, path: str = "") -> None:
         """Change the state and report it. `error`: what is waited for, or ended it. `path`: the finished model."""
         with self._lock:
-            self.state, self._error, self._retry_in, self._path = state, error, retry_in, path
+            code, message, hint = (error.code, error.message, error.hint) if error is not None else ("", "", "")
+            self._state = replace(
+                self._state, state=state, retry_in=retry_in, path=path, code=code, message=message, hint=hint
+            )
             self.report()
 
     def report(self) -> None:
-        """Send the current state, unless it was sent already."""
+        """Send how it stands, unless that was sent already."""
         with self._lock:
-            error = self._error
-            report = Report(
-                state=self.state,
-                done=self.done,
-                checked=self.checked + self.hashed,
-                attempt=self.attempt,
-                retry_in=self._retry_in,
-                code=error.code if error is not None else "",
-                message=error.message if error is not None else "",
-                hint=error.hint if error is not None else "",
-                path=self._path,
-                verified=tuple(self.verified),
+            counted = self.checked + self.hashed
+            now = replace(
+                self._state, done=self.done, checked=counted, attempt=self.attempt, verified=tuple(self.verified)
             )
-            if report != self._sent:
-                self._sent = report
-                self.send(report)
+            if now != self._sent:
+                self._sent = now
+                self._send(now)
 
     def report_by_clock(self) -> None:
         """Report a few times a second, forever: also while the network or the disk blocks the other thread.

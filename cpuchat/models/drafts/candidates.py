@@ -1,19 +1,15 @@
 """Lists models that may draft for a target: local ones and those the catalog names, with the expected speed-up.
 
 `candidates` lists them without reading any; `check` compares one vocabulary. So a screen can show all rows first and
-fill in the results.
-
-Predicts the speed-up from a draft model before it is loaded.
+fill in the results. `gain` predicts the speed-up from a draft model before it is loaded.
 
 Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
 E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
 CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model. Other costs are not
 counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
 
-The measured pass costs of models on this machine, as the engine caches them: `calibrations.json`.
-
-The engine looks them up by everything that the costs depend on. Here the latest of a model is read, to predict what a
-draft model would gain before it is loaded.
+The pass costs are those that the engine measured and cached (`calibrations.json`), by everything that they depend on;
+here the latest of a model is read.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.base.files import JsonCache
 from cpuchat.costs.model import ALIKE, ModelWork, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
-from cpuchat.models.drafts.pairing import Compatibility, PairCache, check_files, check_pair
+from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import HeadKind, difference
@@ -70,6 +66,13 @@ class Gain(msgspec.Struct, frozen=True):
     depth: int
     speedup: float
 
+    @property
+    def words(self) -> str:
+        """`≈ 1.4× in code`."""
+        measured = f"at its measured acceptance of {100 * self.acceptance:.0f} %"
+        where = measured if self.kind == "measured" else f"in {self.kind}"
+        return f"≈ {self.speedup:.1f}× {where}" if self.depth else f"no gain {where}"
+
 
 class Expectation(msgspec.Struct, frozen=True):
     """The expected speed-up of a draft model: for its measured acceptance rate, if known, and for typical texts.
@@ -101,17 +104,7 @@ class Expectation(msgspec.Struct, frozen=True):
             return self.why
         if self.no_gain:
             return f"no gain: {self.no_gain}"
-        return ", ".join(f"{_times(gain)} {_where(gain)}" for gain in self.gains)
-
-
-def _times(gain: Gain) -> str:
-    return f"≈ {gain.speedup:.1f}×" if gain.depth else "no gain"
-
-
-def _where(gain: Gain) -> str:
-    return (
-        f"at its measured acceptance of {100 * gain.acceptance:.0f} %" if gain.kind == "measured" else f"in {gain.kind}"
-    )
+        return ", ".join(gain.words for gain in self.gains)
 
 
 def gain(
@@ -378,7 +371,8 @@ def candidates(
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: Candidate) -> tuple[int, int, int]:
-        return order.get(one.entry, len(order)), _rank(one.quantization) if one.named else 0, one.size
+        better = rank_among(_DRAFT_QUANTIZATIONS, one.quantization) if one.named else 0
+        return order.get(one.entry, len(order)), better, one.size
 
     return sorted(found, key=place)
 
@@ -402,7 +396,8 @@ class _Target(NamedTuple):
         """
         passes = self.costs.pass_ms
         draft_ms = self.costs.measured_draft(path) if path is not None else 0.0
-        basis = "measured here with this draft model" if draft_ms else _no_basis(self.machine)
+        basis = self.machine.peak_source if self.machine is not None else NOT_MEASURED
+        basis = "measured here with this draft model" if draft_ms else basis
         if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
             both = pair_costs(self.machine.profile, self.work, draft, N_PAST, LONGEST)
             own = self.machine.factor_of(self.path)
@@ -414,10 +409,6 @@ class _Target(NamedTuple):
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
         return expectation(passes, draft_ms, basis, acceptance)
-
-
-def _no_basis(machine: Machine | None) -> str:
-    return machine.peak_source if machine is not None else NOT_MEASURED
 
 
 def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine) -> Expectation:
@@ -466,46 +457,43 @@ def _on_hub(model: CatalogModel, limit: float, target: _Target) -> Candidate:
     )
 
 
-def _rank(quantization: str) -> int:
-    """Return a sort key: better quantizations for a draft model come first."""
-    known = _DRAFT_QUANTIZATIONS
-    return known.index(quantization) if quantization in known else len(known)
+def rank_among(preferred: Sequence[str], quantization: str) -> int:
+    """Return a sort key: the preferred quantizations in their order, then all others."""
+    return preferred.index(quantization) if quantization in preferred else len(preferred)
 
 
-def check(
-    candidate: Candidate, target: GGUFHeader, *, hub: Hub | None = None, cache: PairCache | None = None
-) -> Candidate:
+def check(candidate: Candidate, target: GGUFHeader, hub: Hub | None = None) -> Candidate:
     """Return the candidate with its verdict. Reads headers, of one on the hub over the network: not for the UI thread.
 
     Args:
         hub: None: candidates on the hub stay unchecked.
-        cache: as of `check_files`.
     """
     try:
-        if candidate.head is not None:
-            return _checked_head(candidate, target, hub)
-        if candidate.path is not None:
-            verdict = check_files(target.path, candidate.path, cache=cache)
-        elif hub is None:
-            return candidate
-        else:
-            candidate, verdict = _checked_on_hub(candidate, target, hub)
+        if candidate.head is None and candidate.path is not None:
+            return msgspec.structs.replace(candidate, verdict=check_files(target.path, candidate.path))
+        header = target if candidate.included else header_of(candidate, hub)
     except CpuchatError as error:
         return msgspec.structs.replace(candidate, failed=error.message)
-    return msgspec.structs.replace(candidate, verdict=verdict)
-
-
-def _checked_head(candidate: Candidate, target: GGUFHeader, hub: Hub | None) -> Candidate:
-    """Check a draft head. Raises HubError, ModelDamaged, ModelNotFound."""
-    if candidate.path is not None:
-        head = target if candidate.included else read_model(candidate.path)
-    elif hub is None:
+    if header is None:
         return candidate
-    else:
-        repository = hub.repository(candidate.repo)
-        head = hub.header(repository, model_of(repository, candidate))
-    reason = difference(target, head)
-    return msgspec.structs.replace(candidate, verdict=Compatibility(ok=not reason, reason=reason))
+    if candidate.head is not None:
+        reason = difference(target, header)
+        return msgspec.structs.replace(candidate, verdict=Compatibility(ok=not reason, reason=reason))
+    return msgspec.structs.replace(candidate, verdict=check_pair(target, header), size=header.file_size)
+
+
+def header_of(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
+    """Return the header of a candidate; None for one on the hub without `hub`.
+
+    Raises:
+        HubError, ModelDamaged, ModelNotFound: it cannot be read.
+    """
+    if candidate.path is not None:
+        return read_model(candidate.path)
+    if hub is None:
+        return None
+    repository = hub.repository(candidate.repo)
+    return hub.header(repository, model_of(repository, candidate))
 
 
 def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
@@ -518,16 +506,6 @@ def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
         if model.files[0].path == candidate.file and model.complete:
             return model
     raise NotOnHub(f"{repository.id} no longer has {candidate.file}.", "Choose another one.")
-
-
-def _checked_on_hub(candidate: Candidate, target: GGUFHeader, hub: Hub) -> tuple[Candidate, Compatibility]:
-    """Check with the size from the repository. Raises HubError, ModelDamaged."""
-    from cpuchat.models.hub.repository import choose_repo_model
-
-    repository = hub.repository(candidate.repo)
-    model = choose_repo_model(repository, candidate.quantization)
-    verdict = check_pair(target, hub.header(repository, model))
-    return msgspec.structs.replace(candidate, size=model.size), verdict
 
 
 def recommended(found: Iterable[Candidate]) -> Candidate | None:

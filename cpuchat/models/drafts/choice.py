@@ -1,8 +1,6 @@
 """Chooses the draft model to load beside a target, or to count beside one that is not on this machine yet.
 
-Remembers the draft model that the user chose for a model: `draft_models.json` of the data folder.
-
-Lists the draft heads of a target: one that it contains, those on this machine, and those of its repository.
+Also lists the draft heads of a target: one that it contains, those on this machine, and those of its repository.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +27,15 @@ from cpuchat.models.drafts.candidates import (
     Expectation,
     candidates,
     check,
+    header_of,
     most_read,
+    rank_among,
     target_costs,
 )
 from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import (
+    ARCHITECTURES,
     ENGINE,
     ONLY_ENGINE,
     HeadKind,
@@ -52,7 +54,8 @@ if TYPE_CHECKING:
 
 
 class ChosenDrafts:
-    """The arguments for `choose_draft` by the real path of the target: in the Hugging Face cache, its content."""
+    """Remembers the draft models that the user chose, as `choose_draft` takes them: `draft_models.json` of the data
+    folder, by the real path of the target (in the Hugging Face cache, its content)."""
 
     def __init__(self) -> None:
         self._cache = JsonCache(paths.chosen_drafts_file(), str, version=1, max_entries=500)
@@ -119,7 +122,10 @@ def choose_draft(
             find_program()
             return draft, ""
         if wanted == INCLUDED:
-            raise _no_mtp(target, heads)
+            problem = f"{clean_line(target.name)} contains no MTP head." if heads else (
+                f"An MTP head cannot be used here: {ONLY_ENGINE}."
+            )  # fmt: skip
+            raise DraftMismatch(problem, "Choose a draft model, or `none`.")
         return draft, require_pair(target, draft, library).note
     except CpuchatError as error:
         if strict:
@@ -201,7 +207,8 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
         if one.path is None or (measured_only and not costs.measured_draft(one.path)):
             continue
         if check(one, header).fits:
-            return one.path, _note(one, entry.name)
+            name = _title(one.name, one.quantization)
+            return one.path, f"Draft model: {name}, recommended by the catalog for {clean_line(entry.name)}."
     return None, ""
 
 
@@ -215,11 +222,6 @@ def named_drafts(
         return []
     limit, found = most_read(target), candidates(target, library.local_models(beside), catalog)
     return [one for one in found if one.named and one.size <= limit]
-
-
-def _note(candidate: Candidate, target: str) -> str:
-    name = _title(candidate.name, candidate.quantization)
-    return f"Draft model: {name}, recommended by the catalog for {clean_line(target)}."
 
 
 def _title(name: str, quantization: str) -> str:
@@ -249,39 +251,22 @@ def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | 
     if wanted not in AUTO:
         with contextlib.suppress(CpuchatError):  # it would be left out at the load, too
             header = read_model(library.resolve(wanted))
-            return _if_compatible(target, PlannedDraft(header, _title(header.name, header.quantization)))
+            if check_pair(target, header).ok:
+                return PlannedDraft(header, _title(header.name, header.quantization))
         return None
     catalog = load_catalog()
     entry = match_local(catalog, target)
     found = named_drafts(target, entry, library, catalog) if entry is not None else []
     for one in sorted(found, key=lambda one: one.where != "here"):
         with contextlib.suppress(CpuchatError):
-            header = _header(one, hub)
-            planned = header and PlannedDraft(header, _title(one.name, one.quantization), one.where == "here")
-            if planned is not None and _if_compatible(target, planned):
-                return planned
+            header = header_of(one, hub)
+            if header is not None and check_pair(target, header).ok:
+                return PlannedDraft(header, _title(one.name, one.quantization), one.where == "here")
     return None
 
 
-def _header(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
-    """Return the header of a candidate. Raises HubError, ModelDamaged, ModelNotFound."""
-    from cpuchat.models.hub.repository import choose_repo_model
-
-    if candidate.path is not None:
-        return read_model(candidate.path)
-    if hub is None:
-        return None
-    repository = hub.repository(candidate.repo)
-    return hub.header(repository, choose_repo_model(repository, candidate.quantization))
-
-
-def _if_compatible(target: GGUFHeader, draft: PlannedDraft) -> PlannedDraft | None:
-    return draft if check_pair(target, draft.header).ok else None
-
-
 _NOT_PREDICTED = Expectation(why=f"not predicted: {ENGINE} drafts with a head, at a fixed depth")
-_ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash"}
-_RANK = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
+_HEAD_QUANTIZATIONS = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
 
 
 def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[Candidate]:
@@ -294,7 +279,7 @@ def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[Candidat
         found.append(one)
     for model in here:
         if model.kind == "head" and model.unfinished is None:
-            kind = kind_named(model.path.name) or _ARCHITECTURES.get(model.architecture, "mtp")
+            kind = kind_named(model.path.name) or ARCHITECTURES.get(model.architecture, "mtp")
             one = Candidate(
                 name=model.path.stem,
                 where="here",
@@ -315,6 +300,7 @@ def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Can
     """
     known = {one.path.stem for one in here if one.path is not None and one.repo.lower() == repository.id.lower()}
     best: dict[tuple[str, str], Candidate] = {}
+    rank = partial(rank_among, _HEAD_QUANTIZATIONS)
     for model in repository.models:
         path = model.files[0].path
         kind = kind_named(path)
@@ -331,15 +317,6 @@ def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Can
             expected=_NOT_PREDICTED,
         )
         other = best.get((kind, model.base))
-        if other is None or _rank(one) < _rank(other):
+        if other is None or rank(one.quantization) < rank(other.quantization):
             best[kind, model.base] = one
     return list(best.values())
-
-
-def _rank(one: Candidate) -> int:
-    return _RANK.index(one.quantization) if one.quantization in _RANK else len(_RANK)
-
-
-def repository_of(target: GGUFHeader, here: Iterable[LocalModel]) -> str:
-    """Return the repository that the target was downloaded from, "" when that is not known."""
-    return next((model.repo for model in here if model.path == target.path), "")

@@ -7,6 +7,7 @@ is filled in as its tokenizer does (llama_vocab::impl::load in llama-vocab.cpp).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from cpuchat.base.errors import CpuchatError, DraftMismatch, ModelNotFound
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, read_header, split_parts, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, model_files, model_size, read_header, vocabulary
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 
@@ -48,61 +49,32 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-MAX_PAIRS = 500
+def _known_pairs() -> JsonCache[str]:
+    """Return why pairs do not fit, by `_pair_key` ("" for those that do): `pairs.json` of the cache folder."""
+    return JsonCache(paths.pairs_file(), str, version=2, max_entries=500)
 
 
-def pair_key(target: Path, draft: Path) -> str:
-    """Return 64 hex digits for two models as they are now.
-
-    Raises:
-        OSError: a file (or a part of a split one) does not exist.
-    """
-    return "".join(stat_fingerprint(split_parts(path) or [path]) for path in (target, draft))
-
-
-class PairCache:
-    """Caches why pairs do not fit, by `pair_key` ("" for those that do), in `pairs.json` of the cache folder."""
-
-    def __init__(self, file: Path | None = None) -> None:
-        """`file` replaces the one in the cache folder."""
-        self._cache = JsonCache(file or paths.pairs_file(), str, version=2, max_entries=MAX_PAIRS)
-        self._pairs = self._cache.read()
-        self._new: dict[str, str] = {}
-
-    def reason(self, key: str) -> str | None:
-        """Return why the pair does not fit, "" if it does; None when it was not checked yet."""
-        return self._pairs.get(key)
-
-    def put(self, key: str, reason: str) -> None:
-        """Add a result; `save` writes it."""
-        self._pairs[key] = self._new[key] = reason
-
-    def save(self) -> None:
-        """Write new entries."""
-        if self._new:
-            self._cache.put_all(self._new)
-            self._new = {}
+def _pair_key(target: Path, draft: Path) -> str:
+    """Return 64 hex digits for two models as they are now. Raises OSError when a file does not exist."""
+    return "".join(stat_fingerprint(model_files(path)) for path in (target, draft))
 
 
 def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Compatibility:
     """Check a pair by headers that are read already; gives no hint. Under 0.2 s for 150k tokens."""
     if os.path.realpath(target.path) == os.path.realpath(draft.path):
-        return _itself()
+        return _ITSELF
     return _verdict(_difference(target, draft), target.file_size, draft.file_size)
 
 
-def _itself() -> Compatibility:
-    return Compatibility(ok=False, reason="it is the target itself")
+_ITSELF = Compatibility(ok=False, reason="it is the target itself")
 
 
 def _verdict(reason: str, target_size: int, draft_size: int) -> Compatibility:
     """Build the verdict. `*_size`: bytes of the files."""
-    if reason:
-        return Compatibility(ok=False, reason=reason)
     note = ""
-    if draft_size >= target_size:
+    if not reason and draft_size >= target_size:
         note = "The draft model is not smaller than the target, so it cannot speed up decoding."
-    return Compatibility(ok=True, note=note)
+    return Compatibility(ok=not reason, reason=reason, note=note)
 
 
 def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
@@ -156,57 +128,39 @@ def _shown(text: object) -> str:
     return f"'{plain if len(plain) <= _SHOWN_TOKEN else plain[: _SHOWN_TOKEN - 1] + '…'}'"
 
 
-def check_files(
-    target: Path, draft: Path, *, library: Library | None = None, cache: PairCache | None = None
-) -> Compatibility:
+def check_files(target: Path, draft: Path, *, library: Library | None = None) -> Compatibility:
     """Check two files; cached results are not computed again.
 
     Args:
         library: where to look for a draft that fits when this one does not; without it there is no hint.
-        cache: to be saved by the caller; None uses the one of the cache folder and saves it.
 
     Raises:
         ModelNotFound, ModelDamaged: a file cannot be read.
     """
-    verdict = _checked(_first_part(target), _first_part(draft), cache)
+    first, second = model_files(target)[0], model_files(draft)[0]
+    if os.path.realpath(first) == os.path.realpath(second):
+        verdict = _ITSELF
+    else:
+        pairs = _known_pairs()
+        try:
+            key, sizes = _pair_key(first, second), (model_size(first), model_size(second))
+        except OSError as error:
+            raise ModelNotFound(f"Cannot open {error.filename}: {error.strerror}.", "Check the path.") from None
+        if (reason := pairs.read().get(key)) is None:
+            reason = _difference(read_header(first), read_header(second))
+            pairs.put(key, reason)
+        verdict = _verdict(reason, *sizes)
     if verdict.ok or library is None:
         return verdict
     return msgspec.structs.replace(verdict, hint=suggestion(target, fitting_drafts(target, library)))
 
 
-def _checked(target: Path, draft: Path, cache: PairCache | None) -> Compatibility:
-    if os.path.realpath(target) == os.path.realpath(draft):
-        return _itself()
-    known = cache or PairCache()
-    try:
-        key = pair_key(target, draft)
-        sizes = file_size(target), file_size(draft)
-    except OSError as error:
-        raise ModelNotFound(f"Cannot open {error.filename}: {error.strerror}.", "Check the path.") from None
-    reason = known.reason(key)
-    if reason is None:
-        reason = _difference(read_header(target), read_header(draft))
-        known.put(key, reason)
-        if cache is None:
-            known.save()
-    return _verdict(reason, *sizes)
-
-
 def is_known_pair(target: Path, draft: Path) -> bool:
     """Return whether both, as they are now, were found to fit before; reads no header."""
     try:
-        return PairCache().reason(pair_key(_first_part(target), _first_part(draft))) == ""
+        return _known_pairs().read().get(_pair_key(model_files(target)[0], model_files(draft)[0])) == ""
     except OSError:
         return False
-
-
-def file_size(path: Path) -> int:
-    """Return the bytes of a model, all parts of a split one. Raises OSError when one is missing."""
-    return sum(part.stat().st_size for part in split_parts(path) or [path])
-
-
-def _first_part(path: Path) -> Path:
-    return (split_parts(path) or [path])[0]
 
 
 def require_pair(target: Path, draft: Path, library: Library | None = None) -> Compatibility:
@@ -228,22 +182,16 @@ def fitting_drafts(target: Path, library: Library) -> list[LocalModel]:
 
     Reads the header of every model that was not checked before: not for the UI thread.
     """
-    cache = PairCache()
     found: list[LocalModel] = []
     try:
-        limit = file_size(_first_part(target))
+        limit = model_size(target)
     except OSError:
         return []
     for model in library.local_models():
-        if model.damaged is not None or model.size >= limit:
-            continue
-        try:
-            verdict = check_files(target, model.path, cache=cache)
-        except CpuchatError:
-            continue
-        if verdict.ok:
-            found.append(model)
-    cache.save()
+        if model.damaged is None and model.size < limit:
+            with contextlib.suppress(CpuchatError):
+                if check_files(target, model.path).ok:
+                    found.append(model)
     return sorted(found, key=lambda model: model.size)
 
 
@@ -254,7 +202,7 @@ def suggestion(target: Path, fitting: Sequence[LocalModel]) -> str:
         listed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
         return f"On this machine, {listed} would fit."
     try:
-        ours = vocabulary(read_header(_first_part(target)))
+        ours = vocabulary(read_header(model_files(target)[0]))
     except CpuchatError:
         return "Choose a small model of the target's family."
     return (

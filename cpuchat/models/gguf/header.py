@@ -223,6 +223,16 @@ def split_parts(path: Path) -> list[Path] | None:
     return [path.with_name(f"{match['stem']}-{no:05d}-of-{count:05d}{path.suffix}") for no in range(1, count + 1)]
 
 
+def model_files(path: Path) -> list[Path]:
+    """Return all files of a model by the path of one of them, whether they exist or not."""
+    return split_parts(path) or [path]
+
+
+def model_size(path: Path) -> int:
+    """Return the bytes of all files of a model. Raises OSError when one is missing."""
+    return sum(part.stat().st_size for part in model_files(path))
+
+
 def read_model(path: Path) -> GGUFHeader:
     """Read a whole model: like `read_header`, with the tensors of all parts of a split one.
 

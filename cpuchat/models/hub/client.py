@@ -35,8 +35,7 @@ from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
 from cpuchat.models.gguf.parse import MAX_HEADER
 from cpuchat.models.hub import errors, responses
 from cpuchat.models.hub.errors import endpoint, host, invalid_response, is_offline, too_slow
-from cpuchat.models.hub.repository import Data, FoundRepository, HubFile, RepoModel, Repository
-from cpuchat.models.hub.responses import checked_etag
+from cpuchat.models.hub.repository import Data, FoundRepository, HubFile, RepoModel, Repository, checked_etag
 
 if TYPE_CHECKING:
     import httpx
@@ -115,7 +114,7 @@ def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterat
     _set_up()
     from huggingface_hub.utils import get_session
 
-    from cpuchat.models.hub.responses import Bounds
+    from cpuchat.models.hub.http import Bounds
 
     bounds = Bounds(max_bytes=max_bytes).extensions()
     try:
@@ -155,7 +154,7 @@ def _set_up_library() -> None:
     from huggingface_hub import constants, set_client_factory
     from huggingface_hub.utils.logging import set_verbosity_error
 
-    from cpuchat.models.hub.responses import client
+    from cpuchat.models.hub.http import client
 
     set_verbosity_error()  # its warnings would be printed across the screen
     constants.HF_HUB_DISABLE_TELEMETRY = True  # else it first asks the hub which programs it may be running in

@@ -1,15 +1,16 @@
-"""Repositories of GGUF files on the hub, as plain data.
+"""Repositories of GGUF files on the hub as plain data, and the choice of the model that a user means.
 
-Chooses the model of a repository that a user means.
+Names, hashes and sizes from the hub are validated here before they become names of files.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
 
-from cpuchat.base.errors import NotOnHub
+from cpuchat.base.errors import HubError, NotOnHub, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import Role, rank, without_prefix, without_quantization
 
@@ -95,6 +96,99 @@ class Repository(Data, frozen=True):
     problems: tuple[str, ...] = ()
 
 
+_REPO = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)  # the rules of validate_repo_id
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM\d|LPT\d)(\.|$)", re.IGNORECASE)  # Windows: names of devices
+_MAX_PART = 255  # bytes of one name on every usual file system
+_MAX_PATH = 1024
+_MAX_SIZE = 1 << 53  # what JSON can carry; 9 PB
+
+
+def is_repo(text: object) -> bool:
+    """Return whether it is "owner/name"."""
+    return isinstance(text, str) and _REPO.fullmatch(text) is not None
+
+
+def is_sha1(text: object) -> bool:
+    """Return whether it is a git hash, of a commit or a small file."""
+    return isinstance(text, str) and _SHA1.fullmatch(text) is not None
+
+
+def is_sha256(text: object) -> bool:
+    return isinstance(text, str) and _SHA256.fullmatch(text) is not None
+
+
+def is_size(value: object) -> bool:
+    """Return whether it can be the size of a file in bytes."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_SIZE
+
+
+def checked_etag(etag: str) -> str:
+    """Return `etag` if it is a hash.
+
+    Raises:
+        HubError: it is not, so it must not become a file name.
+    """
+    if not (is_sha1(etag) or is_sha256(etag)):
+        raise HubError(
+            "Hugging Face publishes no hash for this file.", "Try again later, or choose another repository."
+        )
+    return etag
+
+
+def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
+    """Check everything that becomes the name of a file or a folder.
+
+    Raises:
+        UsageError: the repository or the revision is malformed.
+        HubError: a file has an unsafe name, no hash, or no size.
+    """
+    if not is_repo(repo):
+        raise UsageError(f"{repo!r} is not a repository name.", "Write it as OWNER/NAME.")
+    if not is_sha1(revision):
+        raise UsageError(f"{revision!r} is not a commit hash.", "Refresh the repository.")
+    for file in files:
+        safe_path(file.path)
+        checked_etag(file.etag)
+        if not is_size(file.size):
+            raise HubError(f"Hugging Face publishes no size for {file.path}.", "Choose another file.")
+
+
+def safe_path(path: str) -> str:
+    """Return `path` if it names a file inside the folder it will be put into, on any operating system.
+
+    Raises:
+        HubError: it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too
+            long. The message says which.
+    """
+    fault = _path_fault(path)
+    if fault:
+        raise HubError(
+            f"The repository contains a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
+            "Don't trust this repository; choose another one.",
+        )
+    return path
+
+
+def _path_fault(path: str) -> str:
+    """Return what is wrong with it; "" when it is safe."""
+    parts = path.split("/")
+    if not path.isprintable():
+        return "control or invisible characters"
+    if "\\" in path or ":" in path:
+        return "a backslash or colon"
+    if path.startswith("/"):
+        return "an absolute path"
+    if any(part in ("", ".", "..") for part in parts):
+        return "outside its folder"
+    if any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts):
+        return "a name reserved by Windows"
+    if len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PART for part in parts):
+        return "too long"
+    return ""
+
+
 KINDS = {"head": "a draft head", "projector": "a multimodal projector", "imatrix": "an importance matrix"}
 """Names of files that are not models."""
 
@@ -128,19 +222,14 @@ def choose_repo_model(repository: Repository, wanted: str = "", *, heads: bool =
             name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
             raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
     if not models:
-        others = _others(repository)
+        kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
+        others = ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
         raise NotOnHub(
             f"{repository.id} has no GGUF model{f', only {others}' if others else ''}.",
-            f"See `cpuchat models search {_name(repository)}`.",
+            f"See `cpuchat models search {repository.id.rpartition('/')[2]}`.",
         )
     there = ", ".join(dict.fromkeys(clean_line(model.quantization or model.name) for model in listed))
     raise NotOnHub(f"{repository.id} has no {clean_line(wanted)}.", f"Available: {there}.")
-
-
-def _others(repository: Repository) -> str:
-    """Return what it has instead of models: `draft heads, multimodal projectors`."""
-    kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
-    return ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)
 
 
 def loadable(models: Iterable[RepoModel]) -> list[RepoModel]:
@@ -156,7 +245,3 @@ def usual_first(models: Iterable[RepoModel]) -> list[RepoModel]:
 def _names(model: RepoModel) -> set[str]:
     """Return the names of a model and of its files, in lower case."""
     return {name.lower() for name in (model.name, f"{model.name}.gguf", *(file.path for file in model.files)) if name}
-
-
-def _name(repository: Repository) -> str:
-    return repository.id.rpartition("/")[2]

@@ -23,7 +23,8 @@ from cpuchat.base.errors import CpuchatError, ModelDamaged
 from cpuchat.base.files import is_locked
 from cpuchat.hardware.numa.residency import mapped_by
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links, model_files
+from cpuchat.models.gguf.header import model_files
+from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
 
 if TYPE_CHECKING:
     from huggingface_hub import DeleteCacheStrategy

@@ -1,14 +1,11 @@
-"""The models on this machine: listing, resolving, verifying, deleting.
-
-Resolves what users write for a model to its file.
-"""
+"""The models on this machine: listing, resolving what users write for a model, verifying, deleting."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +13,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
 from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix
+from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
 from cpuchat.models.library.places import (
     DEMO_FILES,
@@ -25,89 +23,14 @@ from cpuchat.models.library.places import (
     all_places,
     hub_cache,
     is_inside,
-    model_files,
     models_in,
     repo_folder,
     repo_places,
     walk,
 )
-from cpuchat.models.library.usage import RecentModels, UsageLog, UsageSnapshot
+from cpuchat.models.library.usage import RecentModels, UsageLog, usage_of
 
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
-
-
-def resolve(spec: str, cache: Path, places: Callable[[], Iterable[Place]], summaries: SummaryCache) -> Path:
-    """Resolve `spec` as `Library.resolve` does. `places` walks through all models, which takes a while.
-
-    Raises:
-        ModelNotFound: nothing matches.
-    """
-    spec = spec.strip()
-    if spec in DEMO_FILES:
-        return _demo_named(spec)
-    path = paths.expanded(spec)
-    try:
-        if spec and path.is_file():
-            return model_files(path)[0]
-        if spec and path.is_dir():
-            return _only_model(path)
-    except (OSError, ValueError):  # such as a name that is too long, or with a NUL in it
-        pass
-    match = _REPO_NAME.match(spec)
-    if match is not None:
-        found = repo_places(repo_folder(cache, match["repo"]), match["repo"])
-        if found:
-            return _choose(match["repo"], found, match["quant"], summaries)
-    return _by_name(spec, match["repo"] if match is not None else "", places())
-
-
-def _by_name(spec: str, repo: str, places: Iterable[Place]) -> Path:
-    names: dict[str, Path] = {}
-    for place in places:
-        if not place.is_unfinished:
-            repository = place.repo if role_of(place.path.name) == "model" else ""
-            for name in (place.path.name, place.path.stem, repository):
-                if name:
-                    names.setdefault(name.lower(), place.path)
-    if spec.lower() in names:
-        return names[spec.lower()]
-    close = difflib.get_close_matches(spec.lower(), [*names, *DEMO_FILES], n=3, cutoff=0.5)
-    hints = [f"Did you mean {' or '.join(close)}?"] if close else []
-    if "/" in repo and not spec.lower().endswith(".gguf"):
-        hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
-    hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
-    raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
-
-
-def _is_model(place: Place, summaries: SummaryCache) -> bool:
-    """Return whether it is a model by its name, and by its header where that says more."""
-    if role_of(place.name_in_repo) != "model":
-        return False
-    model = summaries.model(place)
-    return model is None or model.kind == "model"
-
-
-def _choose(repo: str, places: list[Place], quant: str | None, summaries: SummaryCache) -> Path:
-    """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
-    places = [place for place in places if _is_model(place, summaries)]
-    if not places:
-        raise ModelNotFound(
-            f"The cache has no model of {repo}, only its companion files.",
-            f"Download the model: cpuchat models download {repo}{f':{quant}' if quant else ''}.",
-        )
-    named = [(quantization_of(place.name_in_repo), place) for place in places]
-    if quant is None:
-        return min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
-    wanted = quant.upper()
-    fitting = [place.path for name, place in named if name == wanted]
-    fitting += [place.path for name, place in named if without_prefix(name) == wanted]
-    if not fitting:
-        models = [summaries.model(place) for place in places]
-        fitting = [model.path for model in models if model is not None and model.quantization == wanted]
-    if fitting:
-        return fitting[0]
-    available = ", ".join(place.path.name for place in places)
-    raise ModelNotFound(f"{repo} is in the cache, but not as {quant}.", f"Available: {available}.")
 
 
 def _demo_named(spec: str) -> Path:
@@ -161,7 +84,13 @@ class Library:
         found = [self._summaries.model(place) for place in self.places(beside)]
         self._summaries.save()
         usage = UsageLog().read()
-        return [_with_usage(model, usage) for model in found if model is not None]
+        models = [(model, usage_of(usage, model_files(model.path))) for model in found if model is not None]
+        return [
+            msgspec.structs.replace(
+                model, last_used=known.used, measured_tok_s=known.plain_tok_s, drafted_tok_s=known.drafted_tok_s
+            )
+            for model, known in models
+        ]
 
     def resolve(self, spec: str) -> Path:
         """Return the file that `spec` names: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
@@ -170,7 +99,62 @@ class Library:
         Raises:
             ModelNotFound: nothing matches; the hint names what is close and what to do.
         """
-        return resolve(spec, self.cache, self.places, self._summaries)
+        spec = spec.strip()
+        if spec in DEMO_FILES:
+            return _demo_named(spec)
+        path = paths.expanded(spec)
+        try:
+            if spec and path.is_file():
+                return model_files(path)[0]
+            if spec and path.is_dir():
+                return _only_model(path)
+        except (OSError, ValueError):  # such as a name that is too long, or with a NUL in it
+            pass
+        match = _REPO_NAME.match(spec)
+        if match is not None:
+            cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
+            if cached:
+                return self._quantization_of(match["repo"], cached, match["quant"])
+        return self._by_name(spec, match["repo"] if match is not None else "")
+
+    def _by_name(self, spec: str, repo: str) -> Path:
+        names: dict[str, Path] = {}
+        for place in self.places():
+            if not place.is_unfinished:
+                repository = place.repo if role_of(place.path.name) == "model" else ""
+                for name in (place.path.name, place.path.stem, repository):
+                    if name:
+                        names.setdefault(name.lower(), place.path)
+        if spec.lower() in names:
+            return names[spec.lower()]
+        close = difflib.get_close_matches(spec.lower(), [*names, *DEMO_FILES], n=3, cutoff=0.5)
+        hints = [f"Did you mean {' or '.join(close)}?"] if close else []
+        if "/" in repo and not spec.lower().endswith(".gguf"):
+            hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
+        hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
+        raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
+
+    def _quantization_of(self, repo: str, places: list[Place], quant: str | None) -> Path:
+        """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
+        # By its name it is a model, and by its header where that says more.
+        models = [(place, self._summaries.model(place)) for place in places if role_of(place.name_in_repo) == "model"]
+        models = [(place, model) for place, model in models if model is None or model.kind == "model"]
+        if not models:
+            raise ModelNotFound(
+                f"The cache has no model of {repo}, only its companion files.",
+                f"Download the model: cpuchat models download {repo}{f':{quant}' if quant else ''}.",
+            )
+        named = [(quantization_of(place.name_in_repo), place) for place, _ in models]
+        if quant is None:
+            return min(named, key=lambda one: (rank(one[0]), one[1].name_in_repo.count("/")))[1].path
+        wanted = quant.upper()
+        fitting = [place.path for name, place in named if name == wanted]
+        fitting += [place.path for name, place in named if without_prefix(name) == wanted]
+        fitting += [model.path for _, model in models if model is not None and model.quantization == wanted]
+        if fitting:
+            return fitting[0]
+        available = ", ".join(place.path.name for place, _ in models)
+        raise ModelNotFound(f"{repo} is in the cache, but not as {quant}.", f"Available: {available}.")
 
     def spec(self, path: Path) -> str:
         """Return a name by which `resolve` finds the model at `path`, also after an update of its repository:
@@ -216,10 +200,3 @@ class Library:
         if model.source == "huggingface":
             return repo_folder(self.cache, model.repo)
         return next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
-
-
-def _with_usage(model: LocalModel, usage: UsageSnapshot) -> LocalModel:
-    known = usage.of(model_files(model.path))
-    return msgspec.structs.replace(
-        model, last_used=known.used, measured_tok_s=known.plain_tok_s, drafted_tok_s=known.drafted_tok_s
-    )

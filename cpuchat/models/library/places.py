@@ -1,12 +1,10 @@
-"""Finds model files: in the package, in the Hugging Face cache, in the user's folders.
+"""Finds model files in the package, in the Hugging Face cache and in the user's folders, and describes them.
 
-The cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its layout is
-that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds links to
-the files of `blobs/`, where a partial download is called `*.incomplete`.
+The header of each file is read once, and its summary cached while the file stays unchanged.
 
-One model on this machine, as plain data.
-
-Summarizes model files by their headers; each is read once and cached while the file stays unchanged.
+The Hugging Face cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its
+layout is that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds
+links to the files of `blobs/`, where a partial download is called `*.incomplete`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL, ModelWork
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.gguf.header import GGUFHeader, header_from, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
 from cpuchat.models.traffic import model_work, traffic_of
 
@@ -119,11 +117,6 @@ def hub_cache() -> Path:
             return paths.expanded(os.path.expandvars(value)) / inside
     base = os.environ.get("XDG_CACHE_HOME")
     return paths.expanded(os.path.expandvars(base or "~/.cache")) / "huggingface/hub"
-
-
-def model_files(path: Path) -> list[Path]:
-    """Return all files of a model by the path of one of them, whether they exist or not."""
-    return split_parts(path) or [path]
 
 
 def repo_folder(cache: Path, repo: str) -> Path:
@@ -274,15 +267,16 @@ def _is_gguf(path: Path) -> bool:
         return False
 
 
-_VERSION = 100 * COST_MODEL + 4
+_VERSION = 100 * COST_MODEL + 5
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200
 
 
-class _Cached(HeaderSummary, frozen=True, kw_only=True):
+class _Cached(msgspec.Struct, frozen=True, kw_only=True):
     """A summary, and what a check of the file's content found wrong."""
 
+    summary: HeaderSummary
     checksum_error: str | None = None
 
 
@@ -320,9 +314,10 @@ class SummaryCache:
         except CpuchatError as error:
             size = sum(part.stat().st_size for part in parts if part.is_file())
             return msgspec.structs.replace(base, size=size, damaged=error.message)
-        if not cached.name:
+        if not cached.summary.name:
             return None
-        return msgspec.structs.replace(_with_summary(base, cached), damaged=cached.damaged or cached.checksum_error)
+        damaged = cached.summary.damaged or cached.checksum_error
+        return msgspec.structs.replace(_with_summary(base, cached.summary), damaged=damaged)
 
     def _summary(self, parts: list[Path]) -> _Cached:
         """Summarize the files of a model. Raises ModelNotFound or ModelDamaged."""
@@ -332,7 +327,7 @@ class SummaryCache:
             raise ModelDamaged(_missing(parts, error)) from None
         cached = self._new.get(key) or self._known.get(key)
         if cached is None:
-            cached = self._new[key] = _Cached(**msgspec.structs.asdict(summarize(read_model(parts[0]))))
+            cached = self._new[key] = _Cached(summary=summarize(read_model(parts[0])))
         return cached
 
     def set_checksum_error(self, parts: list[Path], error: str | None) -> None:
@@ -357,7 +352,11 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
     """Summarize a header for a list."""
     if header.is_projector:
         return HeaderSummary()
-    traffic = traffic_of(header)
+    traffic, damaged = traffic_of(header), None
+    if header.is_head:
+        damaged = f"{header.path.name} is a draft head and cannot answer by itself."
+    elif not header.tensors:
+        damaged = f"{header.path.name} contains a vocabulary but no weights."
     return HeaderSummary(
         name=header.name[:_MAX_NAME],
         architecture=header.architecture[:_MAX_NAME],
@@ -371,15 +370,8 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         size=header.file_size,
         work=msgspec.structs.replace(model_work(header), name="") if header.tensors else None,
         kind="head" if header.is_head else "model",
-        damaged=_not_loadable(header),
+        damaged=damaged,
     )
-
-
-def _not_loadable(header: GGUFHeader) -> str | None:
-    """Return why it can't be loaded; None when it can."""
-    if header.is_head:
-        return f"{header.path.name} is a draft head and cannot answer by itself."
-    return None if header.tensors else f"{header.path.name} contains a vocabulary but no weights."
 
 
 def _missing(parts: list[Path], error: OSError) -> str:

@@ -1,8 +1,7 @@
 """Remembers when each model was loaded last and how fast it answered: `usage.json` of the cache folder.
 
-A model is identified by the real paths and sizes of its files: touching a file does not make it another model.
-
-Remembers models that were opened by path outside the searched folders, so that they are listed.
+A model is identified by the real paths and sizes of its files: touching a file does not make it another model. Models
+that were opened by path outside the searched folders are remembered, too, so that they are listed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cpuchat.base import paths
 from cpuchat.base.files import JsonCache
 from cpuchat.models.costs import CostLog
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.library.places import model_files
+from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import LEAST_TOKENS, MAX_CPU_WAIT, Timings
 
@@ -62,24 +61,18 @@ class UsageLog:
         if timings.draft_n:
             plain = 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else 0.0
 
-        is_disturbed = (timings.cpu_wait or 0.0) > MAX_CPU_WAIT  # then the rates tell of other programs
-
-        def changed(usage: Usage) -> Usage:
-            changes: dict[str, float] = {}
-            if is_disturbed:
-                return usage
+        changes: dict[str, float] = {}
+        if (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT:  # else the rates tell of other programs
             if timings.draft_n:
                 changes["drafted_tok_s"] = rate
             if plain:
                 changes["plain_tok_s"] = plain
-            return msgspec.structs.replace(usage, **changes)
-
-        key = self._change(Path(model.path), changed)
+        key = self._change(Path(model.path), lambda usage: msgspec.structs.replace(usage, **changes))
         CostLog(model.cpus, memory).answered(model, timings, key)
 
-    def read(self) -> UsageSnapshot:
-        """Return all entries as they are now."""
-        return UsageSnapshot(self._cache.read())
+    def read(self) -> dict[str, Usage]:
+        """Return all entries as they are now, oldest first, for `usage_of`."""
+        return self._cache.read()
 
     def _change(self, path: Path, change: Callable[[Usage], Usage]) -> str:
         """Change the entry of a model; returns its key, "" when its file no longer exists."""
@@ -95,19 +88,13 @@ class UsageLog:
         return key
 
 
-class UsageSnapshot:
-    """The entries of the file at one moment, oldest first."""
-
-    def __init__(self, entries: dict[str, Usage]) -> None:
-        self._entries = entries
-
-    def of(self, parts: list[Path]) -> Usage:
-        """Return the usage of the model in these files; all zero when it was never used as it is now."""
-        try:
-            key = stat_fingerprint(parts, with_times=False) if self._entries else ""
-        except OSError:
-            key = ""
-        return self._entries.get(key) or Usage()
+def usage_of(entries: dict[str, Usage], parts: list[Path]) -> Usage:
+    """Return the usage of the model in these files; all zero when it was never used as it is now."""
+    try:
+        key = stat_fingerprint(parts, with_times=False) if entries else ""
+    except OSError:
+        key = ""
+    return entries.get(key) or Usage()
 
 
 class RecentModels:

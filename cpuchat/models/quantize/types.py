@@ -38,9 +38,10 @@ import numpy as np
 
 from cpuchat.base import paths
 from cpuchat.base.errors import DiskFull, ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
-from cpuchat.base.processes import LineProcess, python_command
+from cpuchat.base.line_process import LineProcess
+from cpuchat.base.processes import python_command
 from cpuchat.models.fit import gigabytes
-from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, model_files, read_header, read_model, split_parts
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
@@ -192,7 +193,7 @@ def check_place(out: Path, source: GGUFHeader, *, force: bool) -> None:
             raise UsageError(f"There is no folder {out.parent}.", "Create it, or choose another folder.")
         if out.is_dir():
             raise UsageError(f"{out} is a folder.", "Give a file name.")
-        if out.exists() and any(part.samefile(out) for part in split_parts(source.path) or [source.path]):
+        if out.exists() and any(part.samefile(out) for part in model_files(source.path)):
             raise UsageError("A model cannot be quantized into itself.", "Choose another name.")
         check_free(out, force=force)
     except OSError as error:

@@ -197,7 +197,8 @@ class _Figures(Widget):
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def compose_rows(self, frame: Frame, height: int) -> list[Line]:
-        raise NotImplementedError
+        """Return the rows of the figures, at most `height`; a widget has its own."""
+        return []
 
     def _draw(self) -> list[int]:
         """Update the rows; returns the numbers of those that changed."""

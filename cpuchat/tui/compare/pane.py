@@ -1,10 +1,5 @@
-"""One side of a comparison: its answers as they are written, its figures in the border.
-
-Shows the quality loss of side B: how its predictions diverge, and which questions it answers differently.
-
-Chooses what to compare the loaded model with: another quantization, other settings, another model.
-
-The table under both sides: B against A, with the sentence that says why.
+"""What comparing shows: each side's answers as they are written, the table of B against A with the sentence that
+says why, the quality loss of B, and the screen that chooses the other side.
 """
 
 from __future__ import annotations
@@ -93,9 +88,7 @@ class SidePane(Transcript):
         self._clock = PrefillClock()
 
     def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
-        """Show complete turns from the end, or from the one with the index `first`; the last answers are marked where
-        they differ.
-        """
+        """Show complete turns from the end, or from index `first`; the last answers are marked where they differ."""
         messages: list[TranscriptMessage] = []
         top: int | None = None
         for index, turn in enumerate(turns):

@@ -22,7 +22,6 @@ from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.runner import Round, Side, Turn
 from cpuchat.present import compare
-from cpuchat.present.compare import markdown, title
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
@@ -31,7 +30,7 @@ from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Dismissable
-from cpuchat.tui.widgets.key_footer import KeyFooter
+from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.prompt import Prompt
 
 
@@ -80,8 +79,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         yield KeyFooter()
 
     def on_compose(self) -> None:
-        width = self.app.size.width
-        self.add_class("-wide" if width >= 100 else "-narrow" if width >= 60 else "-tiny")
+        set_size_classes(self)
 
     def on_mount(self) -> None:
         self._prompt = self.query_one(Prompt)
@@ -323,13 +321,13 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         if not self.comparison.turns:
             self.notify("There is nothing to export yet.")
             return
-        name = re.sub(r"[^\w.-]+", "-", title(self.comparison)).strip("-")
+        name = re.sub(r"[^\w.-]+", "-", compare.title(self.comparison)).strip("-")
         wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(Path.cwd() / f"{name}.md")))
         if not wanted:
             return
         file = expanded(wanted)
         try:
-            text = markdown(self.comparison)
+            text = compare.markdown(self.comparison)
             await asyncio.to_thread(write_atomically, file, text, mode=0o644)
         except OSError as error:
             self.notify(f"Cannot write {file}: {error.strerror}.", severity="error", markup=False)

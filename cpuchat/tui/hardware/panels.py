@@ -1,10 +1,5 @@
-"""Facts about the machine and the worker, as rows.
-
-Shows what runs on this machine: models of usual sizes with fit and speed.
-
-Reads and measures for the hardware screen: the read bandwidth, and what passes cost.
-
-A list of placements, and fields to edit one as text.
+"""What the hardware screen shows beside the picture: facts about the machine and the worker, what runs on this machine,
+and a list of placements with fields to edit one as text; and what it reads and measures for them.
 """
 
 from __future__ import annotations
@@ -232,9 +227,7 @@ class PlacementList(OptionList):
 
 
 class PlacementsPane(Vertical):
-    """Posts `Edited` when another placement is selected or typed. The fields are decisive; the list only fills
-    them in.
-    """
+    """Posts `Edited` when a placement is selected or typed. The fields are decisive; the list only fills them in."""
 
     class Edited(Message):
         """Another placement is selected or typed."""

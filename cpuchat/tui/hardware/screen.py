@@ -220,9 +220,7 @@ class HardwareScreen(Dismissable[None]):
         return spec, {}
 
     def _placement(self, spec: PlacementSpec, strict: bool = False) -> Placement | None:
-        """Return `spec` resolved on this machine; None while the machine is unknown, and if it is impossible (unless
-        `strict`).
-        """
+        """Return `spec` resolved here; None while the machine is unknown, or if it is impossible (unless `strict`)."""
         if self.facts is None:
             return None
         try:

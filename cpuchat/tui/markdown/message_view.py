@@ -1,13 +1,9 @@
-"""Renders one message as lines: title, folded reasoning, content, note.
+"""Renders one message as lines: title, folded reasoning, content, note; with drafted tokens or differences marked.
 
-Renders answers with drafted tokens colored: as plain text while they are written, then as Markdown.
-
-Of Markdown only the layout is kept: its styles would be taken for those of drafters. Bold, plain, underlined and italic
-tell the drafters apart without colors too.
-
-Marks the words of a rendered answer that differ from another one: by word, whatever Markdown made of them.
-
-Both are rendered for the same width, so that tables and code compare as they are seen.
+Drafted tokens are colored as plain text while an answer is written, then as Markdown of which only the layout is kept:
+its styles would be taken for those of drafters. Bold, plain, underlined and italic tell the drafters apart without
+colors too. Differences from another answer are marked by word, whatever Markdown made of them: both are rendered for
+the same width, so that tables and code compare as they are seen.
 """
 
 from __future__ import annotations

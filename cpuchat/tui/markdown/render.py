@@ -1,4 +1,4 @@
-"""Renders Markdown as rows of styled text.
+"""Renders Markdown as rows of styled text: parsing, highlighted code, tables, and everything else.
 
 Nothing that a model writes may get lost. What vanishes is markup only: the characters of `#`, `*`, `_`, `~`,
 backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table pipes and their delimiter row, brackets around
@@ -6,11 +6,7 @@ links, escaping backslashes, `<br>`, blanks that CommonMark ignores, and a link'
 become their characters, and formulas of which `latex` knows everything become Unicode. Every other letter and digit of
 the source is in the rendered text: `render` counts them, and shows a block's source as it is if one is missing.
 
-Syntax highlighting of code blocks: Pygments' token types in the palette's styles.
-
-Lays out a table: natural widths if they fit, wrapped cells if not, else one line per cell.
-
-Loads the Markdown parser with the first text: importing it would delay the first paint.
+The parser and Pygments are loaded with the first text: importing them would delay the first paint.
 """
 
 from __future__ import annotations
@@ -175,9 +171,7 @@ def column_widths(table: Table, width: int) -> list[int] | None:
 
 
 def layout(table: Table, width: int, palette: Palette, widths: list[int] | None = None) -> list[Row]:
-    """Return rows of the table. `widths` keeps the columns of an earlier part of the same table and leaves out the
-    header.
-    """
+    """Return rows of the table; with `widths`, the columns of an earlier part of it, without the header."""
     continued = widths is not None
     widths = widths or column_widths(table, width)
     if widths is None:

@@ -1,8 +1,6 @@
-"""Wraps rows of styled text to a width, and turns them into strips.
+"""Rows of styled text: their palette, wrapping them to a width, and turning them into strips.
 
 A `Row` is what renderers produce (runs without a width), a `Line` is what the transcript shows and copies.
-
-Styles of rendered text, one field per role, from the widget's component classes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Stock Markdown widgets cost a multiple of the CPU (each layout walks every mounted block), and those cores belong to
 inference. Here a finished message is a list of strips, and a streamed one renders what the last flush has changed.
-
-The transcript's messages and their line numbers.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class DownloadList(OptionList):
         """`↓ name Q4_K_M      38.1 MB/s  47 s left` over `████────  61 %  2.9/4.7 GB`."""
         width = self.scrollable_content_region.width or self.size.width
         fill, track, dim, failed = (charts.style_of(self, part) for part in ("fill", "track", "dim", "failed"))
-        name = Text(downloads.download_title(download.model), no_wrap=True)
+        name = Text(downloads.download_title(download.order.model), no_wrap=True)
         name.truncate(max(width - 2 - 2 - downloads.STATE, 8), overflow="ellipsis", pad=True)
         state = Text(downloads.state(download), failed if download.state == "failed" else "")
         first = Text.assemble(f"{downloads.download_mark(download)} ", name, "  ", state)
@@ -181,8 +181,8 @@ class DownloadsScreen(DetailsScreen[Path | None]):
             self._downloading.cancel(download.id, discard=download.state != "done")
             return
         question = (
-            f"{downloads.download_title(download.model)}: {units.size(download.done)} of {units.size(download.total)} "
-            "downloaded. Keep the partial files to resume later?"
+            f"{downloads.download_title(download.order.model)}: {units.size(download.done)} of "
+            f"{units.size(download.total)} downloaded. Keep the partial files to resume later?"
         )
         answer = await self.app.push_screen_wait(
             ChoiceScreen("Cancel download", question,

@@ -31,7 +31,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import Changes, with_changes
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, measured_acceptance, model_of, recommended
-from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads, repository_of
+from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
 from cpuchat.protocol.model_info import ModelInfo
@@ -76,7 +76,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
     done = await services.downloading.arrival(download.id)
     if done is None:
         return  # the user has taken it off the list
-    name, chat = clean_line(done.model.name), services.chat
+    name, chat = clean_line(done.order.model.name), services.chat
     try:
         await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library, heads=True))
     except (CpuchatError, OSError) as error:
@@ -229,7 +229,8 @@ class DraftReader:
 
     def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
-        repo = repository_of(target, self.models.local_models())
+        here = self.models.local_models()
+        repo = next((model.repo for model in here if model.path == target.path), "")
         if not repo:
             return []
         with contextlib.suppress(HubError):
@@ -239,10 +240,6 @@ class DraftReader:
     def is_loaded(self, name: str, quantization: str) -> bool:
         """Return whether it is the loaded draft model."""
         return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
-
-    def chosen(self) -> str:
-        """Return what was chosen for the loaded model: a file, "none", or "" for the one that belongs to it."""
-        return ChosenDrafts().of(Path(self.loaded.path))
 
     def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
         """Return the candidate with its verdict, or why there is none; for a remote one, its header is requested."""
@@ -313,7 +310,11 @@ class DraftModelsScreen(ListScreen[Path | None]):
             return
         found = self._found
         loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
-        wanted = self._services.settings.speculation.wanted_draft or self._reader.chosen() or models.AUTO
+        wanted = (
+            self._services.settings.speculation.wanted_draft
+            or ChosenDrafts().of(Path(self._reader.loaded.path))
+            or models.AUTO
+        )
         mark = listed.marked if listed.moved else loaded or next(iter(found), "")
         listed.show(models.draft_rows(found, loaded, wanted), mark)
         if not found and not self._problem:

@@ -12,7 +12,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -21,7 +21,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, Source, host, is_url
-from cpuchat.models.catalog import NO_RANKING, Catalog, CatalogModel, Ranked, match_local
+from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
@@ -108,7 +108,7 @@ class ModelListState:
 
     local: tuple[LocalModel, ...] | None = None
     downloads: tuple[Download, ...] = ()
-    catalog: Ranked = NO_RANKING
+    catalog: Ranked = field(default_factory=Ranked)
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""
@@ -160,7 +160,7 @@ class ModelListState:
 
     def _local(self, words: list[str]) -> Iterator[Entry]:
         # The cache names the part of a download after the content that it will have.
-        arriving = {file.etag for download in self.downloads for file in download.model.files}
+        arriving = {file.etag for download in self.downloads for file in download.order.model.files}
         for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used)):
             if model.unfinished is not None and model.path.name.partition(".")[0] in arriving:
                 continue  # listed as a download
@@ -169,7 +169,7 @@ class ModelListState:
 
     def _downloads(self, words: list[str]) -> Iterator[Entry]:
         for download in self.downloads:
-            if download.state != "done" and _has(words, download.model.name, download.repo):
+            if download.state != "done" and _has(words, download.order.model.name, download.order.repo):
                 yield Entry(f"download {download.id}", download)
 
     def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[Entry]:
@@ -274,8 +274,13 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
             return _local(key, model, prediction, loaded)
         case Download() as download:
             state = "paused" if download.state == "paused" else downloads.percent(download).strip()
-            columns = (download.model.quantization, units.size(download.total), state, predicted_speed(prediction))
-            mark, name = downloads.download_mark(download), downloads.name(download.model)
+            columns = (
+                download.order.model.quantization,
+                units.size(download.total),
+                state,
+                predicted_speed(prediction),
+            )
+            mark, name = downloads.download_mark(download), downloads.name(download.order.model)
             return ListRow(key, mark, name, columns)
         case CatalogModel() as model:
             size = units.size(model.size) if model.size else ""

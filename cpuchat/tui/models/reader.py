@@ -161,7 +161,7 @@ def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Predic
         case LocalModel(damaged=None) as model if model.size:
             return estimate_local(model, tuned.of(model.path))
         case Download() as download if download.total:
-            return estimate(download.total, machine, quantization=download.model.quantization)
+            return estimate(download.total, machine, quantization=download.order.model.quantization)
         case CatalogModel() as model if model.size:
             return estimate_entry(model, machine)
         case _:
@@ -384,7 +384,7 @@ class InspectionScreen(Dismissable[None]):
         pane = self.query_one("#inspection")
         self.query_one("#waiting").remove()
         pane.mount_all(parts)
-        pane.border_subtitle = Content(clean_line(inspection.file))
+        pane.border_subtitle = Content(clean_line(inspection.header.path.name))
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:

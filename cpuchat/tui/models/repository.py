@@ -67,8 +67,8 @@ class RepositoryState:
 
     def known(self, downloads: Iterable[Download], loaded: Path | None) -> list[Known]:
         """Return all models, in the order of the repository."""
-        on_way = {d.model.files: d for d in downloads if d.repo == self.repository.id}
-        done = {key_of(d.model): Path(d.path) for d in on_way.values() if d.state == "done"}
+        on_way = {d.order.model.files: d for d in downloads if d.order.repo == self.repository.id}
+        done = {key_of(d.order.model): Path(d.path) for d in on_way.values() if d.state == "done"}
         here = {**self.here, **done}
         found: list[Known] = []
         closed = self._closed
@@ -180,7 +180,7 @@ class RepositoryReader:
         Raises:
             HubError, ModelDamaged: as `header`.
         """
-        from cpuchat.models.prediction import predict, predict_by_sample
+        from cpuchat.models.prediction import predict, predict_like
 
         header, options = self.header(state.repository, model), self.services.settings.engine.load_options()
         beside = state.drafts[model.base] if model.base in state.drafts else self._draft(header)
@@ -188,7 +188,7 @@ class RepositoryReader:
         def expected(other: RepoModel, draft: GGUFHeader | None) -> Prediction:
             if other == model:
                 return predict(header, options, state.machine, draft=draft)
-            return predict_by_sample(other, header, options, state.machine, draft=draft)
+            return predict_like(header, other.size, other.quantization, options, state.machine, draft=draft)
 
         found: dict[str, Prediction] = {}
         for other in state.repository.models:

@@ -334,8 +334,8 @@ def _title(entry: Entry | None) -> str:
     match entry.subject if entry is not None else None:
         case LocalModel(name=name) | CatalogModel(name=name):
             return clean_line(name)
-        case Download(model=model):
-            return clean_line(model.name)
+        case Download(order=order):
+            return clean_line(order.model.name)
         case FoundRepository(id=name):
             return clean_line(name)
         case ServerEntry(source=source):

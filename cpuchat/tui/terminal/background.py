@@ -1,7 +1,5 @@
-"""The terminal's background color: asked for with OSC 11, never waited for, and taken out of what is typed; and pasted
-texts, taken out as a whole.
-
-Terminals that show all colors but do not say so over SSH, which forwards TERM and not COLORTERM.
+"""What a terminal sends besides keys: its background color, asked for with OSC 11 and never waited for, and pastes,
+taken out as a whole. And terminals that show all colors but do not say so over SSH, which forwards TERM alone.
 """
 
 from __future__ import annotations
@@ -65,9 +63,7 @@ def _terminal() -> str:
 
 
 class BackgroundParser(XTermParser):
-    """Textual's parser of what a terminal sends, which would take the reply for keys, and looks at each character of
-    a pasted text: at megabytes for seconds.
-    """
+    """As Textual's, which takes the reply for keys, and looks at each character of a paste: seconds for megabytes."""
 
     def __init__(self, debug: bool = False, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(debug)

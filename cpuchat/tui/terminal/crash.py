@@ -1,8 +1,5 @@
-"""Records an unexpected error: a traceback in a log, and one sentence.
-
-Base of apps that never end with a traceback, neither on an exception nor on a signal.
-
-A screen after an internal error: what happened, what is saved, and a restart.
+"""Apps that never end with a traceback, neither on an exception nor on a signal: an unexpected error becomes a log, one
+sentence, and a screen that says what happened and what is saved, and offers a restart.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The driver of the terminal: takes it over, and restores it however the app ends.
+"""The driver of the terminal, keys in the order in which they were typed, and the last filter before the terminal.
 
-Textual's driver gives it back when its own message loop ends in order. Here the rest is seen to: signals, a terminal
-that is closed, Ctrl+Z, and a loop that is stuck.
-
-Makes keys take effect in the order in which they were typed, also when many arrive in one read (a paste, a slow
-link).
+Textual's driver gives the terminal back when its own message loop ends in order. Here the rest is seen to: signals, a
+terminal that is closed, Ctrl+Z, and a loop that is stuck.
 
 Textual hands characters to the focused widget, but acts on bound keys in the app: at once for priority bindings, and
 only after the key has climbed the tree for the others. Enter then overtakes the text before it, and Backspace is
@@ -12,9 +9,8 @@ overtaken by the text after it. What follows a key that opens a screen would go 
 no widgets yet; what follows a key that moves the focus, to the widget that had it before. Some keys act by a message to
 the screen, or only after something was read (a chat, say): what follows waits for that, too.
 
-Filters every row of every widget between layout and terminal.
-
-Text that was not cleaned (a forgotten name, a library's own widget) cannot control the terminal either.
+`Gate` filters every row of every widget between layout and terminal: text that was not cleaned (a forgotten name, a
+library's own widget) cannot control the terminal either.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Paints what has changed, row by row.
+"""Paints what has changed, row by row; keeps parsed style sheets, and no widgets that are gone.
 
 Textual's compositor has every widget that meets the box around all changes render all its lines. Beside a model that
 computes on every core, this costs more than anything else the app does. Here a row is rendered only where it changed,
 and only by the widgets that are in front there.
 
-Keeps parsed style sheets, and no widgets that are gone.
-
-Textual parses all sheets again for each screen that brings one of its own; once there are more than 64, for each new
-kind of widget, too. It keeps what up to 1,024 widgets had drawn, some 25 MB, because they are keys of a cache.
+Textual also parses all sheets again for each screen that brings one of its own; once there are more than 64, for each
+new kind of widget, too. It keeps what up to 1,024 widgets had drawn, some 25 MB, because they are keys of a cache.
 """
 
 from __future__ import annotations

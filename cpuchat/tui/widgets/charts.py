@@ -1,7 +1,4 @@
-"""Bars and line charts as rows of text, read from zero.
-
-Progress in one line: the style of its bar, and the base of the lines at the bottom of screens.
-"""
+"""Bars and line charts as rows of text, read from zero; and the base of the lines of progress at a screen's bottom."""
 
 from __future__ import annotations
 

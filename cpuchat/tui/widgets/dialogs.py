@@ -1,7 +1,4 @@
-"""Dialogs: confirmation, choice, one line of text.
-
-Screens that can be dismissed once, and at any time.
-"""
+"""Dialogs (confirmation, choice, one line of text), and screens that can be dismissed once, and at any time."""
 
 from __future__ import annotations
 

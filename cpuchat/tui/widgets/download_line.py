@@ -72,7 +72,7 @@ class DownloadLine(ProgressLine):
         head = Text(
             f" {downloads.download_mark(download)} ", self.style_of("failed" if download.state == "failed" else "dim")
         )
-        name = Text(downloads.download_title(download.model), "", no_wrap=True)
+        name = Text(downloads.download_title(download.order.model), "", no_wrap=True)
         if download.state == "failed":
             problem = (downloads.problem(download), self.style_of("failed"))
             line = Text.assemble(head, name, ("  ", ""), problem, no_wrap=True)

@@ -1,11 +1,8 @@
-"""Shows the keys of a screen.
+"""Shows the keys of a screen, and sets the classes of a screen's breakpoints before its first layout.
 
-Textual's footer makes all its widgets anew whenever a key is enabled or disabled. Opening a chat and sending a message
-took 1.6 times the CPU time with it.
-
-Sets the classes of a screen's breakpoints before its first layout.
-
-Textual sets them after it: the first picture would be another one, and everything is styled twice.
+Textual's footer makes all its widgets anew whenever a key is enabled or disabled: opening a chat and sending a message
+took 1.6 times the CPU time with it. Its breakpoints are set after the layout: the first picture would be another one,
+and everything is styled twice.
 """
 
 from __future__ import annotations
@@ -76,9 +73,7 @@ class KeyFooter(Footer):
                 await self.mount_all(map(_Key, missing))
 
     def _keys(self) -> list[_Shown]:
-        """Return what to show, each action once; where they do not all fit, the last but one are left out: the last
-        is the palette, which has them all.
-        """
+        """Return what to show, each action once; what does not fit is left out before the last, the palette."""
         shown: dict[str, _Shown] = {}
         for _, binding, enabled, tooltip in self.screen.active_bindings.values():
             if binding.show and binding.action not in shown:

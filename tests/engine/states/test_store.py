@@ -19,6 +19,9 @@ from tests.support.engine_chat import LONG, Chat, assistant, user
 from tests.support.tiny_gguf import CHATML, Architecture, write_tiny_gguf
 
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3")
+KINDS: tuple[Architecture, ...] = ("llama", "mamba", "qwen35", "gemma3")
+"""One for each kind of memory: attention, recurrent, both, a window."""
+every_architecture = pytest.mark.parametrize("talk", ARCHITECTURES, indirect=True)
 WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)
 GREEDY = Sampling(temperature=0.0, repeat_penalty=1.5)
 MARKUP = len("<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
@@ -66,13 +69,14 @@ class Talk(Chat):
         return fresh.text
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(params=KINDS)
 def talk(request: pytest.FixtureRequest, files: dict[str, Path], tmp_path: Path) -> Iterator[Talk]:
     talk = Talk(files[request.param], tmp_path / "kv")
     yield talk
     talk.engine.close()
 
 
+@every_architecture
 def test_regenerating_evaluates_nothing_and_gives_the_same(talk: Talk) -> None:
     talk.grow()
     said = talk.text
@@ -81,6 +85,7 @@ def test_regenerating_evaluates_nothing_and_gives_the_same(talk: Talk) -> None:
     assert again.reuse is not None and not again.reuse.changed and not again.reuse.again
 
 
+@every_architecture
 def test_an_edited_message_costs_itself(talk: Talk) -> None:
     talk.grow()
     edited = [*talk.turns[:-2], user(f"4: {LONG[:-8]} after all")]
@@ -159,6 +164,7 @@ def test_a_changed_system_prompt_is_said(talk: Talk) -> None:
     assert timings.prompt_n > len(LONG)
 
 
+@every_architecture
 def test_after_a_restart_it_goes_on(talk: Talk) -> None:
     n_past = talk.grow().n_past
     talk.restart()

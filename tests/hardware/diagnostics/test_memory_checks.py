@@ -148,7 +148,7 @@ def test_two_sockets_in_one_node(tmp_path: Path) -> None:
 def test_l3_groups_as_nodes(root: Path) -> None:
     facts = facts_of(root)
     machine = facts.topology
-    nodes = tuple(replace(machine.nodes[0], number=group.index, cpus=group.cpus) for group in machine.l3_groups)
+    nodes = tuple(machine.nodes[0]._replace(number=group.index, cpus=group.cpus) for group in machine.l3_groups)
     finding = found(replace(facts, topology=replace(machine, nodes=nodes)), "Each L3 group is a NUMA node")
     assert finding.evidence == "1 socket as 8 NUMA nodes"
 

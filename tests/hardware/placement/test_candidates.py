@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.placement import (
     ONE_NODE,
     OWN_L3,
@@ -19,7 +20,6 @@ from cpuchat.hardware.placement.placement import (
     candidates,
     place,
 )
-from cpuchat.hardware.sysfs import format_cpu_list
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES
 

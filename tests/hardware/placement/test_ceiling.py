@@ -13,9 +13,9 @@ from cpuchat.hardware.placement.placement import (
     OWN_SOCKET,
     SHARED,
     Ceiling,
+    ReadRates,
     candidates,
     ceiling,
-    read_rate,
 )
 from cpuchat.hardware.topology import Topology
 
@@ -26,8 +26,8 @@ Machine = Callable[[str], Topology]
 def reached(topology: Topology, name: str, **more: float | bool) -> Ceiling:
     """A 70B Q4_K_M with a 1B draft model, on what an EPYC 9354P was measured to read."""
     values: dict = {
-        "target_bytes": 42.5 * GB, "draft_bytes": 0.8 * GB, "peak": 367 * GB, "l3_link": 50 * GB,
-        "one_core": 25.3 * GB, "tokens_per_pass": 5, "depth": 8,
+        "target_bytes": 42.5 * GB, "draft_bytes": 0.8 * GB, "rates": ReadRates(367 * GB, 50 * GB, 25.3 * GB),
+        "tokens_per_pass": 5, "depth": 8,
     }  # fmt: skip
     candidate = next(one for one in candidates(topology) if one.name == name)
     return ceiling(candidate, topology, **(values | more))
@@ -35,19 +35,19 @@ def reached(topology: Topology, name: str, **more: float | bool) -> Ceiling:
 
 def test_read_rate_of_cores_links_and_memory(machine: Machine) -> None:
     one = machine("epyc-9354")
-    known = {"peak": 367.0, "l3_link": 50.0, "one_core": 25.3}
-    assert read_rate(one, (0,), **known) == (25.3, "cores")
-    assert read_rate(one, range(4), **known) == (50.0, "link")
-    assert read_rate(one, (0, 32), **known) == (25.3, "cores"), "two threads of a core are one core"
-    assert read_rate(one, (0, 4, 8), **known) == (pytest.approx(75.9), "cores")
-    assert read_rate(one, range(28), **known) == (350.0, "link")
-    assert read_rate(one, range(32), **known) == (367.0, "memory")
-    assert read_rate(one, range(4), peak=367.0) == (367.0, "memory"), "what is not known is no bound"
+    known = ReadRates(367.0, 50.0, 25.3)
+    assert known.of(one, (0,)) == (25.3, "cores")
+    assert known.of(one, range(4)) == (50.0, "link")
+    assert known.of(one, (0, 32)) == (25.3, "cores"), "two threads of a core are one core"
+    assert known.of(one, (0, 4, 8)) == (pytest.approx(75.9), "cores")
+    assert known.of(one, range(28)) == (350.0, "link")
+    assert known.of(one, range(32)) == (367.0, "memory")
+    assert ReadRates(367.0).of(one, range(4)) == (367.0, "memory"), "what is not known is no bound"
     pairs = machine("epyc-9754")
-    assert read_rate(pairs, range(16), **known) == (50.0, "link"), "two groups, one link"
+    assert known.of(pairs, range(16)) == (50.0, "link"), "two groups, one link"
     two = machine("2x-epyc-7543")
-    assert read_rate(two, range(32), **known) == (183.5, "memory"), "the memory of one socket"
-    assert read_rate(machine("epyc-9354p-nps4"), range(32), **known, memory="bind:0") == (91.75, "memory")
+    assert known.of(two, range(32)) == (183.5, "memory"), "the memory of one socket"
+    assert known.of(machine("epyc-9354p-nps4"), range(32), "bind:0") == (91.75, "memory")
 
 
 def test_predictions_against_the_worked_example(machine: Machine) -> None:
@@ -105,7 +105,9 @@ def test_what_a_virtual_machine_tells_is_doubted(machine: Machine) -> None:
     assert any("virtual machine" in remark for remark in reached(machine("vm"), OWN_L3).remarks)
 
 
-@pytest.mark.parametrize("wrong", [{"peak": 0.0}, {"target_bytes": 0}, {"tokens_per_pass": 0}, {"depth": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"rates": ReadRates(0.0)}, {"target_bytes": 0}, {"tokens_per_pass": 0}, {"depth": -1}]
+)
 def test_nothing_is_predicted_from_nothing(machine: Machine, wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         reached(machine("vm"), SHARED, **wrong)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from cpuchat.base.errors import UsageError
+from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.placement.cores import check_thread_count, choose_cores, spread
-from cpuchat.hardware.sysfs import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.topology import Topology
 from tests.hardware.trees import NAMES
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.models.downloads.child import fetch_model
-from cpuchat.models.downloads.state import Order, Progress, Report, RetryPolicy
+from cpuchat.models.downloads.state import Download, Order, Progress, RetryPolicy
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.support.hub_server import Gate, HubServer
 
@@ -28,7 +28,7 @@ class Site:
     def __init__(self, hub: HubServer, cache: Path) -> None:
         self.hub = hub
         self.cache = cache
-        self.reports: list[Report] = []
+        self.reports: list[Download] = []
         self.files: tuple[HubFile, ...] = ()
         self.commit = ""
         self.put({NAME: CONTENT})
@@ -47,20 +47,19 @@ class Site:
     def model(self) -> RepoModel:
         return RepoModel(name="model-Q4_K_M", files=self.files, quantization="Q4_K_M")
 
-    def order(self, *, repo: str = REPO, retry_policy: RetryPolicy = QUICK, verified: tuple[str, ...] = ()) -> Order:
+    def order(self, *, repo: str = REPO, retry_policy: RetryPolicy = QUICK) -> Order:
         return Order(
             repo=repo,
             revision=self.commit,
-            files=self.files,
+            model=self.model,
             cache=str(self.cache),
             newest_at=self.asked_at,
-            verified=verified,
             retry_policy=retry_policy,
         )
 
-    def fetch(self, order: Order | None = None) -> Path:
+    def fetch(self, order: Order | None = None, verified: tuple[str, ...] = ()) -> Path:
         """Download in this process; progress goes to `reports`."""
-        return fetch_model(order or self.order(), Progress(self.reports.append))
+        return fetch_model(Progress(Download(order=order or self.order(), verified=verified), self.reports.append))
 
     @property
     def blobs(self) -> Path:

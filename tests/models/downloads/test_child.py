@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from cpuchat.models.downloads.state import Report
+from cpuchat.models.downloads.state import Download
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate
 
@@ -28,12 +28,12 @@ class Child:
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
-        self.stdin.write(msgspec.json.encode(site.order()) + b"\n")
+        self.stdin.write(msgspec.json.encode(Download(order=site.order())) + b"\n")
         self.stdin.flush()
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[Download]:
         """Return all remaining reports; the process has ended then."""
-        reports = [msgspec.json.decode(line, type=Report) for line in self.stdout]
+        reports = [msgspec.json.decode(line, type=Download) for line in self.stdout]
         self.process.wait()
         return reports
 
@@ -85,7 +85,7 @@ def test_killed_and_resumed_it_fetches_hardly_a_byte_twice(site: Site, started: 
 
 def test_what_arrived_is_told_while_nothing_more_comes(site: Site, started: list[Child]) -> None:
     child, gate = held(site, started, 500_000)
-    told = (msgspec.json.decode(line, type=Report) for line in child.stdout)
+    told = (msgspec.json.decode(line, type=Download) for line in child.stdout)
     assert any(report.state == "running" and report.done == gate.at for report in told)
 
 
@@ -108,7 +108,7 @@ def test_while_another_has_the_file_it_waits_and_says_so(site: Site, started: li
     first, gate = held(site, started, 500_000)
     second = Child(site)
     started.append(second)
-    waiting = msgspec.json.decode(second.stdout.readline(), type=Report)
+    waiting = msgspec.json.decode(second.stdout.readline(), type=Download)
     assert waiting.state == "waiting"
     assert "Another program" in waiting.message
     assert waiting.done == 500_000

@@ -61,8 +61,8 @@ def small_models(site: Site, count: int) -> list[RepoModel]:
 
 def journal() -> dict[str, str]:
     """Return the states of the downloads in the journal."""
-    kept = json.loads(paths.downloads_file().read_text())["entries"].values()
-    return {one["download"]["id"]: one["download"]["state"] for one in kept}
+    kept = json.loads(paths.downloads_file().read_text())["entries"]
+    return {id: download["state"] for id, download in kept.items()}
 
 
 async def test_a_download_from_start_to_done(site: Site) -> None:
@@ -182,7 +182,7 @@ async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(si
     names = [f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     site.put({name: random.Random(n).randbytes(50_000) for n, name in enumerate(names)})
     shared, alone, missing = site.files
-    site.fetch(replace(site.order(), files=(shared,)))
+    site.fetch(replace(site.order(), model=replace(site.model, files=(shared,))))
     link = site.blobs.parent / "snapshots" / site.commit / names[0]
     (link.parent / "another-name.gguf").symlink_to(link.readlink())
     site.hub.fault(REPO, names[2], Fault(where="hub", status=404, error_code="EntryNotFound"))

@@ -65,7 +65,7 @@ def test_the_newest_commit_only_becomes_main(site: Site) -> None:
     assert path.read_bytes() == CONTENT
     assert path.parent.name == older.revision != site.commit
     assert not main.exists()
-    site.files = older.files
+    site.files = older.model.files
     site.fetch()
     assert main.read_text() == site.commit
     # A download that went on after another program had seen a newer commit.
@@ -259,7 +259,7 @@ def test_the_parts_of_a_split_model_come_one_after_the_other(site: Site) -> None
     verified = site.reports[-1].verified
     assert verified == tuple(file.etag for file in site.files[:2])
     site.reports.clear()
-    first = site.fetch(site.order(verified=verified))
+    first = site.fetch(verified=verified)
     assert site.reports[0].done == 400_000
     assert first.name == "big-00001-of-00003.gguf"
     assert [path.name for path in sorted(first.parent.iterdir())] == [name.split("/")[1] for name in names]
@@ -322,7 +322,7 @@ def test_offline_mode_asks_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -
 def test_names_that_leave_the_folder_are_refused(site: Site, path: str) -> None:
     order = site.order()
     with pytest.raises(HubError):
-        site.fetch(replace(order, files=(replace(order.files[0], path=path),)))
+        site.fetch(replace(order, model=replace(order.model, files=(replace(site.files[0], path=path),))))
     assert site.hub.requests == []
     assert not site.cache.exists()
 
@@ -347,7 +347,7 @@ def test_repositories_and_revisions_that_are_none_are_refused(site: Site, change
 def test_a_hash_that_is_none_is_refused(site: Site, etag: str) -> None:
     order = site.order()
     with pytest.raises(HubError, match="hash"):
-        site.fetch(replace(order, files=(replace(order.files[0], sha256=etag),)))
+        site.fetch(replace(order, model=replace(order.model, files=(replace(site.files[0], sha256=etag),))))
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(site: Site) -> None:

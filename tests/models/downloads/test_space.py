@@ -15,7 +15,7 @@ import pytest
 
 from cpuchat.base.errors import DiskFull, DownloadFailed
 from cpuchat.models.downloads.hf_cache import check_space, free_bytes
-from cpuchat.models.downloads.state import Report
+from cpuchat.models.downloads.state import Download
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_server import Fault, Gate
 
@@ -38,14 +38,14 @@ def child(site: Site, before: str = "true", *, around: Sequence[str] = ()) -> It
     command = [*around, *shell, sys.executable, "-m", "cpuchat.models.downloads.child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(site.order()) + b"\n")
+        process.stdin.write(msgspec.json.encode(Download(order=site.order())) + b"\n")
         process.stdin.flush()  # and left open: its end means "stop"
         yield process
 
 
-def last_report(process: subprocess.Popen[bytes]) -> Report:
+def last_report(process: subprocess.Popen[bytes]) -> Download:
     assert process.stdout is not None
-    return msgspec.json.decode(process.stdout.readlines()[-1], type=Report)
+    return msgspec.json.decode(process.stdout.readlines()[-1], type=Download)
 
 
 def test_room_is_looked_for_before_anything_is_asked(site: Site, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_full_disk_ends_it(site: Site) -> None:
     assert "Free some space" in report.hint
 
 
-def a_small_file_system(site: Site, gate: Gate) -> Report:
+def a_small_file_system(site: Site, gate: Gate) -> Download:
     """Mount 2 MiB that only the download sees and that something else fills meanwhile."""
     with child(site, f"mount -t tmpfs -o size=2m none '{site.cache}'", around=_MOUNTED) as process:
         gate.wait()
@@ -97,7 +97,7 @@ def a_small_file_system(site: Site, gate: Gate) -> Report:
         return last_report(process)
 
 
-def a_limit_on_the_size_of_files(site: Site, gate: Gate) -> Report:
+def a_limit_on_the_size_of_files(site: Site, gate: Gate) -> Download:
     gate.open()
     with child(site, "ulimit -f 1000") as process:
         return last_report(process)
@@ -107,7 +107,7 @@ def a_limit_on_the_size_of_files(site: Site, gate: Gate) -> Report:
     "fill", [a_limit_on_the_size_of_files, *([a_small_file_system] if may_mount() else [])]
 )  # fmt: skip
 def test_where_no_more_can_be_written_it_ends_with_what_arrived(
-    site: Site, fill: Callable[[Site, Gate], Report]
+    site: Site, fill: Callable[[Site, Gate], Download]
 ) -> None:
     site.cache.mkdir(parents=True)
     gate = Gate(at=400_000)

@@ -16,12 +16,9 @@ from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
 from cpuchat.models.drafts import pairing
 from cpuchat.models.drafts.pairing import (
-    MAX_PAIRS,
-    PairCache,
     check_files,
     check_pair,
     fitting_drafts,
-    pair_key,
     require_pair,
 )
 from cpuchat.models.gguf.header import GGUFHeader, read_header, vocabulary
@@ -241,7 +238,7 @@ def test_a_reason_is_remembered_too(tmp_path: Path) -> None:
     first = check_files(target, draft)
     assert not first.ok
     assert check_files(target, draft) == first
-    assert PairCache().reason(pair_key(target, draft)) == first.reason
+    assert [*json.loads(paths.pairs_file().read_bytes())["entries"].values()] == [first.reason]
 
 
 def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
@@ -269,18 +266,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(demo: dict[str, Path]) -> No
     paths.cache_dir().parent.mkdir(parents=True, exist_ok=True)
     paths.cache_dir().write_text("a file where the folder should be")
     assert check_files(demo["demo"], demo["demo-draft"]).ok
-
-
-def test_the_cache_keeps_the_newest_and_stays_small(tmp_path: Path) -> None:
-    cache = PairCache(tmp_path / "pairs.json")
-    for i in range(MAX_PAIRS + 10):
-        cache.put(f"{i:032}", "reason")
-    cache.save()
-    again = PairCache(tmp_path / "pairs.json")
-    assert again.reason(f"{9:032}") is None
-    assert again.reason(f"{10:032}") == "reason"
-    assert again.reason(f"{MAX_PAIRS + 9:032}") == "reason"
-    assert (tmp_path / "pairs.json").stat().st_size < (1 << 20)
 
 
 # What is suggested.

@@ -1,4 +1,4 @@
-"""Reads headers with at most 200 MB of memory in all and 20 s of CPU time for each.
+"""Reads headers with at most 175 MB of memory beside what the program has, and 20 s of CPU time for each.
 
     python -m tests.models.gguf.limited
 
@@ -20,13 +20,14 @@ from cpuchat.models.inspect import inspect
 from cpuchat.present.models import sections
 from cpuchat.protocol.messages import LoadOptions
 
-_MEMORY = 200_000_000
+_MEMORY = 175_000_000
 _SECONDS = 20  # for endless loops: the slowest header takes 0.5 to 1.5 s
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         print(_answer(Path(line.rstrip("\n"))), flush=True)

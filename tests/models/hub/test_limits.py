@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from cpuchat.base.errors import HubError, HubOffline, TooSlow
-from cpuchat.models.hub import responses
+from cpuchat.models.hub import http
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.responses import Bounds
+from cpuchat.models.hub.http import Bounds
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, Gate, HubServer
 
@@ -32,7 +32,7 @@ def flood(head: bytes, piece: bytes) -> Fault:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "DEFAULT", Bounds(idle_timeout=0.2))
+    monkeypatch.setattr(http, "DEFAULT", Bounds(idle_timeout=0.2))
 
 
 def compressed(content: bytes, **headers: str) -> Fault:
@@ -87,15 +87,15 @@ def test_a_hub_that_says_nothing_is_not_waited_for(hub_server: HubServer) -> Non
 def test_an_answer_that_drips_is_given_up(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece counts as one that came too late and brought too little."""
     hub_server.add(REPO, {"a.gguf": b"1"})
-    monkeypatch.setattr(responses, "_GRACE", -1.0)
-    monkeypatch.setattr(responses, "_MIN_RATE", 1 << 60)
+    monkeypatch.setattr(http, "_GRACE", -1.0)
+    monkeypatch.setattr(http, "_MIN_RATE", 1 << 60)
     with pytest.raises(TooSlow, match="did not answer in time"):
         Hub().repository(REPO)
 
 
 def test_an_answer_may_take_so_long_as_a_whole(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_server.add(REPO, {"a.gguf": b"1"})
-    monkeypatch.setattr(responses, "DEFAULT", Bounds(seconds=-1.0))
+    monkeypatch.setattr(http, "DEFAULT", Bounds(seconds=-1.0))
     with pytest.raises(TooSlow, match="did not answer in time"):
         Hub().repository(REPO)
 
@@ -115,7 +115,7 @@ def test_there_are_no_further_pages_and_no_token_for_who_would_serve_them(
 def test_the_token_is_for_the_hub_alone(hub_server: HubServer) -> None:
     """Whatever asks with this client, and for whatever reason: huggingface_hub follows addresses that a hub tells."""
     path = f"{REPO}/{hub_server.add(REPO, {'a.gguf': b'1'})}/a.gguf"
-    with responses.client() as client:
+    with http.client() as client:
         for host in (hub_server.endpoint, hub_server.content_host):
             client.get(f"{host}/{path}", headers={"authorization": "Bearer hf_secret"})
     assert [(request.host, request.authorized) for request in hub_server.requests] == [
@@ -158,5 +158,5 @@ def test_a_hub_of_https_does_not_send_us_to_http(monkeypatch: pytest.MonkeyPatch
     answer = httpx.Response(302, headers={"location": "http://cdn.example/file?signature=secret"})
     answer.request = httpx.Request("GET", "https://hub.example/file")
     with pytest.raises(HubError, match=r"hub\.example redirects to http://cdn\.example, which is not https") as caught:
-        responses._check_redirect(answer)
+        http._check_redirect(answer)
     assert "secret" not in str(caught.value)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cpuchat.base.errors import HubError
 from cpuchat.models.file_names import quantization_of
-from cpuchat.models.hub.repository import HubFile
-from cpuchat.models.hub.responses import models_of, safe_path
+from cpuchat.models.hub.repository import HubFile, safe_path
+from cpuchat.models.hub.responses import models_of
 
 
 def files(paths: Sequence[str]) -> list[HubFile]:

@@ -12,7 +12,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.usage import Usage, UsageLog
+from cpuchat.models.library.usage import Usage, UsageLog, usage_of
 from cpuchat.protocol.model_info import ModelInfo, Traffic
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 
@@ -32,16 +32,16 @@ def answer(tok_s: float, n: int = 101, **changes: object) -> Timings:
     return msgspec.structs.replace(plain, **changes)
 
 
-def usage_of(path: Path) -> Usage:
-    return UsageLog().read().of([path])
+def usage(path: Path) -> Usage:
+    return usage_of(UsageLog().read(), [path])
 
 
 def test_a_load_and_an_answer_are_remembered(model: Path, no_demo: Path, tmp_path: Path) -> None:
     log = UsageLog(clock=lambda: 1_700_000_000.0)
     log.loaded([model])
     log.answered(info(model), answer(40.0))
-    usage = usage_of(model)
-    assert usage == Usage(used=1_700_000_000.0, plain_tok_s=40.0)
+    kept = usage(model)
+    assert kept == Usage(used=1_700_000_000.0, plain_tok_s=40.0)
     [found] = Library([model.parent], cache=tmp_path / "none").local_models()
     assert (found.last_used, found.measured_tok_s, found.drafted_tok_s) == (1_700_000_000.0, 40.0, 0.0)
 
@@ -49,11 +49,11 @@ def test_a_load_and_an_answer_are_remembered(model: Path, no_demo: Path, tmp_pat
 def test_with_drafts_the_plain_speed_is_that_of_the_pass_beside_them(model: Path) -> None:
     drafted = answer(60.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50, plain_ms=25.0))
     UsageLog().answered(info(model), drafted)
-    first = usage_of(model)
+    first = usage(model)
     assert (first.plain_tok_s, first.drafted_tok_s) == (40.0, 60.0)
     unknown = answer(70.0, draft_n=50, speculation=SpeculationFigures(passes=40, draft_n=50))
     UsageLog().answered(info(model), unknown)
-    assert usage_of(model) == msgspec.structs.replace(first, drafted_tok_s=70.0)
+    assert usage(model) == msgspec.structs.replace(first, drafted_tok_s=70.0)
 
 
 def test_an_answer_beside_other_programs_leaves_the_speeds(model: Path) -> None:
@@ -61,8 +61,8 @@ def test_an_answer_beside_other_programs_leaves_the_speeds(model: Path) -> None:
     busy = SpeculationFigures(passes=40, draft_n=50)
     UsageLog().answered(info(model), answer(4.2, draft_n=50, speculation=busy, cpu_wait=0.4))
     UsageLog().answered(info(model), answer(3.1, cpu_wait=0.4))
-    usage = usage_of(model)
-    assert (usage.plain_tok_s, usage.drafted_tok_s) == (40.0, 0.0)
+    kept = usage(model)
+    assert (kept.plain_tok_s, kept.drafted_tok_s) == (40.0, 0.0)
 
 
 def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
@@ -77,27 +77,27 @@ def test_a_file_that_was_touched_is_the_same_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"one")
     UsageLog().loaded([path])
-    before = usage_of(path)
+    before = usage(path)
     os.utime(path, (1, 1))
-    assert usage_of(path) == before != Usage()
+    assert usage(path) == before != Usage()
 
 
 def test_another_file_of_the_same_name_was_never_used(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"one")
     UsageLog().loaded([path])
-    assert usage_of(path).used > 0
+    assert usage(path).used > 0
     path.write_bytes(b"another")
-    assert usage_of(path) == Usage()
+    assert usage(path) == Usage()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 100, b'{"version": 9, "entries": {}}', b"[" * 2_000_000])
 def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: bytes) -> None:
     paths.usage_file().parent.mkdir(parents=True)
     paths.usage_file().write_bytes(content)
-    assert usage_of(model) == Usage()
+    assert usage(model) == Usage()
     UsageLog().answered(info(model), answer(40.0))
-    assert usage_of(model).plain_tok_s == 40.0
+    assert usage(model).plain_tok_s == 40.0
 
 
 def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_programs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     )
     programs = [subprocess.Popen([sys.executable, "-c", code, *map(str, files[first::2])]) for first in range(2)]
     assert [program.wait() for program in programs] == [0, 0]
-    assert all(usage_of(file).used > 0 for file in files)
+    assert all(usage(file).used > 0 for file in files)

@@ -19,7 +19,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
 from cpuchat.tui.chat import probes
-from tests.costmodel.made_up import probe, two_cores
+from tests.costs.made_up import probe, two_cores
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 

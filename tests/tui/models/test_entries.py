@@ -77,13 +77,13 @@ def test_a_file_of_another_publisher_is_known_as_the_catalogs_model_in_its_quant
 
 
 def test_finished_downloads_are_left_to_the_library() -> None:
-    assert keys(ModelListState(downloads=(arriving(),)).sections("")) == ["download Qwen2.5-7B-Instruct-Q5_K_M"]
+    assert keys(ModelListState(downloads=(arriving(),)).sections("")) == [f"download {arriving().id}"]
     assert keys(ModelListState(downloads=(arriving("done"),)).sections("")) == []
 
 
 def test_the_part_of_a_download_that_is_listed_is_not_listed_twice() -> None:
     one = arriving("paused")
-    part = Path("/hub/models--a--b/blobs") / f"{one.model.files[0].etag}.incomplete"
+    part = Path("/hub/models--a--b/blobs") / f"{one.order.model.files[0].etag}.incomplete"
     left = LocalModel(path=part, name="a/b", source="huggingface", repo="a/b", unfinished=0.6, damaged="Not finished.")
     assert keys(ModelListState(local=(left,)).sections("")) == [f"local {part}"]
     assert keys(ModelListState(local=(left,), downloads=(one,)).sections("")) == [f"download {one.id}"]

@@ -221,7 +221,7 @@ async def test_the_mark_stays_while_figures_fill_in(machine: None) -> None:
         await app.until(lambda: len(shown.all()) == 1)
         begun = shown.all()[0]
         assert (begun.repo, begun.revision, begun.model.quantization) == (REPO, COMMIT, "Q6_K")
-        shown.put(download(MODELS[2], 0.5, id=begun.id, state="running"))
+        shown.put(download(MODELS[2], 0.5, state="running"))
         await app.until(lambda: "50 %" in lines(app, " Q6_K ")[0])
         assert screen._marked is not None and screen._marked.model is MODELS[2]
         await app.press("space")
@@ -263,7 +263,7 @@ async def test_a_projector_is_apart_and_only_downloaded(machine: None) -> None:
         assert screen._marked is not None and screen._marked.model.kind == "projector"
         await app.press("enter")
         await app.until(lambda: len(shown.all()) == 1)
-        shown.put(download(MODELS[6], 1.0, id=shown.all()[0].id, state="done", path="/models/mmproj.gguf"))
+        shown.put(download(MODELS[6], 1.0, state="done", path="/models/mmproj.gguf"))
         await app.until(lambda: "downloaded" in lines(app, "mmproj")[0])
         await app.press("enter")
         assert app.app.screen is screen
@@ -315,7 +315,7 @@ async def test_snapshots(machine: None) -> None:
     async with running(size=SMALL, hub=ShownHub(MODELS), downloads=shown.opener) as app:
         await opened(app)
         app.app.services.downloading.start(REPO, COMMIT, MODELS[2])
-        shown.put(download(MODELS[2], 0.61, id=MODELS[2].name, state="checking", checked=2_000_000_000))
+        shown.put(download(MODELS[2], 0.61, state="checking", checked=2_000_000_000))
         await app.until(lambda: "verifying" in lines(app, " Q6_K ")[0])
         await app.pilot.pause()
         snapshot(app.app, "repository-80x24")

@@ -81,32 +81,38 @@ async def test_a_change_is_saved_and_comments_stay() -> None:
     assert "# mine" in text and "temperature = 0.2" in text and "top_k = 20" in text
 
 
-async def test_an_error_stands_beside_its_field_and_nothing_is_saved() -> None:
+async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_changes_asks() -> None:
+    settings.update({"sampling": {"top_k": 5}})
     async with running() as app:
         screen = await opened(app)
+        top_k = row(screen, "sampling.top_k")
+        screen.show_row(top_k)
+        await app.until(lambda: "0 or more · default 40 · set in config.toml" in app.screen_text)
+        await app.press("ctrl+d")
+        assert top_k.content == "" and top_k.query_one(Input).placeholder == "40"
+        assert top_k.changed
+
         screen.show_row(row(screen, "sampling.top_p"))
         row(screen, "sampling.top_p").put(1.5)
         await app.until(lambda: "! needs a number from 0 to 1" in app.screen_text)
         await app.press("ctrl+s")
         assert app.app.screen is screen
         assert screen.focused is row(screen, "sampling.top_p").editor
-    assert settings.load().sampling.top_p is None
 
-
-async def test_leaving_with_changes_asks() -> None:
-    async with running() as app:
-        screen = await opened(app)
-        row(screen, "sampling.top_k").put(7)
-        await app.pilot.pause()
+        row(screen, "ui.theme").put("okabe-ito")
+        await app.until(lambda: app.app.theme == "okabe-ito")
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("n")
         await app.until(lambda: app.app.screen is screen)
+        assert app.app.theme == "okabe-ito"
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
         await app.until(lambda: app.app.screen is app.chat)
-    assert settings.load().sampling.top_k is None
+        assert app.app.theme == "cpuchat"  # the preview is taken back
+    saved = settings.load()
+    assert (saved.sampling.top_k, saved.sampling.top_p, saved.ui.theme) == (5, None, Settings().ui.theme)
 
 
 async def test_engine_settings_offer_to_load_again() -> None:
@@ -119,30 +125,6 @@ async def test_engine_settings_offer_to_load_again() -> None:
         await app.press("y")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.specs[1].threads == 3
-
-
-async def test_ctrl_d_puts_a_field_back() -> None:
-    settings.update({"sampling": {"top_k": 5}})
-    async with running() as app:
-        screen = await opened(app)
-        top_k = row(screen, "sampling.top_k")
-        screen.show_row(top_k)
-        await app.until(lambda: "0 or more · default 40 · set in config.toml" in app.screen_text)
-        await app.press("ctrl+d")
-        assert top_k.content == "" and top_k.query_one(Input).placeholder == "40"
-        assert top_k.changed
-
-
-async def test_the_theme_is_previewed_and_given_back() -> None:
-    async with running() as app:
-        screen = await opened(app)
-        row(screen, "ui.theme").put("okabe-ito")
-        await app.until(lambda: app.app.theme == "okabe-ito")
-        await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        await app.until(lambda: app.app.screen is app.chat)
-        assert app.app.theme == "cpuchat"
 
 
 async def test_snapshots() -> None:

@@ -20,7 +20,7 @@ from cpuchat.costs.model import (
     prefill_cost,
     tokens_per_pass,
 )
-from tests.costmodel.made_up import decode_rate, two_cores, work
+from tests.costs.made_up import decode_rate, two_cores, work
 
 MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3, 10: 210.7, 12: 251.4, 16: 339.1}
 """Seconds for 128 passes over n tokens: 70B IQ4_XS on a Xeon E5-2683 v4 (ik_llama.cpp, discussion 164)."""

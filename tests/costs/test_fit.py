@@ -19,7 +19,7 @@ from cpuchat.costs.model import (
 )
 from cpuchat.costs.observations import Observation
 from cpuchat.models.costs import with_points
-from tests.costmodel.made_up import (
+from tests.costs.made_up import (
     QUANTIZATIONS,
     decode_rate,
     guess,

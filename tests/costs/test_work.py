@@ -9,7 +9,7 @@ from cpuchat.costs.model import Attention, ModelWork, Weights, bytes_read, exper
 from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import traffic_of
 from cpuchat.telemetry import roofline
-from tests.costmodel.made_up import work
+from tests.costs.made_up import work
 
 
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name != "tiny"])

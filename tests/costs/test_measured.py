@@ -13,7 +13,7 @@ import pytest
 from cpuchat.costs.fit import fit
 from cpuchat.costs.model import KV, CostProfile, Rate, pass_cost, prefill_cost
 from cpuchat.costs.observations import Fitted, Observation
-from tests.costmodel.made_up import decode_rate, knots, work
+from tests.costs.made_up import decode_rate, knots, work
 
 TOKENS = (2, 3, 4, 5, 6, 8, 12, 16)
 PASSES = {

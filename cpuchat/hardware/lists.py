@@ -1,0 +1,35 @@
+"""Parses and formats the kernel's lists of numbers: `0-3,8`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+_MOST = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Parse `0-3,8` into ascending numbers; invalid parts and numbers above 65535 are skipped."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = (piece.strip() for piece in part.partition("-"))
+        if _is_number(first) and (not last or _is_number(last)):
+            numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST
+
+
+def format_cpu_list(numbers: Collection[int]) -> str:
+    """Return the shortest way to write `numbers`: "0-3,8"; "" for none."""
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers))
+
+
+def _runs(numbers: Collection[int]) -> Iterator[tuple[int, int]]:
+    ordered = sorted(set(numbers))
+    start = 0
+    for place in range(1, len(ordered) + 1):
+        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
+            yield ordered[start], ordered[place - 1]
+            start = place
