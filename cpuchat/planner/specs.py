@@ -34,8 +34,9 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
+from cpuchat.hardware import topology as machine_topology
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import instructions, read_topology
+from cpuchat.hardware.topology import instructions
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_by_window, kv_cells
@@ -444,7 +445,7 @@ class ThisMachine:
             NotMeasured: as its name says.
             UsageError: the cores of the settings are not possible here.
         """
-        topology, settings, found = read_topology(), self._settings, self._machine
+        topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
         if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
             settings, found = self._tuned.settings(path), own
@@ -484,6 +485,6 @@ def measure_here(settings: Settings) -> None:
     """
     from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
 
-    placement = place(read_topology(), PlacementSpec.of(settings))
+    placement = place(machine_topology.read_topology(), PlacementSpec.of(settings))
     words = placement.memory.words
     remember(measure(placement.cpus, memory=words), words)

@@ -220,7 +220,8 @@ async def test_the_mark_stays_while_figures_fill_in(machine: None) -> None:
         await app.press("down", "enter")
         await app.until(lambda: len(shown.all()) == 1)
         begun = shown.all()[0]
-        assert (begun.repo, begun.revision, begun.model.quantization) == (REPO, COMMIT, "Q6_K")
+        order = begun.order
+        assert (order.repo, order.revision, order.model.quantization) == (REPO, COMMIT, "Q6_K")
         shown.put(download(MODELS[2], 0.5, state="running"))
         await app.until(lambda: "50 %" in lines(app, " Q6_K ")[0])
         assert screen._marked is not None and screen._marked.model is MODELS[2]
