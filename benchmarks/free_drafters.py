@@ -42,7 +42,7 @@ DRAWN = Sampling(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0)
 FREE = {
     "lookup": adaptive("lookup"),
     "suffix": adaptive("suffix"),
-    "lookup + suffix": adaptive("lookup", "suffix"),
+    "lookup + suffix": adaptive("suffix", "lookup"),
 }
 
 READ = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.0)
@@ -120,7 +120,7 @@ def prose(setup: Setup) -> Section:
         noise = loaded.load(shapes.noise_file(QUANTIZATION), shapes.draft_file(1.0))
         loaded.run(answer(noise, as_text(range(500, 516)), 8))
         wanted = {"draft": ADAPTIVE, "lookup + suffix": FREE["lookup + suffix"]}
-        wanted["all three"] = adaptive("draft", "lookup", "suffix")
+        wanted["all three"] = adaptive("draft", "suffix", "lookup")
         sides = {"plain": Side(noise, sampling=DRAWN)}
         sides |= {name: Side(noise, one, DRAWN) for name, one in wanted.items()}
         texts = [Text(text_at(shapes.n_vocab, 1.0, 997 * salt, 0).prompt, ()) for salt in range(rounds)]

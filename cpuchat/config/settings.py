@@ -236,9 +236,9 @@ class EngineSection(EngineOptions, Section):
 class SpeculationSection(DraftOptions, Section):
     """Drafters and draft depth (protocol.Speculation).
 
-    `drafters` "auto" is suffix decoding and the draft model if one is loaded; "free" is what needs no
-    model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what --model takes.
-    `draft_cores` see hardware.placement.PlacementSpec.
+    `drafters` "auto" is the default ones of `protocol.drafters`, the draft model if one is loaded; "free" those
+    that need no model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what
+    --model takes. `draft_cores` see hardware.placement.PlacementSpec.
     """
 
     drafters: Annotated[

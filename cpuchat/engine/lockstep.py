@@ -158,11 +158,12 @@ class Lockstep:
 
     def _in_turn(self, other: int, windows: list[Window], numbers: list[int]) -> None:
         n_vocab, path = self._comparer.n_vocab, self._start.others[other]
+        need = read_model(Path(path)).size  # of the other model beside the base, about
         each = 4 * n_vocab * (self._start.n_ctx - 1 - self._start.n_ctx // 2)
         while numbers:
             model = self._base or self._load(self._start.base)
             self._base = None
-            fit = max(int(_SPARE * (available_for_model() - self._need(path))) // each, 1)
+            fit = max(int(_SPARE * (available_for_model() - need)) // each, 1)
             group, numbers = numbers[:fit], numbers[fit:]
             kept = [self._copied(model, windows[number]) for number in group]
             model.free()
@@ -176,10 +177,6 @@ class Lockstep:
                     parts.append(self._comparer.compare(base_rows, _evaluate(model, window, start, end), tokens))
                 self._report(model.vocab, other, number, window, parts)
             model.free()
-
-    def _need(self, path: str) -> int:
-        """Bytes that the model at `path` needs beside what is loaded now; about its file."""
-        return read_model(Path(path)).size
 
     def _copied(self, model: Model, window: Window) -> np.ndarray:
         rows = np.empty((len(window.tokens) - 1 - window.first, self._comparer.n_vocab), np.float32)

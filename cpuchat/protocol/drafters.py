@@ -29,13 +29,6 @@ class DrafterRow(NamedTuple):
 DRAFTERS: Final = (
     DrafterRow("draft", "$text-success", "none", "a smaller model with the same vocabulary"),
     DrafterRow(
-        "suffix",
-        "$text-warning",
-        "italic",
-        "follows what is being copied across changes, else continues the last tokens as most often",
-        "cpuchat.speculation.drafters.suffix:SuffixDecoding",
-    ),
-    DrafterRow(
         "lookup",
         "$text-primary",
         "underline",
@@ -43,8 +36,15 @@ DRAFTERS: Final = (
         "cpuchat.speculation.drafters.ngrams:PromptLookup",
         is_default=False,
     ),
+    DrafterRow(
+        "suffix",
+        "$text-warning",
+        "italic",
+        "follows what is being copied across changes, else continues the last tokens as most often",
+        "cpuchat.speculation.drafters.suffix:SuffixDecoding",
+    ),
 )
-"""Free drafters are asked in this order; the draft model drafts when they have nothing worth verifying."""
+"""Free drafters are asked in the order of a request; the draft model drafts when they have nothing worth verifying."""
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "auto": (

@@ -20,7 +20,7 @@ import msgspec
 from cpuchat.backend.base import DEFAULT_PLACEMENT
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.adapter import Adapter, ListedModel
-from cpuchat.backend.remote.connection import Connection, Status, back_off, is_loading, may_retry, next_look
+from cpuchat.backend.remote.connection import Connection, Retries, Status
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.servers import identify
 from cpuchat.backend.remote.stream import Attempt, Chunk, Tally, decoded, objects
@@ -139,7 +139,7 @@ class Exchange:
         Raises:
             Status, httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
         """
-        attempt = changes = looks = 0
+        changes, retries = 0, Retries()
         while True:
             try:
                 await self._send_once()
@@ -158,21 +158,14 @@ class Exchange:
                         continue
                     if sizes is None and self._adapter.without_rejected(error):
                         continue
-                if is_loading(looks, error):  # it was started anew
-                    looks += 1
-                    self.reconnected = True
-                    await self.items.put(Reconnecting(request_id=self._request.request_id))
-                    await next_look()
-                    continue
-                if not may_retry(attempt, error):
-                    raise
-                attempt += 1
-                self.reconnected = self.reconnected or not isinstance(error, Status)
-                attempts = len(connection.BACK_OFF)
+                attempt, wait = retries.next(error)
+                # A server that is loading was started anew.
+                self.reconnected = self.reconnected or not attempt or not isinstance(error, Status)
+                attempts = len(connection.BACK_OFF) if attempt else 0
                 await self.items.put(
                     Reconnecting(request_id=self._request.request_id, attempt=attempt, attempts=attempts)
                 )
-                await back_off(attempt, error)
+                await asyncio.sleep(wait)
 
     def _shortened(self, status: Status, needed: int, n_ctx: int) -> bool:
         """Let the answer end with the context if only it with Max tokens was too long for that; False if not."""
@@ -365,7 +358,7 @@ class RemoteBackend:
         """
         await self._disconnect()
         connection = await self._open(source.server)
-        attempt = looks = 0
+        retries = Retries()
         try:
             while True:
                 try:
@@ -374,15 +367,10 @@ class RemoteBackend:
                     self._adapter = adapter
                     return info
                 except (Status, httpx.HTTPError) as error:
-                    if is_loading(looks, error):
-                        looks += 1
+                    attempt, wait = retries.next(error)
+                    if not attempt:
                         loading.set()
-                        await next_look()
-                        continue
-                    if not may_retry(attempt, error):
-                        raise
-                    attempt += 1
-                    await back_off(attempt, error)
+                    await asyncio.sleep(wait)
         except BaseException as error:
             await connection.close()
             if isinstance(error, Exception):

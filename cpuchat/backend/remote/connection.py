@@ -5,7 +5,6 @@ Imports httpx, which takes its time: import this only when a server is used.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 import time
@@ -183,10 +182,28 @@ class _Sent:
             self.at = time.monotonic()
 
 
-def may_retry(attempt: int, error: Exception) -> bool:
-    """Return whether another attempt after number `attempt` may succeed within the back-off."""
-    if attempt >= len(BACK_OFF):
-        return False
+class Retries:
+    """Counts the attempts at one request, and the looks at a server that is loading its model."""
+
+    def __init__(self) -> None:
+        self._attempt = self._looks = 0
+
+    def next(self, error: Exception) -> tuple[int, float]:
+        """Return the number of the next attempt, 0 while the server is loading, and the seconds to wait before it:
+        longer each time, and as long as the server wants. Raises `error` when another one is of no use.
+        """
+        if _is_loading(error) and self._looks < _MOST_LOOKS:
+            self._looks += 1
+            return 0, LOADING_SECONDS
+        if self._attempt >= len(BACK_OFF) or not _may_pass(error):
+            raise error
+        self._attempt += 1
+        wanted = error.retry_after if isinstance(error, Status) else None
+        return self._attempt, max(BACK_OFF[self._attempt - 1], wanted or 0.0)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether another attempt may succeed within the back-off."""
     if isinstance(error, Status):
         return error.is_transient and (error.retry_after or 0.0) <= BACK_OFF[-1]
     if isinstance(error, httpx.ConnectError) and _is_certificate(error):
@@ -194,21 +211,9 @@ def may_retry(attempt: int, error: Exception) -> bool:
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError)
 
 
-async def back_off(attempt: int, error: Exception) -> None:
-    """Wait before attempt number `attempt`: longer each time, and as long as the server wants."""
-    wanted = error.retry_after if isinstance(error, Status) else None
-    await asyncio.sleep(max(BACK_OFF[attempt - 1], wanted or 0.0))
-
-
-def is_loading(looks: int, error: Exception) -> bool:
-    """Return whether the server refuses because it is still loading its model; False after half an hour of `looks`."""
-    loading = isinstance(error, Status) and error.code == _LOADING and "loading" in error.message.lower()
-    return loading and looks < _MOST_LOOKS
-
-
-async def next_look() -> None:
-    """Wait before the next look at a server that is loading its model."""
-    await asyncio.sleep(LOADING_SECONDS)
+def _is_loading(error: Exception) -> bool:
+    """Return whether the server refuses because it is still loading its model."""
+    return isinstance(error, Status) and error.code == _LOADING and "loading" in error.message.lower()
 
 
 def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:

@@ -114,7 +114,9 @@ class Speculator:
         return steps
 
     def _chosen_free(self, options: Speculation) -> list[Drafter]:
-        return [drafter for drafter in self._free if drafter.name in options.drafters]
+        """Return the free drafters of a request, in its order."""
+        named = {drafter.name: drafter for drafter in self._free}
+        return [named[name] for name in options.drafters if name in named]
 
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
         """Begin an answer to `text`, for which `index_prompt` was called.

@@ -299,6 +299,7 @@ class Vocab:
         special_types: see `control_text.special_types`.
 
     Attributes:
+        handle: llama.cpp's own pointer to the vocabulary.
         markers: the tokens of `visible_markers`.
     """
 
@@ -309,18 +310,18 @@ class Vocab:
         spm_coverage: SpmCoverage | None = None,
         special_types: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self._vocab = llama.llama_model_get_vocab(model)
-        self.n_tokens = int(llama.llama_vocab_n_tokens(self._vocab))
-        self.has_tokenizer = llama.llama_vocab_type(self._vocab) != _VOCAB_TYPE_NONE
+        self.handle = llama.llama_model_get_vocab(model)
+        self.n_tokens = int(llama.llama_vocab_n_tokens(self.handle))
+        self.has_tokenizer = llama.llama_vocab_type(self.handle) != _VOCAB_TYPE_NONE
         self._longer: dict[int, frozenset[int]] = {}
         self._visible: dict[int, bytes] = {}
         self._raw: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
-        self.bos = int(llama.llama_vocab_bos(self._vocab)) if self.has_tokenizer else -1
-        self.eos = int(llama.llama_vocab_eos(self._vocab)) if self.has_tokenizer else -1
+        self.bos = int(llama.llama_vocab_bos(self.handle)) if self.has_tokenizer else -1
+        self.eos = int(llama.llama_vocab_eos(self.handle)) if self.has_tokenizer else -1
         self.bos_text = self._text(self.bos)
         self.eos_text = self._text(self.eos)
-        self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self._vocab))
+        self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self.handle))
         self._coverage = spm_coverage
         self._control_text = ControlText(())  # of a name there is one block
         for marker in visible_markers:
@@ -331,11 +332,6 @@ class Vocab:
         self._special = self._special_tokens(special_types)
         self._control_text = ControlText(self._special)
 
-    @property
-    def handle(self) -> Any:
-        """llama.cpp's own pointer to the vocabulary."""
-        return self._vocab
-
     @cached_property
     def silent_tokens(self) -> frozenset[int]:
         """The tokens that have no text and do not end an answer."""
@@ -345,7 +341,7 @@ class Vocab:
         """Return the tokens whose text has more than `n` characters. Takes some 0.1 s the first time."""
         if n not in self._longer:
             text = llama.llama_vocab_get_text  # as stored, where each character takes as many bytes or more
-            stored = (token for token in range(self.n_tokens) if len(text(self._vocab, token) or b"") > n)
+            stored = (token for token in range(self.n_tokens) if len(text(self.handle, token) or b"") > n)
             self._longer[n] = frozenset(t for t in stored if len(self.piece(t).decode("utf-8", "replace")) > n)
         return self._longer[n]
 
@@ -363,15 +359,15 @@ class Vocab:
         found: list[SpecialToken] = []
         for token, kind in (by_name | dict(types)).items():
             if token < self.n_tokens:
-                text = llama.llama_vocab_get_text(self._vocab, token) or b""
-                one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self._vocab, token), kind)
+                text = llama.llama_vocab_get_text(self.handle, token) or b""
+                one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self.handle, token), kind)
                 found += (one,) if one else ()
         return found
 
     def _text(self, token: int) -> str:
         if not 0 <= token < self.n_tokens:
             return ""
-        return (llama.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", "replace")
+        return (llama.llama_vocab_get_text(self.handle, token) or b"").decode("utf-8", "replace")
 
     def mark_content(self, message: Message) -> Message:
         """Return the message for a chat template, marked so that nothing in it becomes a control token."""
@@ -434,7 +430,7 @@ class Vocab:
         room = len(text) + 8
         while True:
             out = (ctypes.c_int32 * room)()
-            n = llama.llama_tokenize(self._vocab, text, len(text), out, room, add_special, parse_special)
+            n = llama.llama_tokenize(self.handle, text, len(text), out, room, add_special, parse_special)
             if n >= 0:
                 break
             room = -n
@@ -479,10 +475,10 @@ class Vocab:
         if not self.has_tokenizer:
             return b" %d" % token
         buffer = ctypes.create_string_buffer(256)  # of this call: the output thread asks, too
-        n = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        n = llama.llama_token_to_piece(self.handle, token, buffer, len(buffer), 0, special)
         if n < 0:
             buffer = ctypes.create_string_buffer(-n)
-            n = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+            n = llama.llama_token_to_piece(self.handle, token, buffer, len(buffer), 0, special)
         return buffer.raw[:n]
 
     @cached_property
@@ -493,5 +489,5 @@ class Vocab:
     def is_eog(self, token: int) -> bool:
         """Return whether this token ends the answer."""
         if (ends := self._eog.get(token)) is None:
-            ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self._vocab, token))
+            ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self.handle, token))
         return ends

@@ -41,8 +41,7 @@ class Cascade:
         self._index = index
         self._drafters = tuple(drafters)
         self._worth = worth
-        self._pending: dict[DrafterName, Proposal] = {}
-        self._compared: dict[DrafterName, int] = {}
+        self._pending: dict[DrafterName, tuple[Proposal, int]] = {}  # and its tokens that were compared
         self._asked: set[DrafterName] = set()
         self._scores: list[Score] = []
 
@@ -87,15 +86,13 @@ class Cascade:
 
     def _predict(self, proposal: Proposal) -> None:
         if proposal.tokens:
-            self._pending[proposal.drafter] = proposal
-            self._compared[proposal.drafter] = 0
+            self._pending[proposal.drafter] = proposal, 0
 
     def _compare(self, name: DrafterName, tokens: Sequence[int]) -> None:
         """Compare the pending draft of `name` with what was written; a refuted or used up one is dropped."""
-        proposal = self._pending.get(name)
-        if proposal is None:
+        if name not in self._pending:
             return
-        first = self._compared[name]
+        proposal, first = self._pending[name]
         accepted: list[bool] = []
         for token, written in zip(proposal.tokens[first:], tokens, strict=False):
             accepted.append(token == written)
@@ -107,4 +104,4 @@ class Cascade:
         if not accepted[-1] or end == len(proposal):
             del self._pending[name]
         else:
-            self._compared[name] = end
+            self._pending[name] = proposal, end

@@ -11,7 +11,7 @@ import pytest
 
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.connection import Status, back_off, may_retry
+from cpuchat.backend.remote.connection import Retries, Status
 from cpuchat.config.servers import ServerModel
 from cpuchat.protocol.messages import LoadOptions, ModelLoaded
 from tests.support.chatting import Answer, chat, collect
@@ -89,21 +89,18 @@ async def test_a_server_that_falls_silent_is_given_up_and_its_text_kept(monkeypa
     assert got.text == "partial" and "timed out" in got.failed.message
 
 
-async def test_each_wait_is_longer_or_what_the_server_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr(connection.asyncio, "sleep", sleep)
-    lost, busy = httpx.ConnectError(""), Status(429, {}, 3.0)
-    attempt = 0
-    while may_retry(attempt, lost):
-        attempt += 1
-        await back_off(attempt, lost)
-    await back_off(1, busy)
-    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 3.0]
-    assert may_retry(0, busy) and not may_retry(0, Status(429, {}, 30.0)) and not may_retry(0, Status(400, {}, None))
+def test_each_wait_is_longer_or_what_the_server_wants() -> None:
+    lost, retries = httpx.ConnectError(""), Retries()
+    assert [retries.next(lost) for _ in range(5)] == [(1, 0.25), (2, 0.5), (3, 1.0), (4, 2.0), (5, 4.0)]
+    with pytest.raises(httpx.ConnectError):
+        retries.next(lost)
+    assert Retries().next(Status(429, {}, 3.0)) == (1, 3.0)
+    for of_no_use in (Status(429, {}, 30.0), Status(400, {}, None)):
+        with pytest.raises(Status):
+            Retries().next(of_no_use)
+    loading = Retries()
+    assert loading.next(Status(503, {"message": "Loading model"}, None)) == (0, 1.0)
+    assert loading.next(lost) == (1, 0.25)
 
 
 async def test_attempts_before_the_one_that_was_answered_are_not_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

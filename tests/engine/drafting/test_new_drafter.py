@@ -66,7 +66,7 @@ def test_a_row_and_a_module_make_a_drafter() -> None:
         "figures": [["toy", True]],
         "deltas": ["", "toy"],
         "by default": ["toy", "suffix", "draft"],
-        "legend": "proposed by the model, toy, draft, suffix, lookup",
+        "legend": "proposed by the model, toy, draft, lookup, suffix",
         "without colors": "bold italic",
         "css": ["& > .transcript--drafter-toy { color: $text-accent; text-style: bold italic; }"],
         "help": True,

@@ -165,8 +165,8 @@ def test_the_legend_names_who_took_part_and_how_much() -> None:
     assert row.text == "proposed by the model 25 %, draft 75 %"
     assert ("draft", Style()) in row.runs
     (every,) = legend((), 80, PLAIN)
-    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, suffix, lookup"]
-    assert every.text == "proposed by the model, draft, suffix, lookup"
+    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, lookup, suffix"]
+    assert every.text == "proposed by the model, draft, lookup, suffix"
 
 
 @pytest.mark.parametrize("on", [False, True])
