@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -450,12 +451,12 @@ class Composer(Prompt):
         elif mark is None:
             self.close_completions()
         else:
-            self.run_worker(self._offer_paths(mark), exclusive=True, group="paths")
+            self.run_worker(partial(self._offer_paths, mark), exclusive=True, group="paths")
         marks = named(text)
         seen = marks, mark is not None, text if marks or len(text) >= _COUNTED else ""
         if seen != self._seen:
             self._seen = seen
-            self.run_worker(self._show_attached(*seen), exclusive=True, group="attachments")
+            self.run_worker(partial(self._show_attached, *seen), exclusive=True, group="attachments")
 
     async def _show_attached(self, marks: list[str], typing: bool, text: str) -> None:
         attached = ""
