@@ -200,7 +200,7 @@ class PlainChat:
         from cpuchat.session import events
 
         match event:
-            case events.Told():
+            case events.Notice():
                 self._terminal.note(event.text)
             case events.LoadBegun():
                 self._terminal.begin_waiting()

@@ -57,7 +57,7 @@ class Background(Protocol):
 class ChatSession:
     """Runs one load, answer, summary or measurement at a time, and queues messages meanwhile. Use from one event loop.
 
-    An action that is not possible now says why (`Told`) and does nothing. `listen` is called with each event
+    An action that is not possible now says why (`Notice`) and does nothing. `listen` is called with each event
     as it happens; where it returns an awaitable, `AnswerBegun` waits for that.
     """
 
@@ -154,11 +154,11 @@ class ChatSession:
         return self._clock.seconds_left(event) if self._clock is not None else self.conversation.meter.prefill_left_s
 
     def tell(self, text: str, severity: Severity = "information") -> None:
-        self._emit(events.Told(text, severity))
+        self._emit(events.Notice(text, severity))
 
     def refuse(self, text: str) -> None:
         """Say why an action is not possible."""
-        self._emit(events.Told(text, "warning", refuses=True))
+        self._emit(events.Notice(text, "warning", refuses=True))
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""

@@ -28,7 +28,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class Told:
+class Notice:
     """A notice for the user. `refuses`: it says why an action is not possible now."""
 
     text: str
@@ -147,7 +147,7 @@ class LoadEnded:
 
 
 SessionEvent = (
-    AnyEvent | Told | Changed | MessagesChanged | MessageSent | MessageReturned | AnswerBegun | AnswerEnded
+    AnyEvent | Notice | Changed | MessagesChanged | MessageSent | MessageReturned | AnswerBegun | AnswerEnded
     | SummaryEnded | NotAnswered | WhenFullAsked | QuestionTooLong | ApprovalAsked | ApprovalEnded | LoadBegun
     | LoadEnded
 )  # fmt: skip

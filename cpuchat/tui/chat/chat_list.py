@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rich.text import Text
 from textual import events, on
@@ -20,6 +20,7 @@ from cpuchat.chats.records import Chat, Excerpt, SearchHit
 from cpuchat.chats.store import MOST_CHATS
 from cpuchat.tui import keys
 
+ChatAction = Literal["rename", "pin", "export", "delete"]
 COMPARISON = "⇄"
 """Stands before a chat that is a comparison."""
 _BEFORE_HIT = 6  # characters of an excerpt
@@ -33,15 +34,6 @@ def day_of(updated: float, today: datetime.date) -> str:
     if days == 1:
         return "Yesterday"
     return "This week" if days < 7 else "This month" if days < 31 else "Older"
-
-
-class _About(Message):
-    """Message about the chat `chat_id`, or a message in it that a search found."""
-
-    def __init__(self, chat_id: str, message_id: int = 0) -> None:
-        super().__init__()
-        self.chat_id = chat_id
-        self.message_id = message_id
 
 
 class Chats(OptionList):
@@ -68,16 +60,17 @@ class Chats(OptionList):
         self.post_message(ChatList.Opened(chat_id, int(message_id or 0)))
 
     def action_rename(self) -> None:
-        if chat_id := self.marked:
-            self.post_message(ChatList.RenameAsked(chat_id))
+        self._ask("rename")
 
     def action_pin(self) -> None:
-        if chat_id := self.marked:
-            self.post_message(ChatList.PinAsked(chat_id))
+        self._ask("pin")
 
     def action_delete(self) -> None:
+        self._ask("delete")
+
+    def _ask(self, action: ChatAction) -> None:
         if chat_id := self.marked:
-            self.post_message(ChatList.DeleteAsked(chat_id))
+            self.post_message(ChatList.ActionAsked(action, chat_id))
 
     def action_search(self) -> None:
         self.screen.query_one("#chat-search", Input).focus()
@@ -98,17 +91,20 @@ def excerpt_row(found: Excerpt) -> Text:
 class ChatList(Vertical):
     """Sidebar: posts what the user wants; the screen does it and calls `show` again."""
 
-    class Opened(_About):
-        """The user chose a chat."""
+    class Opened(Message):
+        """The user chose a chat, or a message in it that a search found."""
 
-    class RenameAsked(_About):
-        """The user wants to rename the chat."""
+        def __init__(self, chat_id: str, message_id: int) -> None:
+            super().__init__()
+            self.chat_id, self.message_id = chat_id, message_id
 
-    class PinAsked(_About):
-        """The user wants to pin the chat, or to unpin it."""
+    class ActionAsked(Message):
+        """The user wants to change a chat."""
 
-    class DeleteAsked(_About):
-        """The user wants to delete the chat."""
+        def __init__(self, action: ChatAction, chat_id: str) -> None:
+            super().__init__()
+            self.action: ChatAction = action
+            self.chat_id = chat_id
 
     class Searched(Message):
         """The search text changed."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from textual.command import Hit, Hits, Provider
 from textual.content import Content
@@ -25,7 +25,7 @@ from cpuchat.chats.records import WhenFull
 from cpuchat.config.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
 from cpuchat.config.servers import ServerModel, host
 from cpuchat.config.settings import with_changes
-from cpuchat.models.library.places import LocalModel
+from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.present import answers
 from cpuchat.present.answers import reasoning
 from cpuchat.present.tools import server_state
@@ -35,6 +35,9 @@ from cpuchat.tools.config import load_servers
 from cpuchat.tui.commands import RECENT, Listed, Palette, Row, highlighted, line, listing, load_hit, matches
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
+
+if TYPE_CHECKING:
+    from cpuchat.compare.comparison import Sides
 
 UNDO: Final = "You can undo this until you quit (U in the chat list)."
 MOST_RECENT = 3
@@ -89,6 +92,39 @@ class Menus:
         except OSError as error:
             raise CpuchatError(f"Cannot write {file}: {error.strerror}. Choose another file.") from None
         self._session.tell(f"Exported to {paths.shown(file.absolute())}.")
+
+    async def delete_chat(self, chat_id: str) -> bool:
+        """Ask whether to delete a chat, and delete it; True if it was the open one. Raises ChatsError."""
+        session = self._session
+
+        def is_refused() -> bool:
+            return chat_id == session.chat_id and session.refuse_while_writing("delete this chat")
+
+        if is_refused():
+            return False
+        with self._services.keys_held():
+            title = (await session.history.stored_chat(chat_id)).title
+        question = f"Delete “{title}” and all its messages? {UNDO}"
+        # The dialog may have been open while a queued message was sent.
+        if not await self.confirms("Delete chat", question) or is_refused():
+            return False
+        was_open = chat_id == session.chat_id
+        await session.conversation.delete_chat(chat_id)
+        session.tell(f"Deleted “{title}”. U in the chat list undoes it.")
+        return was_open
+
+    async def confirms_message_deletion(self, message_id: int) -> bool:
+        """Ask whether to delete a message of the open chat with all that follows from it."""
+        session = self._session
+        if session.refuse_while_writing("delete messages"):
+            return False
+        following = len(session.history.tree.subtree(message_id)) - 1
+        rest = f" and {units.plural(following, 'message')} after it, on all branches" if following else ""
+        is_summary = any(message.id == message_id and message.is_summary for message in session.conversation.messages)
+        what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
+        if not await self.confirms("Delete message", f"Delete {what} {UNDO}"):
+            return False
+        return not session.refuse_while_writing("delete messages")
 
     async def confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
         return bool(await self._answer(ConfirmScreen(title, question, yes, no)))
@@ -235,6 +271,26 @@ class Menus:
         return server_state(server, self._session.tools.box.offered(server))
 
     # Models
+
+    async def compared_sides(self, ask: bool) -> Sides | None:
+        """Return the loaded model and what it is compared with: its Q4_K_M for the demo model, unless `ask`; else what
+        the user chooses. None if that was left or no model on this machine is loaded. Raises CpuchatError.
+        """
+        from cpuchat.compare.runner import Side
+
+        services = self._services
+        if isinstance(services.loaded, ServerModel):
+            self._session.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
+            return None
+        path, resolve = services.loaded_path, services.library.resolve
+        if not ask and (path is None or is_demo(path)):
+            return await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
+        if path is None:
+            self._session.tell("Load a model first. Ctrl+O chooses one.")
+            return None
+        if (other := await services.navigation.compare_with(path)) is None:
+            return None
+        return await run_in_daemon_thread(lambda: Side.of(path)), other
 
     async def switch_model(self) -> None:
         """List the models that can be loaded without a download: those on this machine, the last used first, then those

@@ -33,14 +33,13 @@ from cpuchat.session import events
 from cpuchat.session.attachments import start_folder
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent, Severity
-from cpuchat.telemetry.units import plural
 from cpuchat.tools.config import Server
 from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.call_screen import CallScreen
-from cpuchat.tui.chat.chat_list import ChatList, Chats
+from cpuchat.tui.chat.chat_list import ChatAction, ChatList, Chats
 from cpuchat.tui.chat.composer import ACTIONS, Composer, Paths, QueuedMessages, commands, running_command
-from cpuchat.tui.chat.menus import UNDO, Menus, chat_provider, model_provider
+from cpuchat.tui.chat.menus import Menus, chat_provider, model_provider
 from cpuchat.tui.chat.probes import BuildProbe, ChatTitler, PassProbe
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
@@ -236,7 +235,7 @@ class ChatScreen(TypingScreen):
         self._transcript.follow(event)
         reading = self._reader.follow(event)
         match event:
-            case events.Told():
+            case events.Notice():
                 (self.refuse if event.refuses else self.tell)(event.text, event.severity)
             case events.Changed():
                 self._show_change(event.what)
@@ -694,70 +693,42 @@ class ChatScreen(TypingScreen):
         searching = self._chats.searching
         self.open_chat(event.chat_id, event.message_id, Matcher(searching) if searching else None)
 
-    @on(ChatList.RenameAsked)
-    def _rename_asked(self, event: ChatList.RenameAsked) -> None:
-        self._rename(event.chat_id)
-
-    @on(ChatList.PinAsked)
-    def _pin_asked(self, event: ChatList.PinAsked) -> None:
-        self._pin(event.chat_id)
-
-    @on(ChatList.DeleteAsked)
-    def _delete_asked(self, event: ChatList.DeleteAsked) -> None:
-        self._delete(event.chat_id)
+    @on(ChatList.ActionAsked)
+    def _chat_action_asked(self, event: ChatList.ActionAsked) -> None:
+        self._change_chat(event.action, event.chat_id)
 
     def action_rename_chat(self, title: str = "") -> None:
-        self._with_open_chat(partial(self._rename, title=title))
+        self._change_open_chat("rename", title)
 
     def action_pin_chat(self) -> None:
-        self._with_open_chat(self._pin)
+        self._change_open_chat("pin")
 
     def action_export_chat(self) -> None:
-        self._with_open_chat(self._export)
+        self._change_open_chat("export")
 
     def action_delete_chat(self) -> None:
-        self._with_open_chat(self._delete)
+        self._change_open_chat("delete")
 
-    def _with_open_chat(self, act: Callable[[str], object]) -> None:
+    def _change_open_chat(self, action: ChatAction, title: str = "") -> None:
         if (chat_id := self.session.chat_id) is None:
             self.tell("This chat has no messages yet.")
         else:
-            act(chat_id)
+            self._change_chat(action, chat_id, title)
 
     @work
-    async def _rename(self, chat_id: str, title: str = "") -> None:
+    async def _change_chat(self, action: ChatAction, chat_id: str, title: str = "") -> None:
         with self._telling():
-            await self._menus.rename_chat(chat_id, title)
-        self.list_chats()
-
-    @work
-    async def _pin(self, chat_id: str) -> None:
-        with self._telling():
-            await self.session.pin_chat(chat_id)
-
-    @work
-    async def _export(self, chat_id: str) -> None:
-        with self._telling():
-            await self._menus.export_chat(chat_id)
-
-    @work
-    async def _delete(self, chat_id: str) -> None:
-        def is_refused() -> bool:
-            return chat_id == self.session.chat_id and self.session.refuse_while_writing("delete this chat")
-
-        if is_refused():
-            return
-        with self._telling():
-            with self.services.keys_held():
-                title = (await self.conversation.history.stored_chat(chat_id)).title
-            question = f"Delete “{title}” and all its messages? {UNDO}"
-            # The dialog may have been open while a queued message was sent.
-            if await self._menus.confirms("Delete chat", question) and not is_refused():
-                was_open = chat_id == self.session.chat_id
-                await self.conversation.delete_chat(chat_id)
-                self.tell(f"Deleted “{title}”. U in the chat list undoes it.")
-                if was_open:
+            match action:
+                case "rename":
+                    await self._menus.rename_chat(chat_id, title)
+                case "pin":
+                    await self.session.pin_chat(chat_id)
+                case "export":
+                    await self._menus.export_chat(chat_id)
+                case "delete" if await self._menus.delete_chat(chat_id):
                     self.show_chat()
+                case _:
+                    pass
         self.list_chats()
 
     @work
@@ -765,25 +736,15 @@ class ChatScreen(TypingScreen):
         """Delete the selected message and what follows from it, on all branches."""
         if not (message_id := self._transcript.selected_id):
             self.tell("Select a message first (k or j).")
-            return
-        if self.session.refuse_while_writing("delete messages"):
-            return
-        following = len(self.conversation.history.tree.subtree(message_id)) - 1
-        rest = f" and {plural(following, 'message')} after it, on all branches" if following else ""
-        is_summary = any(one.id == message_id and one.is_summary for one in self.conversation.messages)
-        what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
-        if not await self._menus.confirms("Delete message", f"Delete {what} {UNDO}"):
-            return
-        if self.session.refuse_while_writing("delete messages"):
-            return
-        with self._telling():
-            try:
-                await self.conversation.delete_message(message_id)
-            finally:  # it may have been changed in another window
-                self.show_chat()
-            self._transcript.focus()  # U is a key there, and a letter in the prompt
-            self.tell(f"Deleted. U {'' if self._transcript.has_messages else 'in the chat list '}undoes it.")
-        self.list_chats()
+        elif await self._menus.confirms_message_deletion(message_id):
+            with self._telling():
+                try:
+                    await self.conversation.delete_message(message_id)
+                finally:  # it may have been changed in another window
+                    self.show_chat()
+                self._transcript.focus()  # U is a key there, and a letter in the prompt
+                self.tell(f"Deleted. U {'' if self._transcript.has_messages else 'in the chat list '}undoes it.")
+            self.list_chats()
 
     @work
     async def action_undo_delete(self) -> None:
@@ -973,42 +934,21 @@ class ChatScreen(TypingScreen):
             if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):
                 self.load_model(path)
 
-    @work(exclusive=True, group="compare")
-    async def action_compare(self) -> None:
+    def action_compare(self) -> None:
         """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
-        from cpuchat.compare.runner import Side
-        from cpuchat.models.library.places import DEMO_FILES
+        self._compare_loaded(ask=False)
 
-        if self._is_served():
-            return
-        path, resolve = self.services.loaded_path, self.services.library.resolve
-        demo = {paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-q4")}
-        if path is not None and path not in demo:
-            self.action_compare_with()
-        elif not self.session.refuse_while_busy("compare"):
-            with self._telling():
-                sides = await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
-                self.compare(sides, await self._compared_question() or FIRST_PROMPT)
+    def action_compare_with(self) -> None:
+        self._compare_loaded(ask=True)
 
     @work(exclusive=True, group="compare")
-    async def action_compare_with(self) -> None:
-        from cpuchat.compare.runner import Side
-
-        if self.session.refuse_while_busy("compare") or self._is_served():
+    async def _compare_loaded(self, ask: bool) -> None:
+        if self.session.refuse_while_busy("compare"):
             return
-        if (path := self.services.loaded_path) is None:
-            self.tell("Load a model first. Ctrl+O chooses one.")
-        elif (other := await self.services.navigation.compare_with(path)) is not None:
-            with self._telling():
-                side = await run_in_daemon_thread(lambda: Side.of(path))
-                self.compare((side, other), await self._compared_question())
-
-    def _is_served(self) -> bool:
-        """Say that models on servers are not compared, and return True, while one is loaded."""
-        served = isinstance(self.services.loaded, ServerModel)
-        if served:
-            self.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
-        return served
+        with self._telling():
+            if sides := await self._menus.compared_sides(ask):
+                first = FIRST_PROMPT if is_demo(Path(sides[0].path)) and not ask else ""
+                self.compare(sides, await self._compared_question() or first)
 
     async def _compared_question(self) -> str:
         """Return what to ask both, with its attachments: the text in the prompt, else the last question of the chat.
@@ -1018,7 +958,7 @@ class ChatScreen(TypingScreen):
             self._composer.clear()
         if text := self._composer.text.strip():
             return await self._composer.read_named(text)
-        asked = next((one for one in reversed(self.conversation.messages) if one.role == "user"), None)
+        asked = next((message for message in reversed(self.conversation.messages) if message.role == "user"), None)
         return sent_text(asked.content, asked.attachments) if asked is not None else ""
 
     @work(exclusive=True, group="open-chat")

@@ -1,0 +1,319 @@
+"""Tests the session without a screen: its states, its queue and its events, with a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from cpuchat.base import paths
+from cpuchat.chats.records import WhenFull
+from cpuchat.chats.store import ChatStore
+from cpuchat.config.presets import Preset
+from cpuchat.config.settings import SamplingSection, Settings
+from cpuchat.protocol.messages import Failed, GenerationFinished, LoadCancelled, ModelLoaded, Tool, ToolCall
+from cpuchat.session import events
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.conversation import Conversation
+from cpuchat.session.events import Outgoing, SessionEvent
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+
+FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
+FULL = Failed(code="context_full", message="The context is full.", hint="")
+
+
+E = TypeVar("E")
+
+
+class Heard(list[SessionEvent]):
+    """All events of a session, in order."""
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self if isinstance(event, kind)]
+
+    @property
+    def notices(self) -> str:
+        return "\n".join(event.text for event in self if isinstance(event, events.Notice))
+
+
+@contextlib.asynccontextmanager
+async def session_of(backend: ScriptedBackend, *, load: bool = True) -> AsyncIterator[tuple[ChatSession, Heard]]:
+    core = Conversation(settings=Settings(), backend=cast(Any, backend), store=ChatStore(paths.chats_db()))
+    session, heard = ChatSession(core, FILE), Heard()
+    session.listen = heard.append
+    try:
+        if load:
+            session.load(FILE)
+            await session.settled()
+        yield session, heard
+    finally:
+        await session.finish()
+        await core.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def contents(session: ChatSession) -> list[str]:
+    return [message.content for message in session.conversation.messages]
+
+
+async def test_a_message_loads_the_chosen_model_and_is_answered() -> None:
+    load, writing = Gate(), Gate()
+    backend = ScriptedBackend([answer("Hello there.", gate=writing)], load_steps=[load, ModelLoaded(model=MODEL)])
+    async with session_of(backend, load=False) as (session, heard):
+        assert session.state == "no model"
+        session.submit(Outgoing("Hello"))
+        await load.reached.wait()
+        assert session.state == "loading" and session.loading and not session.writing
+        assert [message.text for message in session.queue] == ["Hello"]
+        load.open()
+        await writing.reached.wait()
+        assert session.state == "answering" and session.writing and not session.queue
+        writing.open()
+        await session.settled()
+        assert session.state == "idle" and session.is_idle and session.loaded_source == FILE
+    assert contents(session) == ["Hello", "Hello there."]
+    order = [type(event) for event in heard if not isinstance(event, events.Changed)]
+    begun = [events.LoadBegun, events.LoadEnded, events.MessageSent, events.AnswerBegun, events.AnswerEnded]
+    assert [kind for kind in order if kind in begun] == begun
+    last = heard.of(events.AnswerEnded)[0].last
+    assert isinstance(last, GenerationFinished) and last.stop_reason == "end"
+
+
+async def test_queued_messages_are_sent_in_order_and_an_edited_one_keeps_its_place() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two", gate=gate), answer("Three.")])
+    async with session_of(backend) as (session, _):
+        session.submit(Outgoing("Count"))
+        await gate.reached.wait()
+        first, second, third = (Outgoing(text) for text in ("First", "Second", "Third"))
+        for message in (first, second, third):
+            session.submit(message)
+        assert session.take_back(second) and not session.take_back(second)
+        session.submit(Outgoing("Second!"))
+        session.delete_queued(third)
+        await session.stop()  # the answer, not the queue
+        await session.settled()
+        assert contents(session) == ["Count", "One ", "First", "Three.", "Second!", "Three."]
+        assert not session.take_back(first) and session.take_back_all() == []
+
+
+async def test_after_a_failed_answer_the_queue_waits_for_the_user() -> None:
+    gate = Gate()
+    failed = [gate, Failed(code="worker_died", message="Worker crashed.", hint="")]
+    backend = ScriptedBackend([failed, answer("Two.")])
+    async with session_of(backend) as (session, heard):
+        session.submit(Outgoing("Count"))
+        await gate.reached.wait()
+        session.submit(Outgoing("And then?"))
+        gate.open()
+        await session.settled()
+        assert [message.text for message in session.queue] == ["And then?"] and len(backend.requests) == 1
+        assert isinstance(heard.of(events.AnswerEnded)[0].last, Failed)
+        session.submit(Outgoing("Again"))
+        await session.settled()
+        assert [request.messages[-1].content for request in backend.requests[2:]] == ["Again"]
+
+
+async def test_a_message_that_was_not_stored_is_returned() -> None:
+    async with session_of(ScriptedBackend()) as (session, heard):
+        await session.conversation.close()  # the database is gone
+        message = Outgoing("Hello")
+        session.submit(message)
+        await session.settled()
+        assert [event.message for event in heard.of(events.MessageReturned)] == [message]
+        session.requeue(message)
+        assert session.take_back_all() == [message]
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_the_one_before() -> None:
+    backend = ScriptedBackend()
+    async with session_of(backend) as (session, heard):
+        steps = backend.load_steps
+        backend.load_steps = [Failed(code="load_failed", message="Not a model.", hint="")]
+        session.load(OTHER)
+        await until(lambda: backend.loads[-1][0] == OTHER)
+        backend.load_steps = steps
+        await session.settled()
+        assert session.state == "idle" and session.source == FILE
+        begun = [(event.source, event.again) for event in heard.of(events.LoadBegun)]
+        assert begun == [(FILE, False), (OTHER, False), (FILE, True)]
+
+
+async def test_a_load_that_is_stopped_leaves_no_model_until_the_next_message() -> None:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with session_of(backend, load=False) as (session, heard):
+        session.load(FILE)
+        await gate.reached.wait()
+        session.load(OTHER)
+        assert "when the model is loaded" in heard.notices and session.source == FILE
+        await session.stop()
+        await session.settled()
+        assert session.state == "no model"
+        assert isinstance(heard.of(events.LoadEnded)[-1].last, LoadCancelled)
+        gate.open()
+        session.submit(Outgoing("Hello"))
+        await session.settled()
+        assert contents(session) == ["Hello", "Hello there."]
+
+
+async def test_what_cannot_be_done_while_an_answer_is_written_says_when_it_can() -> None:
+    gate = Gate()
+    async with session_of(ScriptedBackend([answer("One two", gate=gate)])) as (session, heard):
+        session.submit(Outgoing("Count"))
+        await gate.reached.wait()
+        session.load(OTHER)
+        assert not session.regenerate()
+        session.continue_answer()
+        session.summarize()
+        refusals = [event for event in heard.of(events.Notice) if event.refuses]
+        assert len(refusals) == 4 and all("when the answer is done" in event.text for event in refusals)
+        await session.stop()
+        await session.settled()
+        assert session.source == FILE and contents(session) == ["Count", "One "]
+
+
+async def test_without_messages_and_without_a_model_actions_say_so() -> None:
+    async with session_of(ScriptedBackend(), load=False) as (session, heard):
+        session.continue_answer()
+        session.summarize()
+        assert not session.regenerate()
+        await session.answer_now()
+        for said in ("Nothing to continue", session.no_model, "Nothing to regenerate", "not reasoning"):
+            assert said in heard.notices
+        assert session.state == "no model" and session.question_index() == -1
+
+
+async def test_regenerating_and_editing_make_branches_that_can_be_switched() -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])
+    async with session_of(backend) as (session, heard):
+        session.submit(Outgoing("Say"))
+        await session.settled()
+        assert session.regenerate()
+        await session.settled()
+        assert contents(session) == ["Say", "Two."]
+        second = session.conversation.messages[-1].id
+        assert [message.id for message in session.branching] == [second]
+        assert await session.switch_branch(second, -1) and contents(session) == ["Say", "One."]
+        assert await session.switch_branch(session.conversation.messages[-1].id, -1) == 0
+        assert "first of 2" in heard.notices
+        session.submit(Outgoing("Say more", editing=session.conversation.messages[0].id))
+        await session.settled()
+        assert contents(session) == ["Say more", "Three."] and session.questions == ["Say more"]
+
+
+@pytest.mark.parametrize(("choice", "last"), [("drop", "Answered."), ("stop", "Why?"), ("", "Why?")])
+async def test_a_full_context_is_asked_about_and_the_choice_is_kept(choice: WhenFull, last: str) -> None:
+    backend = ScriptedBackend([answer("One."), [FULL], answer("Answered.")])
+    async with session_of(backend) as (session, heard):
+        session.conversation.asks_when_full = True
+        for text in ("Say", "Why?"):
+            session.submit(Outgoing(text))
+            await session.settled()
+        assert session.state == "asking" and len(heard.of(events.WhenFullAsked)) == 1
+        await session.choose_when_full(choice)
+        await session.settled()
+        assert session.state == "idle" and contents(session)[-1] == last
+        assert session.conversation.chat is not None and session.conversation.chat.when_full == choice
+        assert bool(heard.of(events.NotAnswered)) == (choice != "drop")
+
+
+async def test_a_question_that_is_too_long_by_itself_is_to_be_edited() -> None:
+    alone = Failed(code="context_full", message="The message is too long.", hint="", alone=True)
+    async with session_of(ScriptedBackend([[alone]])) as (session, heard):
+        session.submit(Outgoing("word " * 9))
+        await session.settled()
+        assert len(heard.of(events.QuestionTooLong)) == 1 and session.state == "idle"
+
+
+async def test_an_approval_waits_for_the_user_and_ends_with_the_answer() -> None:
+    async with session_of(ScriptedBackend()) as (session, heard):
+        tool, call = Tool(name="read_file", description="", parameters={}), ToolCall(name="read_file", arguments={})
+        asked = asyncio.create_task(session._ask_approval(tool, call))
+        await until(lambda: heard.of(events.ApprovalAsked))
+        assert session.state == "asking"
+        session.approve("once")
+        assert await asked == "once" and session.state == "idle"
+        session.approve("once")  # nothing is asked any more
+        asked = asyncio.create_task(session._ask_approval(tool, call))
+        await until(lambda: session.state == "asking")
+        asked.cancel()
+        await asyncio.wait({asked})
+        assert session.state == "idle"
+        assert [event.choice for event in heard.of(events.ApprovalEnded)] == ["once", None]
+
+
+async def test_a_measurement_runs_in_the_place_of_an_answer() -> None:
+    async with session_of(ScriptedBackend()) as (session, heard):
+        left = asyncio.Event()
+
+        async def work() -> None:
+            await left.wait()
+
+        session.measure(work(), left.set)
+        session.submit(Outgoing("Hello"))
+        await asyncio.sleep(0)
+        assert session.state == "measuring" and not session.writing
+        assert not session.regenerate() and "when the model is loaded" in heard.notices
+        left.set()
+        await session.settled()
+        assert contents(session) == ["Hello", "Hello there."]
+
+
+async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
+    class Working:
+        running = True
+
+        async def stop(self) -> None:
+            stopped_at.append(len(backend.requests))
+            self.running = False
+
+    backend, stopped_at = ScriptedBackend(), list[int]()
+    async with session_of(backend) as (session, _):
+        session.background.append(Working())
+        assert not session.is_idle
+        session.submit(Outgoing("Hello"))
+        await session.settled()
+        assert stopped_at[0] == 0 and session.is_idle
+
+
+async def test_chats_are_opened_renamed_pinned_and_left() -> None:
+    async with session_of(ScriptedBackend()) as (session, heard):
+        session.submit(Outgoing("Hello"))
+        await session.settled()
+        chat_id = session.chat_id
+        assert chat_id is not None
+        await session.rename_chat(chat_id, "Greeting")
+        await session.pin_chat(chat_id)
+        session.new_chat()
+        assert session.chat_id is None and contents(session) == []
+        await session.open_chat(chat_id)
+        chat = await session.history.stored_chat(chat_id)
+        assert (chat.title, chat.pinned, session.chat_id) == ("Greeting", True, chat_id)
+        await session.pin_chat(chat_id)
+        assert "Pinned" in heard.notices and "Unpinned" in heard.notices
+
+
+async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on() -> None:
+    backend = ScriptedBackend()
+    async with session_of(backend) as (session, heard):
+        await session.set_system_prompt("Be brief.")
+        await session.set_reasoning("off")
+        session.submit(Outgoing("Hello"))
+        await session.settled()
+        assert session.system_prompt == backend.requests[-1].messages[0].content == "Be brief."
+        await session.set_system_prompt("")
+        assert "reads the whole chat again" in heard.notices
+        await session.use_preset(Preset(name="cold", sampling=SamplingSection(temperature=0.1)))
+        session.submit(Outgoing("Again"))
+        await session.settled()
+        assert backend.requests[-1].sampling.temperature == 0.1 and "cold" in heard.notices
