@@ -107,7 +107,7 @@ def ours(
     scored = [(one, at) for one, at in zip(answers, times, strict=True) if isinstance(one, Scored)]
     # From the first window on: before it threads and caches are cold.
     rate = 2 * N_CTX * (len(scored) - 1) / (scored[-1][1] - scored[0][1]) if len(scored) > 1 else 0.0
-    return summarize(Scores.joined([scores_of(one) for one, _ in scored])), rate
+    return summarize([scores_of(one) for one, _ in scored]), rate
 
 
 def theirs(base: Path, other: Path, text: Path, threads: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -19,7 +20,6 @@ from cpuchat.quality.statistics import (
     Interval,
     Published,
     Summary,
-    indistinguishable,
     published_for,
 )
 from cpuchat.telemetry import units
@@ -45,19 +45,24 @@ def cells(name: str, found: Summary) -> tuple[str, ...]:
         f"{found.kld_median:.4f}",
         f"{found.kld_99:.3f}",
         f"{found.kld_999:.3f}" if found.n >= MIN_POSITIONS else "n/a",
-        f"{found.ln_ppl_ratio.value:+.4f} ± {found.ln_ppl_ratio.error:.4f}".replace("-", "−"),
+        f"{found.ln_ppl_ratio.value:+.4f}{_error(found.ln_ppl_ratio)}".replace("-", "−"),
         f"{100 * found.rms_dp.value:.2f} %",
     )
 
 
 def share(found: Interval) -> str:
-    """`94.1 % (93.6–94.6)`: a share with its 95 % interval."""
-    return f"{100 * found.value:.1f} % ({100 * found.low:.1f}–{100 * found.high:.1f})"
+    """`94.1 % (93.6–94.6)`: a share with its 95 % interval, where that is known."""
+    interval = f" ({100 * found.low:.1f}–{100 * found.high:.1f})" if found.high - found.low < 1 else ""
+    return f"{100 * found.value:.1f} %{interval}"
 
 
 def kld(found: Estimate) -> str:
-    """`0.0213 ± 0.0004`: nats with the standard error."""
-    return f"{found.value:.4f} ± {found.error:.4f}"
+    """`0.0213 ± 0.0004`: nats with the standard error, where more than one window tells it."""
+    return f"{found.value:.4f}{_error(found)}"
+
+
+def _error(found: Estimate) -> str:
+    return f" ± {found.error:.4f}" if math.isfinite(found.error) else ""
 
 
 def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
@@ -112,7 +117,8 @@ def _values(comparison: QualityLoss) -> list[Published]:
 
 def verdicts(measurement: QualityMeasurement) -> list[str]:
     """Return sentences: what was measured, and which files must not be ranked."""
-    found = [(label(one), summary) for one in measurement.comparisons if (summary := one.summary()) is not None]
+    measured = [one for one in measurement.comparisons if one.windows]
+    found = [(label(one), summary) for one in measured if (summary := one.summary()) is not None]
     if not found:
         return ["No windows measured yet."]
     fewest = min(summary.n for _, summary in found)
@@ -122,9 +128,9 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     ]
     if fewest < MIN_POSITIONS:
         sentences.append("Too few positions for a reliable estimate: use a longer text.")
-    for (first, a), (second, b) in combinations(found, 2):
-        if indistinguishable(a, b):
-            sentences.append(f"{first} and {second} are indistinguishable on this text.")
+    for first, second in combinations(measured, 2):
+        if first.is_like(second):
+            sentences.append(f"{label(first)} and {label(second)} are indistinguishable on this text.")
     for name, summary in found:
         if summary.kld.interval.low <= 0:
             sentences.append(f"{name} is indistinguishable from the base on this text.")

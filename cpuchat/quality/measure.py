@@ -30,7 +30,7 @@ from cpuchat.protocol.options import MIN_CTX
 from cpuchat.quality.greedy import Answering, answer_greedily
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
 from cpuchat.quality.questions import Question, is_right, mcnemar
-from cpuchat.quality.statistics import Scores, Summary, summarize
+from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
 from cpuchat.telemetry.units import plural
 
 _KEPT_FILES = 50
@@ -96,7 +96,12 @@ class QualityLoss:
     def summary(self, windows: Iterable[int] | None = None) -> Summary | None:
         """Summarize all measured windows, or those of `windows`; None when there is none."""
         wanted = self.windows if windows is None else [number for number in windows if number in self.windows]
-        return summarize(Scores.joined([scores_of(self.windows[number]) for number in wanted])) if wanted else None
+        return summarize([scores_of(self.windows[number]) for number in wanted]) if wanted else None
+
+    def is_like(self, other: QualityLoss) -> bool:
+        """Return whether the windows that both have do not tell this file from `other`."""
+        both = [number for number in self.windows if number in other.windows]
+        return indistinguishable(*([scores_of(one.windows[number]) for number in both] for one in (self, other)))
 
     @property
     def worst(self) -> list[Disagreement]:

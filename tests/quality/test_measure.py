@@ -181,7 +181,7 @@ async def test_figures_are_llama_perplexitys(here: Placement) -> None:
     assert summary.ppl_other == pytest.approx(52255.1, rel=0.05)
     # The kernels of other CPUs round otherwise: without AVX-512 the median is 3.1 % lower.
     assert summary.kld.value == pytest.approx(0.060580, rel=0.05)
-    assert summary.kld.error == pytest.approx(0.001845, rel=0.05)
+    assert summary.kld.error > 0.001845  # theirs, as if positions of one window were independent
     assert summary.kld_median == pytest.approx(0.040465, rel=0.05)
     assert summary.kld_99 == pytest.approx(0.398448, rel=0.1)  # 18 positions; other CPUs round otherwise
     assert 100 * summary.same_top.value == pytest.approx(87.289, abs=0.6)
