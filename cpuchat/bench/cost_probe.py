@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
-from cpuchat.bench.run import load_to_measure
 from cpuchat.costs.model import ModelWork
 from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec

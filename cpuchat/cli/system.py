@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.knobs import KnobRefusal
     from cpuchat.hardware.tuning.plan import SavedPlan, TuningPlan
+    from cpuchat.measure.answer import DecodeRate
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.telemetry.machine import MachineSample
-    from cpuchat.tune.halving import DecodeRate
     from cpuchat.tune.trial import Label, Record
 
 
@@ -225,7 +225,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
 async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
     """Load the model alone and measure it. Raises CpuchatError."""
     from cpuchat.cli.session import Session
-    from cpuchat.tune.halving import measure_decode
+    from cpuchat.measure.answer import measure_decode
 
     chosen.speculation.draft_model, chosen.hardware.probe = "none", False
     async with Session(chosen, terminal) as session:

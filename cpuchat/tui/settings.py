@@ -29,6 +29,7 @@ from cpuchat.config import settings as settings_file
 from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import DECLARED, DeclaredSetting, Settings, value_of, with_changes
+from cpuchat.measure.answer import percent
 from cpuchat.models.machine import TunedSettings
 from cpuchat.present.table import ListRow
 from cpuchat.tui import keys
@@ -37,7 +38,6 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
-from cpuchat.tune.halving import percent
 
 
 class PressKeyScreen(Dismissable[str], ModalScreen[str]):

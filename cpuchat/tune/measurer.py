@@ -12,23 +12,23 @@ from typing import Final
 
 import msgspec
 
+from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.base.files import JsonCache
 from cpuchat.bench.matrix import Kind, load
 from cpuchat.bench.results import engine_build
-from cpuchat.bench.run import load_to_measure
 from cpuchat.config.settings import EngineSection, Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.measure.answer import Answering, DecodeRate, answer_greedily, compare, measure_decode, percent
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.options import EngineOptions
 from cpuchat.protocol.timings import Timings
-from cpuchat.quality.greedy import Answering, answer_greedily
 from cpuchat.telemetry import units
 from cpuchat.tune.candidates import Choice
-from cpuchat.tune.halving import DecodeRate, Speed, compare, measure_decode, percent
+from cpuchat.tune.halving import Speed
 
 _DECODE_SECONDS: Final = 1.0
 _TEXT_SECONDS: Final = 2.5

@@ -21,6 +21,7 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.config.settings import Settings, value_of
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.measure.answer import percent
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys
@@ -28,7 +29,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import Candidate, Choice, changed_keys
-from cpuchat.tune.halving import Finding, Halving, Speed, percent
+from cpuchat.tune.halving import Finding, Halving, Speed
 from cpuchat.tune.measurer import Measurer
 from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, ChoiceResult, Outcome, Step, TuneResult, speeds
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base.errors import MeasureFailed
+from cpuchat.measure.answer import PROMPTS, measure_decode
 from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
@@ -19,7 +21,6 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
-from cpuchat.tune.halving import PROMPTS, MeasureFailed, measure_decode
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.config.settings import EngineSection
+from cpuchat.measure.answer import DecodeRate
 from cpuchat.protocol.messages import Generate, GenerationFinished
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.tui.chat import probes
-from cpuchat.tune.halving import DecodeRate
 from cpuchat.tune.measurer import BuildSpeed, BuildSpeeds, speed_key
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
