@@ -1,12 +1,11 @@
-"""Simulates users on several machines that decode chats together: discrete events, no steps of a clock.
+"""Simulates users of a model on several machines that decode chats together: discrete events, no steps of a clock.
 
-Requests arrive at random (Poisson), wait in one queue, and go to the machine with the fewest chats. A machine evaluates
-one prompt at a time, in micro-batches, each followed by a decoding step of its other chats, as llama-server and vLLM
-do; all running chats get a token per step. Between events rates are constant, so only arrivals and ends are computed.
-With one chat per machine and random lengths this is M/M/k, with a step that takes as much longer as there are chats
-M/M/1 with shared service, and saturated it writes batch / step(batch) tok/s.
-
-Many users of a model on a few machines: how many machines, and what users get, simulated.
+Each user reads an answer, sends the next message, and waits for its answer: a closed population, which slows down with
+the machines. Requests wait in one queue and go to the machine with the fewest chats. A machine evaluates one prompt at
+a time, in micro-batches, each followed by a decoding step of its other chats, as llama-server and vLLM do; all running
+chats get a token per step. Between events rates are constant, so only messages and ends are computed. With one chat per
+machine and random lengths this is M/M/k//N (Kleinrock, Queueing Systems I, 1975, 3.8), and saturated it writes
+batch / step(batch) tok/s.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from dataclasses import dataclass, field
 
 from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import MICRO_BATCH, pass_cost, prefill_cost
-from cpuchat.planner.plan import MOST_USERS, Plan, require_fit
+from cpuchat.planner.plan import MOST_USERS, Plan, Workload, require_fit
 
 Lengths = Callable[[random.Random], float]
 _WARM_UP = 0.1  # of the requests, not counted: the queue fills
-_LONGEST_QUEUE = 0.2  # of the requests waiting at the end: it grows without limit
 _DONE = 1e-6  # of a token
 
 
@@ -42,9 +40,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests per second, and the lengths of prompts and answers in tokens."""
+    """Users, the mean seconds between an answer and the next message, and the lengths of both in tokens."""
 
-    rate: float
+    users: int
+    pause_s: float
     prompt: Lengths
     answer: Lengths
 
@@ -62,7 +61,7 @@ class Percentiles:
 class Outcome:
     """Service of `machines`. `ttft_s` from arrival to the first token; `tok_s` of an answer (p95: 95 % are at
     least so fast); `total_tok_s` of all machines; `busy` share of the time in which a machine has something to do;
-    `mean_chats` on a machine. `saturated`: requests come faster than they are served.
+    `mean_chats` on a machine. `saturated`: there are more users than so many machines serve at their pace.
     """
 
     machines: int
@@ -175,41 +174,41 @@ def simulate(server: Server, machines: int, demand: Demand, n_requests: int = 5_
     loads = [0] * machines
     waiting: deque[_Request] = deque()
     done: list[_Request] = []
-    events: list[tuple[float, int, int]] = []  # (when, machine or -1 for an arrival, version)
-    to_come = n_requests
-    heapq.heappush(events, (chance.expovariate(demand.rate), -1, 0))
+    # (when, machine or -1 for a message, version)
+    events = [(chance.expovariate(1 / demand.pause_s), -1, user) for user in range(demand.users)]
+    heapq.heapify(events)
     now = 0.0
-    while events and (to_come or len(done) < n_requests):
+    while len(done) < n_requests:
         now, index, version = heapq.heappop(events)
+        touched: set[int] = set()
         if index < 0:
             waiting.append(_Request(now, demand.prompt(chance), max(demand.answer(chance), _DONE)))
-            to_come -= 1
-            if to_come:
-                heapq.heappush(events, (now + chance.expovariate(demand.rate), -1, 0))
-            elif len(waiting) > _LONGEST_QUEUE * n_requests:
-                break
         elif version != fleet[index].version:
             continue
-        touched = {index} if index >= 0 else set()
-        if index >= 0:
-            done += fleet[index].advance(now, due=True)
+        else:
+            ended = fleet[index].advance(now, due=True)
+            done += ended
+            for user in range(len(ended)):
+                heapq.heappush(events, (now + chance.expovariate(1 / demand.pause_s), -1, user))
             loads[index] = fleet[index].load
+            touched.add(index)
         while waiting:
             free = min(range(machines), key=loads.__getitem__)
             if loads[free] >= server.most:
                 break
-            done += fleet[free].advance(now)
+            if free not in touched:
+                fleet[free].advance(now)
             fleet[free].add(waiting.popleft())
             loads[free] = fleet[free].load
             touched.add(free)
-        for one in touched:
-            fleet[one].version += 1
-            heapq.heappush(events, (fleet[one].next_event(), one, fleet[one].version))
-    return _outcome(fleet, done, n_requests, now)
+        for machine in touched:
+            fleet[machine].version += 1
+            heapq.heappush(events, (fleet[machine].next_event(), machine, fleet[machine].version))
+    return _outcome(fleet, done, now)
 
 
-def _outcome(fleet: list[_Machine], done: list[_Request], n_requests: int, now: float) -> Outcome:
-    counted = sorted(done, key=lambda one: one.arrived)[int(_WARM_UP * len(done)) :]
+def _outcome(fleet: list[_Machine], done: list[_Request], now: float) -> Outcome:
+    counted = done[int(_WARM_UP * len(done)) :]
     ttft = [one.first - one.arrived for one in counted]
     rates = [(one.answer - 1) / (one.ended - one.first) for one in counted if one.answer > 1 and one.ended > one.first]
     return Outcome(
@@ -219,7 +218,7 @@ def _outcome(fleet: list[_Machine], done: list[_Request], n_requests: int, now: 
         total_tok_s=sum(one.written for one in fleet) / now if now else 0.0,
         busy=sum(one.busy for one in fleet) / (len(fleet) * now) if now else 0.0,
         mean_chats=sum(one.chat_seconds for one in fleet) / (len(fleet) * now) if now else 0.0,
-        saturated=len(done) < n_requests,
+        saturated=False,
     )
 
 
@@ -250,9 +249,9 @@ def capacity(server: Server, prompt: float, answer: float) -> float:
 PAUSE_S = 60.0
 """Seconds between an answer and the user's next message: reading 300 tokens at about 5 tok/s."""
 _SIZES = (0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
-"""Numbers of machines to simulate, by that at which they saturate."""
-_REQUEST_RATES, _MOST_REQUESTS = 4_000, 20_000
-_TURNS = 5  # requests for each chat that runs at once: the fleet is empty at first
+"""Numbers of machines to simulate, by that which answers as many requests as the target asks for."""
+_REQUESTS, _MOST_REQUESTS = 4_000, 20_000
+_TURNS = 5  # requests of each user: all read at first
 _MOST_SIMULATED = 50
 """Machines beyond which one queue is hardly shorter: of more, so many are simulated with their share of the users."""
 _MOST_MACHINES = 10_000
@@ -260,21 +259,16 @@ _MOST_MACHINES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`users` that send `rate` requests per second together; a machine saturates at `machine_rate`, with at most
-    `chats` at once. `outcomes` by rising number of machines; `enough` is the first that gives 95 % of the answers the
-    target tok/s without a queue, None when none of these does."""
+    """`users`, of whom a machine saturates at `saturates_at`, when it answers `machine_rate` requests per second, with
+    at most `chats` at once. `outcomes` by rising number of machines; `enough` is the first that gives 95 % of the
+    answers the target tok/s without a queue, None when none of these does."""
 
     users: int
-    rate: float
+    saturates_at: float
     machine_rate: float
     chats: int
     outcomes: tuple[Outcome, ...]
     enough: int | None
-
-    @property
-    def saturates_at(self) -> float:
-        """Return the users at which one machine saturates."""
-        return self.users * self.machine_rate / self.rate
 
 
 def simulate_service(plan: Plan) -> Service:
@@ -295,29 +289,26 @@ def simulate_service(plan: Plan) -> Service:
             "Choose a smaller model or quantization, another machine, or a lower --tok-s.",
         )
     server = server_of(plan, chats)
-    # A user waits for the answer, reads it, and asks again.
-    cycle = PAUSE_S + server.prefill_s(workload.n_prompt) + workload.n_answer / workload.tok_s
-    demand = Demand(workload.users / cycle, exponential(workload.n_prompt), exponential(workload.n_answer))
     limit = capacity(server, workload.n_prompt, workload.n_answer)
-    least = demand.rate / limit
+    saturates_at = limit * PAUSE_S + chats  # those who read, and those whose answers run (Little's law)
+    cycle = PAUSE_S + server.prefill_s(workload.n_prompt) + workload.n_answer / workload.tok_s
+    least = workload.users / (limit * cycle)  # at the target
     if least > _MOST_MACHINES:
         raise UsageError(f"Needs more than {_MOST_MACHINES:,} machines.", "Use fewer --users.")
     counts = sorted({max(math.ceil(share * least), 1) for share in _SIZES})
-    outcomes = tuple(_simulated(server, count, demand, count <= least) for count in counts)
+    outcomes = tuple(_simulated(server, count, workload, count * saturates_at < workload.users) for count in counts)
     good = (one.machines for one in outcomes if not one.saturated and one.tok_s.p95 >= workload.tok_s)
-    return Service(workload.users, demand.rate, limit, chats, outcomes, next(good, None))
+    return Service(workload.users, saturates_at, limit, chats, outcomes, next(good, None))
 
 
-def _simulated(server: Server, machines: int, demand: Demand, overloaded: bool) -> Outcome:
-    """Simulate; a small overload makes the queue grow too slowly to be noticed, so it is told."""
+def _simulated(server: Server, machines: int, workload: Workload, saturated: bool) -> Outcome:
     few = min(machines, _MOST_SIMULATED)
-    requests = min(max(_REQUEST_RATES, _TURNS * few * server.most), _MOST_REQUESTS)
-    found = simulate(server, few, dataclasses.replace(demand, rate=demand.rate * few / machines), requests)
+    users = max(round(workload.users * few / machines), 1)
+    demand = Demand(users, PAUSE_S, exponential(workload.n_prompt), exponential(workload.n_answer))
+    requests = min(max(_REQUESTS, _TURNS * users), _MOST_REQUESTS)
+    found = simulate(server, few, demand, requests)
     return dataclasses.replace(
-        found,
-        machines=machines,
-        total_tok_s=found.total_tok_s * machines / few,
-        saturated=found.saturated or overloaded,
+        found, machines=machines, total_tok_s=found.total_tok_s * machines / few, saturated=saturated
     )
 
 

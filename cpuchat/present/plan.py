@@ -263,7 +263,7 @@ def service_rows(found: Service) -> list[tuple[str, ...]]:
     for one in found.outcomes:
         first = (f"{one.machines:,}", f"{100 * one.busy:.0f} %", f"{one.mean_chats:.1f}")
         if one.saturated:
-            rows.append((*first, "", "", "", "", units.about(one.total_tok_s), "saturated: the queue grows"))
+            rows.append((*first, "", "", "", "", units.about(one.total_tok_s), "saturated: users wait in a queue"))
             continue
         times = (f"{time_of(one.ttft_s.p50)} s", f"{time_of(one.ttft_s.p95)} s")
         note = "enough" if one.machines == found.enough else ""
@@ -278,9 +278,9 @@ def service_lines(found: Service, plan: Plan) -> list[str]:
 
     workload = plan.workload
     sentences = [
-        f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message, send "
-        f"{units.about(60 * found.rate)} requests a minute; a machine with {found.chats} "
-        f"chats at once saturates at {units.about(60 * found.machine_rate)}, which is {found.saturates_at:.0f} users."
+        f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message. A machine with "
+        f"{units.plural(found.chats, 'chat')} at once saturates at {units.about(60 * found.machine_rate)} requests a "
+        f"minute, which is {found.saturates_at:.0f} users."
     ]
     if found.enough is None:
         sentences.append(f"None of these gives 95 % of the answers {workload.tok_s:g} tok/s.")
@@ -370,7 +370,7 @@ def outcome_lines(one: Outcome) -> Lines:
     busy = ("busy", f"{100 * one.busy:.0f} %, with {one.mean_chats:.1f} chats on a machine")
     together = ("all users", f"{units.about(one.total_tok_s)} tok/s")
     if one.saturated:
-        return [busy, together, ("", "Saturated: the queue grows.")]
+        return [busy, together, ("", "Saturated: users wait in a queue.")]
     return [
         busy,
         ("first token", f"{time_of(one.ttft_s.p50)} s (p50), {time_of(one.ttft_s.p95)} s (p95)"),
