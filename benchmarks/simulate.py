@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import RESULTS, arguments, run_main, table
 
-from cpuchat.speculation.depth import acceptance, controller
+from cpuchat.speculation.depth import controller
 from cpuchat.speculation.depth import costs as current_costs
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
@@ -219,12 +219,7 @@ ABLATIONS: dict[str, Change] = {
     "all texts count alike": _set(controller, _DRAFT=(2.0, 1000.0), _KEPT=1000.0),
     "losses and reading along do not shorten the memory": _set(controller, _NEWEST=inf),
     "every loss shortens it": _set(controller, _WON=0.0),
-    "the length of drafts regardless of the evidence": _set(controller, _DEEPEST=1e6),
-    "no hysteresis": _set(acceptance, _KEEP=1.0),
     "costs as calibrated": _set(current_costs, _NOISE=1e9),
-    "one drift factor only": _set(current_costs, _OWN=0.0, _STALE=0.0),
-    "no trial of times that were not seen for long": _set(controller, _TRIAL=inf),
-    "no plain steps while drafting": _set(controller, _PROBE=inf),
 }
 
 

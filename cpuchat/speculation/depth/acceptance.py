@@ -8,7 +8,6 @@ per millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,8 +74,8 @@ def _add(count: tuple[float, float], accepted: bool, keep: float) -> tuple[float
     return keep * count[0] + accepted, keep * count[1] + 1.0
 
 
-_KEEP: Final = 1.02
-"""The one hysteresis: what is in use (a depth, overlap, drafting at all) is kept unless another is better by this."""
+_CLEARLY: Final = 1.02
+"""Gain from which concurrent drafting is set up."""
 _RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -93,14 +92,13 @@ def expected_tokens(rate: float, depth: int) -> float:
     return (1.0 - rate ** (depth + 1)) / (1.0 - rate) if rate < 1.0 - 1e-6 else depth + 1.0
 
 
-def rates(rate: float, costs: CurrentCosts, most: int, times: Sequence[float] = ()) -> tuple[list[float], list[float]]:
+def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], list[float]]:
     """Return tokens per ms by depth, 0 (plain decoding) first: sequential, and concurrent if that was measured.
 
-    `rate` is the acceptance; `times` replaces the current ones of passes over 1, 2, ... tokens. Concurrent: the next
-    block is drafted while this one is verified, in vain unless all of this one is accepted and the token after it was
-    guessed too (PEARL, arXiv 2408.11850).
+    `rate` is the acceptance. Concurrent: the next block is drafted while this one is verified, in vain unless all of
+    this one is accepted and the token after it was guessed too (PEARL, arXiv 2408.11850).
     """
-    times, offered = times or costs.times.ms, costs.offered
+    times, offered = costs.times.ms, costs.offered
     sequential, concurrent = [1.0 / times[0]], [0.0]
     go, drafting, stopped = 1.0, 0.0, 0.0
     total = full = 1.0
@@ -118,22 +116,21 @@ def rates(rate: float, costs: CurrentCosts, most: int, times: Sequence[float] = 
     return sequential, concurrent
 
 
-def best_plan(both: tuple[list[float], list[float]], last: Plan) -> tuple[float, Plan]:
-    """Return the best of `rates` and its plan; `last`, in use now, is kept unless another is better."""
-    best = weight = 0.0
-    chosen = (0, False)
-    for at_once, found in zip((False, True), both, strict=True):
-        for depth, rate in enumerate(found):
-            is_last = depth == last.depth and at_once == last.overlap
-            weighed = rate * _KEEP if is_last else rate / _KEEP if at_once else rate
-            if weighed > weight:
-                best, weight, chosen = rate, weighed, (depth, at_once)
-    return best, Plan(*chosen)
+def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, Plan]:
+    """Return the best of `rates` and its plan; of equal ones the shortest draft."""
+    return max(
+        (
+            (rate, Plan(depth, overlap))
+            for overlap, found in zip((False, True), both, strict=True)
+            for depth, rate in enumerate(found)
+        ),
+        key=lambda one: one[0],
+    )
 
 
-def limit_gain(rate: float, costs: CurrentCosts, most: int, times: Sequence[float] = ()) -> float:
+def limit_gain(rate: float, costs: CurrentCosts, most: int) -> float:
     """Return the best speed-up over plain decoding if every drafted token is accepted with probability `rate`."""
-    return max(rates(rate, costs, most, times)[0][1:], default=0.0) * costs.plain_ms
+    return max(rates(rate, costs, most)[0][1:], default=0.0) * costs.plain_ms
 
 
 def overlap_pays(costs: PassCosts) -> bool:
@@ -141,4 +138,4 @@ def overlap_pays(costs: PassCosts) -> bool:
     if costs.overlap is None:
         return False
     both = (rates(rate, CurrentCosts(costs, has_draft=True), MAX_DEPTH) for rate in _RATES)
-    return any(max(concurrent) > _KEEP * max(sequential) for sequential, concurrent in both)
+    return any(max(concurrent) > _CLEARLY * max(sequential) for sequential, concurrent in both)

@@ -6,8 +6,8 @@ are calibrated and followed (costs.py). A free drafter's proposal is verified to
 the largest E(g) - rate * T(g + 1), if that is more than the next step is worth without it (renewal reward).
 
 One budget holds from the first token on. It earns a share of the time, and what drafts gain or lose against plain
-decoding is booked in it. What the draft model reads only to be judged and depths that are only tried are paid from it.
-While speculation is off, `DepthController.reason` says why.
+decoding is booked in it. What the draft model reads only to be judged is paid from it. While speculation is off,
+`DepthController.reason` says why.
 """
 
 from __future__ import annotations
@@ -91,9 +91,6 @@ _NEWEST, _NEWEST_FREE = 20.0, 10.0
 drafters in benchmarks/replay.py, JSON with Q4_K_M: 0.86 without, 0.94 with 20, 0.99 with 10.)"""
 _WON, _WON_FREE = 2.0, 1.0
 """Most that drafts may have gained before such a loss, in plain steps."""
-_DEEPEST: Final = 1.5
-"""Longest draft as a multiple of the tokens that acceptance is known from: six right ones in a row are no reason for a
-draft of 31."""
 _SHARE, _START, _LOAN, _MOST, _LEAST = 0.007, 0.6, 0.8, 6.0, -0.2
 """The budget: a share of the time; in plain steps, what a new pair has at first, what it may owe for reading along
 until it is known, the most that is saved up, and the least after bad luck."""
@@ -106,14 +103,10 @@ _KNOWN: Final = 3
 _HORIZON: Final = 128
 """A catch-up must pay within as many tokens (or as many again as were written)."""
 _RECENT: Final = 16
-_TRIAL: Final = 128
-"""Tokens after which a depth is tried whose time was not seen for long."""
 _CHUNK, _FIRST = 12, 6
 """Tokens that the draft model reads along at a time, and at first."""
 _TIMED: Final = 5
 """Plain steps after which a calibrated time of twice or three times theirs is corrected to within 1 %."""
-_PROBE: Final = 96
-"""Passes after which two plain steps show what one costs (the first is not representative)."""
 
 
 class DepthController:
@@ -154,18 +147,16 @@ class DepthController:
         self._has_read = False
         self._was_plain = True
         self._last_depth = 0
-        self._is_trial = False
         self._passes_since_draft = 1 << 30
         self._reset(0)
 
     def _reset(self, fixed: int) -> None:
         self._fixed = fixed
-        self.plan = self._chosen = Plan()
+        self.plan = Plan()
         self._is_asked = False  # about the draft model, in this answer
         self._n_written = 0
         self._n_proposed = 0  # by free drafters
-        self._unread = self._scorable = self._untried = 0
-        self._probes_left = 0
+        self._unread = self._scorable = 0
         self._slow_prefill_ms = 0.0
         self._recent = (0.0, 0.0)  # tokens and ms, forgetting
         self._rates: tuple[int, tuple[list[float], list[float]]] | None = None
@@ -219,13 +210,11 @@ class DepthController:
         self._n_written += tokens
         self._unread += tokens
         self._scorable += tokens
-        self._untried += tokens
         self._recent = (0.85 * self._recent[0] + tokens, 0.85 * self._recent[1] + ms)
         left = self._budget + _SHARE * ms
-        if gained < 0 and not self._is_trial:  # bad luck must not keep it from being asked again
+        if gained < 0:  # bad luck must not keep it from being asked again
             gained = max(gained, min(0.0, _LEAST * plain - left))
         self._budget = min(_MOST * plain, left + gained)
-        self._is_trial = False
         self._rates = None
 
     def record_scores(self, drafter: DrafterName, buckets: Sequence[int], accepted: Sequence[bool]) -> None:
@@ -262,51 +251,27 @@ class DepthController:
         if costs is None or most == 0:
             return 0
         rate, read = 1.0 / costs.plain_ms, 0.0
-        if self._chosen.depth:
-            rate, _ = best_plan(self._current_rates(costs, self._max_depth), self._chosen)
+        if self.plan.depth:
+            rate, _ = best_plan(self._current_rates(costs, self._max_depth))
             # Without the proposal comes a draft of the best rate, which is worth what it costs.
             read = costs.read.ms
         if self._passes_since_draft < 4 and self._recent[1] > 0:
             rate = max(rate, 0.9 * self._recent[0] / self._recent[1])
-        alternative = 0.0 if self._chosen.depth else 1.0 - rate * costs.plain_ms
-        # A time that was not observed for long may be too high; what is lost if it is not must be in the budget.
-        for times in (costs.times.hoped(), costs.times.ms):
-            depth, loss = self._worthwhile_depth(costs, proposal, rate, alternative, read, times)
-            if loss <= max(0.0, self._budget):
-                break
-        self._budget -= loss
-        return depth
-
-    def _worthwhile_depth(
-        self,
-        costs: CurrentCosts,
-        proposal: Proposal,
-        rate: float,
-        alternative: float,
-        read: float,
-        times: Sequence[float],
-    ) -> tuple[int, float]:
-        """Return the depth of the proposal worth most at this price of time (0 = none) if passes take `times`, and the
-        ms that it loses if they take as long as expected.
-        """
-        acceptance, expected = self._acceptance[proposal.drafter], costs.times.ms
+        acceptance = self._acceptance[proposal.drafter]
         reached = total = 1.0
-        best, depth, loss = alternative + _FREE_ON, 0, 0.0
+        best, depth = _FREE_ON + (0.0 if self.plan.depth else 1.0 - rate * costs.plain_ms), 0
         for n, bucket in enumerate(proposal.buckets[: self._max_depth], 2):
             reached *= acceptance.rate(bucket)
             total += reached
             extra = read * (total - 1) + costs.rollback.ms * (1.0 - reached)
-            if (worth := total - rate * (times[n - 1] + extra)) > best:
-                ms = expected[n - 1] + extra
-                best, depth, loss = worth, n - 1, ms - total / rate if total - rate * ms < alternative else 0.0
-        return depth, loss
+            if (worth := total - rate * (costs.times.ms[n - 1] + extra)) > best:
+                best, depth = worth, n - 1
+        return depth
 
     def plan_draft(self, room: int, unread: int) -> Plan:
         """Plan the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read first."""
         self._is_asked = True
-        self._chosen = self.plan = self._decide(min(room, self._max_depth), unread)
-        if self._chosen.depth and not self._fixed and self._probes_plain():
-            self.plan = Plan()
+        self.plan = self._decide(min(room, self._max_depth), unread)
         return self.plan
 
     def _decide(self, most: int, unread: int) -> Plan:
@@ -321,35 +286,14 @@ class DepthController:
             return Plan(depth, other[-1] > one[-1])
         if costs is None:
             return Plan()
-        most = min(most, int(_DEEPEST * (acceptance.n_observed + _DRAFT[0])))
-        both = self._current_rates(costs, most)
-        rate, plan = best_plan(both, self._chosen)
+        rate, plan = best_plan(self._current_rates(costs, most))
         plain, catch_up = costs.plain_ms, costs.catch_up_ms(unread)
         is_near = catch_up < 0.25 * plain
-        if is_near and self._untried >= _TRIAL and self._budget > 0 and (trial := self._trial(costs, most, rate)).depth:
-            self._is_trial = True
-            return trial
         pays = (1.0 - 1.0 / (rate * plain)) * plain * max(_HORIZON, self._n_written) if plan.depth else 0.0
         self._slow_prefill_ms = catch_up if plan.depth and pays <= catch_up else 0.0
         if not plan.depth or (not is_near and (pays <= catch_up or not self._is_known)):
             return Plan()
         return plan
-
-    def _trial(self, costs: CurrentCosts, most: int, rate: float) -> Plan:
-        """Return a plan that would be better if its time, not seen for long, is as much too high as it may be."""
-        self._untried = 0
-        likely = self._draft_acceptance.mean
-        hoped = rates(likely, costs, most, costs.times.hoped())
-        plan = best_plan(hoped, self._chosen)[1]
-        loses = costs.draft_pass_ms(plan.depth) - expected_tokens(likely, plan.depth) / rate
-        return Plan() if plan.overlap or plan == self._chosen or loses > max(self._budget, costs.plain_ms) else plan
-
-    def _probes_plain(self) -> bool:
-        """Return whether to take a plain step now, only to see what one costs."""
-        if self._probes_left == 0 and self._costs is not None and self._costs.times.passes_since(1) >= _PROBE:
-            self._probes_left = 3
-        self._probes_left = max(0, self._probes_left - 1)
-        return self._probes_left > 0
 
     @property
     def _is_known(self) -> bool:
@@ -367,7 +311,7 @@ class DepthController:
         `lag` tokens of the text are unread.
         """
         costs = self._costs
-        if costs is None or not self._has_draft or self._fixed or self._chosen.depth:
+        if costs is None or not self._has_draft or self._fixed or self.plan.depth:
             return 0
         if self._unread < (_CHUNK if self._is_known else _FIRST):
             return 0
@@ -378,7 +322,7 @@ class DepthController:
             if lag < 2 * _FIRST:
                 return 0
             self._scorable = min(self._scorable, lag // 2)
-        return lag if limit_gain(1.0, costs, self._max_depth, costs.times.hoped()) >= WORTHWHILE_GAIN else 0
+        return lag if limit_gain(1.0, costs, self._max_depth) >= WORTHWHILE_GAIN else 0
 
     @property
     def learned(self) -> tuple[float, float]:
@@ -413,7 +357,7 @@ class DepthController:
     @property
     def reason(self) -> str:
         """Return why speculation is off, in one plain sentence with figures; "" while it is on."""
-        if self.plan.depth or self._chosen.depth or self._passes_since_draft <= _RECENT:
+        if self.plan.depth or self._passes_since_draft <= _RECENT:
             return ""
         costs, asked = self._costs, self._is_asked
         if costs is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import exp, log
 from typing import Final
 
 from cpuchat.speculation.stats import PassRecord
@@ -88,24 +88,18 @@ def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
 # Variances of log(time), so that 0.1 ** 2 is "10 %".
 _DRIFT: Final = 0.15**2
 """Calibration was done under other conditions: everything may be this much off together."""
-_OWN: Final = 0.07**2
-"""...and one number of tokens against the others by this much."""
 _FOLLOW: Final = 0.02**2
 """Variance that the drift gains per pass."""
-_STALE: Final = 5e-5
-"""Variance that a number of tokens gains per pass over another one: 0.35 ** 2 after 2,500 passes."""
 _NOISE: Final = 0.08**2
 _PAUSE: Final = 0.25
 """A pass that seems this much slower may be a pause of the machine; nothing makes a pass faster by accident."""
 _CONFIRMED: Final = 3
 """As many in a row are no pause."""
 _SHORTEST: Final = 1e-6
-_HOPE: Final = 2.0
-"""Standard deviations by which a time may be too high."""
 
 
 class Drifting:
-    """Times of passes over n tokens: calibrated(n), times one drift factor, times a correction of n.
+    """Times of passes over n tokens: calibrated(n), times one drift factor.
 
     Attributes:
         ms: `ms[n - 1]` is the expected time of a pass over n tokens now.
@@ -114,28 +108,13 @@ class Drifting:
     def __init__(self, calibrated: Sequence[float]) -> None:
         self.ms = list(calibrated)
         self._variance = _DRIFT
-        self._own = [_OWN] * len(self.ms)
-        self._seen = [0] * len(self.ms)
-        self._count = self._pauses = 0
-
-    def passes_since(self, n: int) -> int:
-        """Return how many passes were observed since one over n tokens was."""
-        return self._count - self._seen[n - 1]
-
-    def _own_variance(self, n: int) -> float:
-        return self._own[n - 1] + _STALE * max(0, self.passes_since(n) - 1)
-
-    def hoped(self) -> list[float]:
-        """Return the times should they be as much too high as they may, the more so the longer not observed."""
-        limits = (exp(-_HOPE * sqrt(_STALE * self.passes_since(n))) for n in range(2, len(self.ms) + 1))
-        return [self.ms[0], *(ms * limit for ms, limit in zip(self.ms[1:], limits, strict=True))]
+        self._pauses = 0
 
     def observe(self, n: int, ms: float) -> float:
         """Add a pass over n tokens. Returns its ms without a pause of the machine."""
         if ms <= 0 or not 1 <= n <= len(self.ms):
             return ms
-        self._count += 1
-        own, drift = self._own_variance(n), min(_DRIFT, self._variance + _FOLLOW)
+        drift = min(_DRIFT, self._variance + _FOLLOW)
         expected = self.ms[n - 1]
         error = log(max(ms, _SHORTEST) / expected)
         self._pauses = self._pauses + 1 if error > _PAUSE else 0
@@ -143,13 +122,9 @@ class Drifting:
             drift = 4 * _DRIFT
         else:
             error = min(error, _PAUSE)
-        total = own + drift + _NOISE
-        self._variance = min(_DRIFT, drift * (1 - drift / total))
-        self._own[n - 1] = max(own * (1 - own / total), 0.01**2)
-        self._seen[n - 1] = self._count
-        factor = exp(error * drift / total)
-        self.ms = [max(_SHORTEST, one * factor) for one in self.ms]
-        self.ms[n - 1] *= exp(error * own / total)
+        share = drift / (drift + _NOISE)
+        self._variance = min(_DRIFT, drift * (1 - share))
+        self.ms = [max(_SHORTEST, one * exp(error * share)) for one in self.ms]
         return expected * exp(error)
 
 
@@ -224,7 +199,3 @@ class CurrentCosts:
     def catch_up_ms(self, unread: int) -> float:
         """Return the time to read so many tokens; up to two are read together with the first drafted one."""
         return max(0, unread - 2) * self.read.ms
-
-    def draft_pass_ms(self, depth: int) -> float:
-        """Return the time to draft and verify so many tokens, sequentially."""
-        return self.times.ms[depth] + depth * self.draft.ms

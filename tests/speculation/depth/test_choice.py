@@ -25,20 +25,9 @@ def test_the_best_depth_is_found_at_every_rate(target):
             g: sum(rate**i for i in range(g + 1)) / (costs.times.ms[g] + g * costs.draft.ms)
             for g in range(MAX_DEPTH + 1)
         }
-        best, plan = best_plan(rates(rate, costs, MAX_DEPTH), Plan(99))
+        best, plan = best_plan(rates(rate, costs, MAX_DEPTH))
         assert plan == Plan(max(by_hand, key=lambda g: by_hand[g]))
         assert best == pytest.approx(max(by_hand.values()))
-
-
-def test_what_is_in_use_is_kept_unless_another_is_better_by_more_than_noise():
-    costs = costs_of("Q8_0")
-    both = rates(0.75, costs, MAX_DEPTH)
-    top, plan = best_plan(both, Plan())
-    near = [g for g, rate in enumerate(both[0]) if g != plan.depth and rate > top / 1.02]
-    far = next(g for g, rate in enumerate(both[0]) if rate < top / 1.05)
-    for depth in near:
-        assert best_plan(both, Plan(depth))[1] == Plan(depth)
-    assert best_plan(both, Plan(far))[1] == plan
 
 
 def test_the_limit_of_what_drafting_may_gain():

