@@ -66,10 +66,8 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
 
 
 def read_small(file: Path, most: int = 1 << 20) -> bytes:
-    """Read a small file.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
+    """Read a small file. Raises OSError: it cannot be read, is not a regular file (a pipe might never end), or is
+    larger than `most` bytes.
     """
     handle = os.open(file, _OPEN)
     try:
@@ -115,10 +113,7 @@ def file_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
 
     The lock ends with its process. A hung process does not block others: after `LOCK_SECONDS` its lock is ignored, and
-    at worst one of two changes is lost.
-
-    Raises:
-        OSError: `path` cannot be opened.
+    at worst one of two changes is lost. Raises OSError: `path` cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

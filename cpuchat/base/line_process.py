@@ -131,10 +131,8 @@ class LineProcess(Generic[A]):
             await self._process.stdin.drain()
 
     async def receive(self) -> A:
-        """Return the next answer. Cancelling this loses none.
-
-        Raises:
-            CpuchatError: it reported a failure; of the type `failure`: it ended without an answer.
+        """Return the next answer. Cancelling this loses none. Raises CpuchatError: it reported a failure; of the type
+        `failure`: it ended without an answer.
         """
         assert self._process is not None and self._process.stdout is not None
         try:

@@ -80,10 +80,8 @@ def is_damage(error: BaseException) -> bool:
 
 
 def check(db: sqlite3.Connection) -> int:
-    """Check every page and repair what can be repaired in place; returns the number of repaired rows.
-
-    Raises:
-        schema.UnexpectedLayout: the tables are damaged.
+    """Check every page and repair what can be repaired in place; returns the number of repaired rows. Raises
+    schema.UnexpectedLayout: the tables are damaged.
     """
     if _verdict(db) == "ok":
         return 0
@@ -98,10 +96,8 @@ def _verdict(db: sqlite3.Connection) -> str:
 
 
 def repair_rows(db: sqlite3.Connection) -> int:
-    """Repair every row with invalid values and rebuild the indexes; returns the number of rows.
-
-    Raises:
-        schema.UnexpectedLayout: two rows have the same key.
+    """Repair every row with invalid values and rebuild the indexes; returns the number of rows. Raises
+    schema.UnexpectedLayout: two rows have the same key.
     """
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
     db.execute("BEGIN IMMEDIATE")

@@ -219,10 +219,8 @@ class ChatHistory:
         return bool(deleted.message_id)
 
     async def undo_delete(self) -> Deleted | None:
-        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing.
-
-        Raises:
-            ChatsError: also while the last answer is not saved.
+        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing. Raises
+        ChatsError: also while the last answer is not saved.
         """
         if not self._deleted:
             return None

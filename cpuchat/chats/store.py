@@ -263,10 +263,8 @@ class ChatStore(Database):
 
     def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
         """Delete a message and all that follow from it; the branch beside it is open then. Of a summary, what follows
-        stays. A chat that would be empty is deleted.
-
-        Raises:
-            ChatsChanged: the message is gone, or the chat is not of this version any more.
+        stays. A chat that would be empty is deleted. Raises ChatsChanged: the message is gone, or the chat is not of
+        this version any more.
         """
         with self.transaction():
             self.require_unchanged(chat)

@@ -143,10 +143,8 @@ def require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], l
 
 
 def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
-    """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
-
-    Raises:
-        ModelNotFound: `wanted` is not there, or not even the demo model is.
+    """Return the model to open: the given one, else the last used one if it still exists, else the demo model. Raises
+    ModelNotFound: `wanted` is not there, or not even the demo model is.
     """
     if wanted:
         return library.resolve(wanted)

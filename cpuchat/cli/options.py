@@ -138,10 +138,7 @@ _OF_THE_WORKER = ("engine", "speculation")
 
 def server_model(server: str | None, model: str | None, values: Mapping[str, Any]) -> ServerModel | None:
     """Return the model of `--server` (and `--model`, its name there), or of a `--model` that is an address; None for a
-    model on this machine.
-
-    Raises:
-        UsageError: not an address, or with options that only a model on this machine has.
+    model on this machine. Raises UsageError: not an address, or with options that only a model on this machine has.
     """
     if server is not None:
         chosen = ServerModel(ServerModel.of(server).server, model or ServerModel.of(server).name)

@@ -107,10 +107,8 @@ def tool_loop(
 
 
 def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
-    """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid.
-
-    Raises:
-        SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
+    """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid. Raises
+    SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
     """
     servers = servers_named(names)
     errors = [one for one in servers.values() if isinstance(one, SettingsError)]
@@ -120,10 +118,8 @@ def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
 
 
 def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
-    """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid.
-
-    Raises:
-        SettingsError, UsageError: mcp.json cannot be read, or has no such server.
+    """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid. Raises
+    SettingsError, UsageError: mcp.json cannot be read, or has no such server.
     """
     from cpuchat.tools.config import load_servers
 

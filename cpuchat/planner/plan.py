@@ -309,11 +309,7 @@ def _over_network(plan: Plan, network: Network) -> Plan:
 
 
 def require_fit(plan: Plan) -> None:
-    """Check that the machine holds the model.
-
-    Raises:
-        UsageError: it does not; the message has the arithmetic.
-    """
+    """Check that the machine holds the model. Raises UsageError: it does not; the message has the arithmetic."""
     need = plan.memory
     if need.fit == "too large":
         raise UsageError(

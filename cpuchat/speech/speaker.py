@@ -50,10 +50,8 @@ class VoiceChoice:
 
 
 def choose_voice(section: SpeechSection) -> VoiceChoice:
-    """Return the engine of the settings; "auto" is hibari if it is installed, else piper with its voice.
-
-    Raises:
-        SpeechFailed: it is not installed, or piper's voice is missing.
+    """Return the engine of the settings; "auto" is hibari if it is installed, else piper with its voice. Raises
+    SpeechFailed: it is not installed, or piper's voice is missing.
     """
     hibari, piper = importlib.util.find_spec("hibari") is not None, shutil.which("piper") is not None
     engine: EngineName

@@ -186,9 +186,7 @@ def _names(model: LocalModel) -> set[str]:
 
 def hub_address(text: str) -> Address:
     """Return where a model is on the hub: `text` as for `parse_address`, or a catalog id such as `qwen3-8b:Q8_0`.
-
-    Raises:
-        UsageError: it is neither; the hint names similar ids.
+    Raises UsageError: it is neither; the hint names similar ids.
     """
     if "/" in text:
         return parse_address(text)

@@ -129,10 +129,8 @@ def measure(
 
 
 def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
-    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it.
-
-    Raises:
-        ProbeFailed: there is not enough free memory for that.
+    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it. Raises ProbeFailed: there is
+    not enough free memory for that.
     """
     wanted = _PLENTY
     needed = _ENOUGH

@@ -120,11 +120,7 @@ class HsmpFiles(_Sockets):
 
 
 class Mailbox:
-    """The mailbox /dev/hsmp, opened for reading.
-
-    Raises:
-        CannotCount: there is none, or it may not be opened.
-    """
+    """The mailbox /dev/hsmp, opened for reading. Raises CannotCount: there is none, or it may not be opened."""
 
     def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         self._kernel = kernel or Kernel()
@@ -136,10 +132,8 @@ class Mailbox:
             raise CannotCount("/dev/hsmp does not exist", _LOAD) from None
 
     def get(self, message: int, socket: int) -> int:
-        """Send a GET message and return the word of its reply.
-
-        Raises:
-            OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
+        """Send a GET message and return the word of its reply. Raises OSError: the firmware does not know the message
+        (ENOMSG), there is no such socket (ENODEV), or it is busy.
         """
         if message not in _ALLOWED:
             raise ValueError(f"HSMP message {message:#x} is not a GET message")

@@ -31,10 +31,8 @@ _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 
 
 def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
-    """Call perf_event_open(2), for which the C library has no function; returns a file descriptor.
-
-    Raises:
-        OSError: refused; ENOSYS also on platforms without this system call.
+    """Call perf_event_open(2), for which the C library has no function; returns a file descriptor. Raises OSError:
+    refused; ENOSYS also on platforms without this system call.
     """
     number = _SYSTEM_CALLS.get(platform.machine()) if platform.system() == "Linux" else None
     if number is None:
@@ -114,10 +112,7 @@ class PerfEvent:
     def growth(self) -> float | None:
         """Return the count since the last call (at first: since the start), extrapolated where events take turns on the
         hardware counter. None: the event was never scheduled, or the count went back. A thread that did not run counts
-        0.
-
-        Raises:
-            OSError: the event is gone.
+        0. Raises OSError: the event is gone.
         """
         data = self._kernel.read(self._fd, 24)
         if len(data) != 24:
@@ -138,11 +133,7 @@ class PerfEvent:
 def open_event(
     kernel: Kernel, type_: int, configs: tuple[int, int, int], *, pid: int = -1, cpu: int = -1, user_only: bool = False
 ) -> PerfEvent:
-    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`.
-
-    Raises:
-        OSError: refused.
-    """
+    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`. Raises OSError: refused."""
     attr = attributes(type_, configs, user_only=user_only)
     return PerfEvent(kernel.perf_event_open(attr, pid, cpu, _CLOSE_ON_EXEC), kernel)
 
@@ -205,10 +196,8 @@ class Pmu:
         return sum(last - first + 1 for first, last in ranges) >= bits
 
     def configs(self, **values: int) -> tuple[int, int, int]:
-        """Encode the event with these fields, such as event=0x0a, rdwrmask=1.
-
-        Raises:
-            CannotCount: no such field, or its number has too few bits.
+        """Encode the event with these fields, such as event=0x0a, rdwrmask=1. Raises CannotCount: no such field, or its
+        number has too few bits.
         """
         configs = [0, 0, 0]
         for field, value in values.items():
@@ -230,10 +219,8 @@ class Pmu:
         return [name for name in names if not name.endswith((".scale", ".unit", ".snapshot", ".per-pkg"))]
 
     def named(self, event: str) -> tuple[tuple[int, int, int], float, str]:
-        """(configs, scale, unit) of a named event: `count * scale` is in `unit` ("MiB", "Joules").
-
-        Raises:
-            CannotCount: its description cannot be read.
+        """(configs, scale, unit) of a named event: `count * scale` is in `unit` ("MiB", "Joules"). Raises CannotCount:
+        its description cannot be read.
         """
         values: dict[str, int] = {}
         try:

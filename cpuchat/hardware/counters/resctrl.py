@@ -46,11 +46,7 @@ class MemoryBandwidthMonitoring(Counter[Bandwidth]):
         self._counts()
 
     def _counts(self) -> dict[int, int]:
-        """Return bytes by L3 group number, ascending.
-
-        Raises:
-            CannotCount: a file holds no number.
-        """
+        """Return bytes by L3 group number, ascending. Raises CannotCount: a file holds no number."""
         sums: dict[int, int] = {}
         for number, files in sorted(_files(self._mount).items()):  # control groups come and go
             texts = [read_text(file) for file in files]

@@ -52,11 +52,9 @@ def choose_cores(
 ) -> CoreChoice:
     """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
-    `without` are CPUs of the draft model, which computes at the same time: their whole cores are left
-    alone where others remain, and their time counts against the control group's.
-
-    Raises:
-        UsageError: `spec` names nothing here, or there are fewer cores than threads; it says what is possible.
+    `without` are CPUs of the draft model, which computes at the same time: their whole cores are left alone where
+    others remain, and their time counts against the control group's. Raises UsageError: `spec` names nothing here, or
+    there are fewer cores than threads; it says what is possible.
     """
     named = _without(topology, _named(topology, spec), without)
     most = len(named.cpus) + len(named.spare)
@@ -85,10 +83,8 @@ def choose_cores(
 
 
 def check_thread_count(n: int, topology: Topology) -> int:
-    """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0.
-
-    Raises:
-        UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).
+    """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0. Raises
+    UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).
     """
     cpus, cores = len(topology.allowed), len(topology.allowed_cores)
     if n == 0:
