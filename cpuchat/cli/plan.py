@@ -186,7 +186,7 @@ def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict
 
 
 def _this_machine(chosen: Settings) -> ThisMachine:
-    """Return this machine; on a terminal, offers to measure what is missing. Raises NotMeasured: it was not measured."""
+    """Return this machine; on a terminal, offers to measure what is missing. Raises NotMeasured."""
     from cpuchat.cli.terminal import is_terminal
     from cpuchat.planner.specs import NotMeasured, ThisMachine, measure_here
 

@@ -133,7 +133,7 @@ class PerfEvent:
 def open_event(
     kernel: Kernel, type_: int, configs: tuple[int, int, int], *, pid: int = -1, cpu: int = -1, user_only: bool = False
 ) -> PerfEvent:
-    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`. Raises OSError: refused."""
+    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`. Raises OSError."""
     attr = attributes(type_, configs, user_only=user_only)
     return PerfEvent(kernel.perf_event_open(attr, pid, cpu, _CLOSE_ON_EXEC), kernel)
 
