@@ -436,14 +436,9 @@ def _timings(told: _Timings | None) -> Timings | None:
     """Return the figures; the first token is taken to come when the prompt is read."""
     if told is None or not told.predicted_n:
         return None
-    return Timings(
-        cache_n=int(told.cache_n or 0),
-        prompt_n=int(told.prompt_n or 0),
-        prompt_ms=told.prompt_ms or 0.0,
-        predicted_n=int(told.predicted_n),
-        predicted_ms=told.predicted_ms or 0.0,
-        ttft_ms=told.prompt_ms or 0.0,
-    )
+    figures = {name: value or 0 for name, value in msgspec.structs.asdict(told).items()}
+    counts = {name: int(value) for name, value in figures.items() if name.endswith("_n")}
+    return Timings(**figures | counts, ttft_ms=told.prompt_ms or 0.0)
 
 
 _STOP_REASONS = {
