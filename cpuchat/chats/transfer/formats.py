@@ -441,8 +441,8 @@ def _timings(told: _Timings | None) -> Timings | None:
     """Return the figures; the first token is taken to come when the prompt is read."""
     if told is None or not told.predicted_n:
         return None
-    figures = {name: value or 0 for name, value in msgspec.structs.asdict(told).items()}
-    counts = {name: int(value) for name, value in figures.items() if name.endswith("_n")}
+    figures: dict[str, Any] = {name: value or 0 for name, value in msgspec.structs.asdict(told).items()}
+    counts: dict[str, Any] = {name: int(value) for name, value in figures.items() if name.endswith("_n")}
     return Timings(**figures | counts, ttft_ms=told.prompt_ms or 0.0)
 
 

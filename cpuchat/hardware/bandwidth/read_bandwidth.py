@@ -231,16 +231,6 @@ def _machine(root: Path) -> tuple[str, ...]:
     return model, values.get("microcode", ""), f"{gigabytes} GB"
 
 
-def load(name: str) -> Any:
-    """Return the decoded JSON entry `name`; None if there is none."""
-    return _cache().read().get(name)
-
-
-def store(name: str, value: Any) -> None:
-    """Cache `value` (whatever msgspec can encode) under `name`."""
-    _cache().put(name, value)
-
-
 def _cache() -> JsonCache[Any]:
     return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=1, max_entries=64)
 
@@ -310,7 +300,7 @@ def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
 
 
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
-    saved = load(_key(cpus, memory_words, root))
+    saved = _cache().read().get(_key(cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
         measured = msgspec.convert(saved, ReadBandwidth)
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
@@ -325,7 +315,7 @@ def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = RO
         if not known.disturbed:
             return _peak(known)
         measured = known
-    store(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
+    _cache().put(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
     return _peak(measured)
 
 
@@ -452,14 +442,14 @@ def survey(
                 raise
             notes.append(f"{step.what}: {error.message}")
     result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
-    store(key(_KIND, chosen, root=root), result)
+    _cache().put(key(_KIND, chosen, root=root), result)
     remember(result.all_cores, memory, root=root)
     return result
 
 
 def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
     """Return the cached survey of the same cores; None if there is none."""
-    saved = load(key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
+    saved = _cache().read().get(key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
     try:
         return msgspec.convert(saved, Survey, str_keys=True)
     except msgspec.ValidationError:
