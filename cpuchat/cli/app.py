@@ -7,7 +7,6 @@ import contextlib
 import gc
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +54,22 @@ def open_app(
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat.base import paths
-    from cpuchat.cli.options import given_options, key_ring, overridden, server_model, with_preset
+    from cpuchat.cli.options import (
+        given_options,
+        keeping_backend,
+        key_ring,
+        overridden,
+        prepared_backend,
+        server_model,
+        with_preset,
+    )
     from cpuchat.config.settings import SettingSources
 
     _, model = with_preset(values.get("chat__preset"), model, server)
     served = server_model(server, model, values)
     chosen, sources = overridden(values), SettingSources(given_options(values))
 
-    from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.models.library.library import Library
 
     library, tools = Library(chosen.model.folders), _wanted_tools(values)
@@ -72,18 +77,15 @@ def open_app(
     keys = key_ring(chosen, served)
     require_draft(initial, chosen, values, library)
 
-    new_backend = partial(LocalBackend, state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     # Importing the engine takes the worker as long as importing Textual takes this process.
-    prepared: list[LocalBackend] = [new_backend()]
-    if sides is None and isinstance(initial, Path):
-        prepared[0].prepare(PlacementSpec.of(chosen))
+    prepared = [prepared_backend(chosen, keeps=True)] if sides is None and isinstance(initial, Path) else []
 
     from cpuchat.chats.store import ChatStore
     from cpuchat.session.conversation import Conversation
     from cpuchat.tui.launch import run
 
     def make(resume: Resume) -> ChatApp:
-        backend = SwitchingBackend(prepared.pop() if prepared else new_backend(), keys)
+        backend = SwitchingBackend(prepared.pop() if prepared else keeping_backend(chosen), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
         _open_chat(conversation, resume)
         compared, model = (None, resume.model) if resume.model else (sides, initial)

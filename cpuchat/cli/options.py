@@ -189,6 +189,11 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
 
 
+def placement_options() -> Decorator:
+    """Return the options about threads, cores and memory."""
+    return stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory"))
+
+
 def stacked(*decorators: Decorator) -> Decorator:
     """Apply decorators so that the options appear in the given order."""
 
@@ -270,12 +275,23 @@ def answering_backend(chosen: Settings, served: ServerModel | None, keys: KeyRin
     return SwitchingBackend(None if served else prepared_backend(chosen), keys)
 
 
-def prepared_backend(chosen: Settings) -> LocalBackend:
-    """Return a backend whose worker is starting already, beside what the caller has yet to import and to check."""
+def keeping_backend(chosen: Settings) -> LocalBackend:
+    """Return a backend that keeps the KV caches of chats, as many as the settings allow."""
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.base import paths
+
+    return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+
+
+def prepared_backend(chosen: Settings, *, keeps: bool = False) -> LocalBackend:
+    """Return a backend whose worker is starting already, beside what the caller has yet to import and to check.
+
+    `keeps`: as `keeping_backend`.
+    """
     from cpuchat.backend.local import LocalBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
 
-    backend = LocalBackend()
+    backend = keeping_backend(chosen) if keeps else LocalBackend()
     backend.prepare(PlacementSpec.of(chosen))
     return backend
 

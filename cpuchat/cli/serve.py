@@ -30,11 +30,12 @@ from cpuchat.cli.options import (
     key_ring,
     model_path,
     overridden,
+    prepared_backend,
     require_draft_in_use,
     setting,
     stacked,
 )
-from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config import settings
 from cpuchat.config.servers import PORT, ServerModel, is_local, is_loopback, normalized
@@ -138,7 +139,9 @@ def serve(
         require_draft_in_use(chosen)
     if web:
         _require_web()
-    backend = _backend(chosen)
+    from cpuchat.backend.switching import SwitchingBackend
+
+    backend = SwitchingBackend(prepared_backend(chosen, keeps=True))
     try:
         from cpuchat.serving.server import TOKEN_VARIABLE, read_token
 
@@ -233,17 +236,6 @@ def _listen(host: str, port: int) -> list[socket.socket]:
                 message = f"{one.model} is already served on {one.url}."
                 raise UsageError(message, "Use that server, or choose another port with --port.") from None
         raise
-
-
-def _backend(chosen: Settings) -> SwitchingBackend:
-    """Return a backend whose worker is starting already. Conversations of programs are kept in memory only."""
-    from cpuchat.backend.local import LocalBackend
-    from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.hardware.placement.placement import PlacementSpec
-
-    local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
-    local.prepare(PlacementSpec.of(chosen))
-    return SwitchingBackend(local)
 
 
 class LineLimit:
@@ -401,7 +393,7 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
             else {"server": url, "kind": one[0], "models": [_fields(model) for model in one[1]]}
             for url, one in found.items()
         ]
-        print(json_line({"servers": rows}))
+        print_json({"servers": rows})
     else:
         for url, one in found.items():
             _show(url, one)

@@ -14,7 +14,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import Decorator, stacked
-from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.terminal import columns, is_terminal
 from cpuchat.present.table import table
 
@@ -231,7 +231,7 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
         try:
             await box.start()
             if as_json:
-                print(json_line({"servers": [_fields(name, one) for name, one in listed.items()]}))
+                print_json({"servers": [_fields(name, one) for name, one in listed.items()]})
                 return
             for name, one in listed.items():
                 if isinstance(one, ToolServer):
