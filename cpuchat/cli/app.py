@@ -16,6 +16,7 @@ from cpuchat.cli.options import DEMO, worker_option
 from cpuchat.config.servers import Source, last_on_server
 
 if TYPE_CHECKING:
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.models.library.library import Library
@@ -54,28 +55,13 @@ def open_app(
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat.base import paths
-    from cpuchat.cli.options import (
-        given_options,
-        keeping_backend,
-        key_ring,
-        overridden,
-        prepared_backend,
-        server_model,
-        with_preset,
-    )
+    from cpuchat.cli.options import given_options, keeping_backend, prepared_backend
     from cpuchat.config.settings import SettingSources
 
-    _, model = with_preset(values.get("chat__preset"), model, server)
-    served = server_model(server, model, values)
-    chosen, sources = overridden(values), SettingSources(given_options(values))
+    chosen, library, initial, keys = opening(model, values, server)
+    sources, tools = SettingSources(given_options(values)), _wanted_tools(values)
 
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.models.library.library import Library
-
-    library, tools = Library(chosen.model.folders), _wanted_tools(values)
-    initial = served or initial_model(library, model, chosen, values)
-    keys = key_ring(chosen, served)
-    require_draft(initial, chosen, values, library)
 
     # Importing the engine takes the worker as long as importing Textual takes this process.
     prepared = [prepared_backend(chosen, keeps=True)] if sides is None and isinstance(initial, Path) else []
@@ -94,6 +80,21 @@ def open_app(
         )  # fmt: skip
 
     return run(make)
+
+
+def opening(
+    model: str | None, values: Mapping[str, Any], server: str | None
+) -> tuple[Settings, Library, Source, KeyRing]:
+    """Return the settings of a run, its library, the model to open, and the API keys. Raises as `open_app`."""
+    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
+    from cpuchat.models.library.library import Library
+
+    _, model = with_preset(values.get("chat__preset"), model, server)
+    served, chosen = server_model(server, model, values), overridden(values)
+    library = Library(chosen.model.folders)
+    initial = served or _initial_model(library, model, chosen, values)
+    _require_draft(initial, chosen, values, library)
+    return chosen, library, initial, key_ring(chosen, served)
 
 
 def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def _open_chat(conversation: Conversation, resume: Resume) -> None:
             asyncio.run(conversation.open_chat(resume.chat_id))
 
 
-def require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:
+def _require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:
     """Check a given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
     if not isinstance(target, Path) or values.get("speculation__draft_model") is None:
         return
@@ -144,7 +145,7 @@ def require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], l
     choose_draft(target, chosen.speculation.wanted_draft, library, heads=True)
 
 
-def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
+def _initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model. Raises
     ModelNotFound: `wanted` is not there, or not even the demo model is.
     """

@@ -37,25 +37,16 @@ def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | No
     """Run the chat until it is left; arguments and errors as `app.open_app`, but it needs no terminal."""
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.chats.store import ChatStore
-    from cpuchat.cli.app import initial_model, require_draft
-    from cpuchat.cli.options import keeping_backend, key_ring, overridden, server_model, with_preset
+    from cpuchat.cli.app import opening
+    from cpuchat.cli.options import keeping_backend
     from cpuchat.cli.session import Session
     from cpuchat.cli.tools import start_tools, tool_loop
-    from cpuchat.models.library.library import Library
     from cpuchat.session.chat import ChatSession
 
-    _, model = with_preset(values.get("chat__preset"), model, server)
-    served, chosen = server_model(server, model, values), overridden(values)
-    library = Library(chosen.model.folders)
-    initial = served or initial_model(library, model, chosen, values)
-    require_draft(initial, chosen, values, library)
+    chosen, library, initial, keys = opening(model, values, server)
     terminal = Terminal(plain=True, show_reasoning=chosen.ui.show_reasoning)
-    session = Session(
-        chosen,
-        terminal,
-        SwitchingBackend(keeping_backend(chosen), key_ring(chosen, served)),
-        ChatStore(paths.chats_db()),
-    )
+    backend = SwitchingBackend(keeping_backend(chosen), keys)
+    session = Session(chosen, terminal, backend, ChatStore(paths.chats_db()))
     session.conversation.library = library
     session.conversation.asks_when_full = is_terminal(sys.stdin)
     with asyncio.Runner() as runner:
