@@ -210,7 +210,7 @@ class JsonCache(Generic[T]):
             return {}
         return content.entries if content.version == self._version else {}
 
-    def update(self, change: Callable[[dict[str, T]], None]) -> None:
+    def update(self, change: Callable[[dict[str, T]], object]) -> None:
         """Let `change` edit the current entries under a lock, so that nothing another process wrote is lost."""
         folder = self.file.parent
         with contextlib.suppress(OSError, UnicodeEncodeError):  # the name of a file may be no text
@@ -238,8 +238,4 @@ class JsonCache(Generic[T]):
 
     def remove(self, key: str) -> None:
         """Remove an entry, if there is one."""
-
-        def pop(entries: dict[str, T]) -> None:
-            entries.pop(key, None)
-
-        self.update(pop)
+        self.update(lambda entries: entries.pop(key, None))

@@ -401,14 +401,8 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
 
 
 def _fields(model: ListedModel) -> dict[str, object]:
-    return {
-        "name": model.name,
-        "quantization": model.quantization or None,
-        "size": model.size or None,
-        "n_params": model.n_params or None,
-        "n_ctx": model.n_ctx or None,
-        "loaded": model.loaded,
-    }
+    known = {name: getattr(model, name) or None for name in ("quantization", "size", "n_params", "n_ctx")}
+    return {"name": model.name, **known, "loaded": model.loaded}
 
 
 def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -> None:

@@ -32,7 +32,7 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
 from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
-from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
+from cpuchat.hardware.placement.cores import CoreChoice, choose_cores, n_sharing_a_core
 from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited, value_of
@@ -272,14 +272,12 @@ def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report SMT siblings in use: two threads on one core share its execution units and its path to memory."""
     if facts.choice is None:
         return
-    cores = Counter(core.index for cpu in facts.choice.cpus if (core := facts.topology.core_of(cpu)) is not None)
-    shared = sum(n for n in cores.values() if n > 1)
-    n = len(facts.choice.cpus)
+    n, shared = len(facts.choice.cpus), n_sharing_a_core(facts.topology, facts.choice.cpus)
     if shared:
         evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.choice.cpus)})"
         yield Finding("warning", "SMT siblings are in use", evidence, f"Use one thread per core: {_AUTO}.")
     elif facts.topology.smt:
-        yield Finding("ok", "one thread per core", f"{n} threads on {len(cores)} cores")
+        yield Finding("ok", "one thread per core", f"{n} threads on {facts.topology.n_cores(facts.choice.cpus)} cores")
 
 
 def quota(facts: DiagnosticFacts) -> Iterator[Finding]:

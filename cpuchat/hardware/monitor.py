@@ -44,16 +44,16 @@ class Ladder(Generic[V]):
         return None
 
     def refuse(self, name: str, error: Exception) -> None:
-        self.refusals.append(refusal(name, error))
-
-
-def refusal(name: str, error: Exception) -> CounterRefusal:
-    """Describe why a source failed."""
-    if isinstance(error, CannotCount):
-        return CounterRefusal(name, error.why, error.how)
-    if isinstance(error, OSError):
-        return CounterRefusal(name, (error.strerror or str(error) or type(error).__name__).lower())
-    return CounterRefusal(name, f"unexpected {type(error).__name__}: {error}")
+        """Keep why a source failed."""
+        how = error.how if isinstance(error, CannotCount) else ""
+        match error:
+            case CannotCount():
+                why = error.why
+            case OSError():
+                why = (error.strerror or str(error) or type(error).__name__).lower()
+            case _:
+                why = f"unexpected {type(error).__name__}: {error}"
+        self.refusals.append(CounterRefusal(name, why, how))
 
 
 def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
@@ -284,13 +284,13 @@ class Monitor:
         self._topology = topology
         self._theoretical = theoretical
         self._bandwidth: _Watched[Bandwidth] = _Watched(
-            lambda: list(
-                counter_openers(topology, pid, root, kernel=kernel, theoretical=self._most(root), collecting=collecting)
+            lambda: counter_openers(
+                topology, pid, root, kernel=kernel, theoretical=self._most(root), collecting=collecting
             ),
             self._check,
         )
         self._power: _Watched[Power] = _Watched(
-            lambda: list(power_openers(topology, root, kernel=kernel, collecting=collecting)), _check_power
+            lambda: power_openers(topology, root, kernel=kernel, collecting=collecting), _check_power
         )
         self._joules = self._earlier_joules = 0.0
 

@@ -76,15 +76,8 @@ def combined(machine: MachineSpec, network: Network) -> MachineSpec:
     def times(one: Figure | None) -> Figure | None:
         return one and msgspec.structs.replace(one, value=n * one.value, low=n * one.low, high=n * one.high)
 
-    return msgspec.structs.replace(
-        machine,
-        name=f"{n} × {machine.name}",
-        memory_gb=times(machine.memory_gb),
-        free_gb=times(machine.free_gb),
-        price_usd=times(machine.price_usd),
-        usd_per_hour=times(machine.usd_per_hour),
-        watts=None,
-    )
+    summed = {name: times(getattr(machine, name)) for name in ("memory_gb", "free_gb", "price_usd", "usd_per_hour")}
+    return msgspec.structs.replace(machine, name=f"{n} × {machine.name}", watts=None, **summed)
 
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)

@@ -466,19 +466,15 @@ class _Schedule:
 
     def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:
         self.cpus = tuple(sorted(cpus))
-        groups: dict[int, list[int]] = {}
-        links: dict[int, list[int]] = {}
-        for cpu in self.cpus:
-            group = topology.l3_of(cpu)
-            if group is not None:
-                groups.setdefault(group.index, []).append(cpu)
-                links.setdefault(group.fabric_link, []).append(cpu)
-        whole = max(groups.values(), key=len, default=[])
+        groups = topology.by_l3(self.cpus)
+        index, whole = max(groups.items(), key=lambda one: len(one[1]), default=(0, []))
         self.one = self.cpus[:1]
         self.group = tuple(whole)
         self.fabric_link: tuple[int, ...] = ()
-        if whole and (group := topology.l3_of(whole[0])) is not None and len(links[group.fabric_link]) > len(whole):
-            self.fabric_link = tuple(links[group.fabric_link])
+        if whole:
+            behind = topology.fabric_links[topology.l3_groups[index].fabric_link]
+            linked = sorted(cpu for other in behind for cpu in groups.get(other, ()))
+            self.fabric_link = tuple(linked) if len(linked) > len(whole) else ()
         most = len(whole)
         self.counts = {
             count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))
