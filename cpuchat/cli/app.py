@@ -92,7 +92,7 @@ def opening(
     _, model = with_preset(values.get("chat__preset"), model, server)
     served, chosen = server_model(server, model, values), overridden(values)
     library = Library(chosen.model.folders)
-    initial = served or _initial_model(library, model, chosen, values)
+    initial = served or initial_model(library, model, chosen, values)
     _require_draft(initial, chosen, values, library)
     return chosen, library, initial, key_ring(chosen, served)
 
@@ -145,7 +145,7 @@ def _require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], 
     choose_draft(target, chosen.speculation.wanted_draft, library, heads=True)
 
 
-def _initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
+def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
     """Return the model to open: the given one, else the last used one if it still exists, else the demo model. Raises
     ModelNotFound: `wanted` is not there, or not even the demo model is.
     """

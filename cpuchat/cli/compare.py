@@ -1,7 +1,4 @@
-"""`cpuchat compare`: one prompt, two models or one with two settings, side by side.
-
-`cpuchat quality`: what smaller files of a model cost.
-"""
+"""`cpuchat compare` and `cpuchat quality`: two models or settings side by side, and what smaller files lose."""
 
 from __future__ import annotations
 

@@ -136,37 +136,25 @@ def with_preset(name: str | None, model: str | None, server: str | None) -> tupl
 _OF_THE_WORKER = ("engine", "speculation")
 
 
-def server_model(server: str | None, model: str | None, values: Mapping[str, Any]) -> ServerModel | None:
-    """Return the model of `--server` (and `--model`, its name there), or of a `--model` that is an address; None for a
-    model on this machine. Raises UsageError: not an address, or with options that only a model on this machine has.
+def server_model(
+    server: str | None, model: str | None, values: Mapping[str, Any], last: str = ""
+) -> ServerModel | None:
+    """Return the model of `--server` (and `--model`, its name there), of a `--model` that is an address, or without
+    both the one used `last` if it is on a server; None for a model on this machine. Raises UsageError: not an address,
+    or with options that only a model on this machine has.
     """
     if server is not None:
         chosen = ServerModel(ServerModel.of(server).server, model or ServerModel.of(server).name)
-    elif model is not None and is_url(model):
-        chosen = ServerModel.of(model)
+    elif model is not None:
+        chosen = ServerModel.of(model) if is_url(model) else None
     else:
-        return None
-    require_no_worker_options(values)
-    return chosen
-
-
-def server_model_or_last(
-    server: str | None, model: str | None, values: Mapping[str, Any], chosen: Settings
-) -> ServerModel | None:
-    """Return the same, or without `--model` the model used last if it is on a server. Raises UsageError as above."""
-    found = server_model(server, model, values)
-    if found is None and model is None and (found := last_on_server(chosen.model.last)) is not None:
-        require_no_worker_options(values)
-    return found
-
-
-def require_no_worker_options(values: Mapping[str, Any]) -> None:
-    """Check that no option is given that only a model on this machine has. Raises UsageError if one is."""
-    if (name := worker_option(values)) is not None:
+        chosen = last_on_server(last)
+    if chosen is not None and (name := worker_option(values)) is not None:
         raise UsageError(
             f"{name} has no effect on a model on a server.",
             "Leave the option out, and start the server with its own.",
         )
+    return chosen
 
 
 def worker_option(values: Mapping[str, Any]) -> str | None:

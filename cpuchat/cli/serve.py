@@ -1,7 +1,4 @@
-"""`cpuchat serve`: the tuned local engine for other programs, or this machine's memory and cores for a model elsewhere.
-
-`cpuchat servers`: the servers of the settings with their models, and their API keys.
-"""
+"""`cpuchat serve`: the engine for other programs, or cores for a model elsewhere; `cpuchat servers`: who serves."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The commands about the machine: `system`, `probe`, `counters` and `doctor`.
-
-`system` plans settings that only root may change, writes the scripts that apply and revert them, and measures whether
-they help. `probe` measures the read bandwidth of the cores, and what passes of models cost on them. `counters` tells
-which counters of memory traffic and power can be read here, and how to enable more. `doctor` lists what limits CPU
-inference on this machine, on one page.
-"""
+"""The commands about the machine: `system`, `probe`, `counters` and `doctor`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Simulates users on several machines that decode chats together: discrete events, no steps of a clock.
+"""Simulates many users of a model on machines that decode chats together: discrete events, no steps of a clock.
 
 Requests arrive at random (Poisson), wait in one queue, and go to the machine with the fewest chats. A machine evaluates
 one prompt at a time, in micro-batches, each followed by a decoding step of its other chats, as llama-server and vLLM
 do; all running chats get a token per step. Between events rates are constant, so only arrivals and ends are computed.
 With one chat per machine and random lengths this is M/M/k, with a step that takes as much longer as there are chats
 M/M/1 with shared service, and saturated it writes batch / step(batch) tok/s.
-
-Many users of a model on a few machines: how many machines, and what users get, simulated.
 """
 
 from __future__ import annotations

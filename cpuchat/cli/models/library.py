@@ -1,7 +1,4 @@
-"""`cpuchat models list`, `show`, `delete`, `verify` and `files`: models on this machine and in repositories.
-
-Resolves the names of models on the command line: local ones and those on Hugging Face.
-"""
+"""`cpuchat models list`, `show`, `delete`, `verify` and `files`, and the names of models that commands take."""
 
 from __future__ import annotations
 
