@@ -610,17 +610,16 @@ def doctor(probe: bool, as_json: bool) -> int:
 
     chosen = laid_over({})
     topology = read_topology(ROOT)
-    engine, engine_error, engine_fix = None, "", ""
+    engine, engine_error = None, None
     try:
         engine = asyncio.run(engine_info())
     except CpuchatError as error:
-        engine_error, engine_fix = error.message, error.hint
+        engine_error = error
     wanted = _wanted_setup(chosen)
     found = _measure_bandwidths(topology, wanted) if probe else {}
     facts = gather_facts(
-        wanted, engine=engine, engine_error=engine_error, engine_fix=engine_fix, topology=topology, pid=os.getpid(),
-        root=ROOT,
-    )  # fmt: skip
+        wanted, engine=engine, engine_error=engine_error, topology=topology, pid=os.getpid(), root=ROOT
+    )
     facts = dataclasses.replace(facts, **found)
     findings = examine(facts)
     if as_json:

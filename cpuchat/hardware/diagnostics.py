@@ -61,7 +61,7 @@ class DiagnosticFacts:
     `cores_error` and `policy_error` are why the settings cannot be applied, `policy_refused` is why the kernel rejects
     the memory policy. `governors` counts CPUs by frequency governor, `driver` is the frequency driver. `load` is the
     load average of the last minute. `counter` and `power` name the sources that open, the refusals say why better ones
-    do not. `engine_error` is why there is no engine, `engine_fix` what its error says to do.
+    do not. `engine_error` is why there is no engine.
     """
 
     topology: Topology
@@ -91,8 +91,7 @@ class DiagnosticFacts:
     power: str = ""
     power_refusals: tuple[CounterRefusal, ...] = ()
     engine: EngineInfo | None = None
-    engine_error: str = ""
-    engine_fix: str = ""
+    engine_error: CpuchatError | None = None
 
 
 def refused_policy(words: str) -> str:
@@ -112,8 +111,7 @@ def gather_facts(
     settings: WantedSetup,
     *,
     engine: EngineInfo | None = None,
-    engine_error: str = "",
-    engine_fix: str = "",
+    engine_error: CpuchatError | None = None,
     topology: Topology | None = None,
     kernel: Kernel | None = None,
     pid: int | None = None,
@@ -141,7 +139,6 @@ def gather_facts(
         peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
         engine=engine,
         engine_error=engine_error,
-        engine_fix=engine_fix,
         **setup,
         **_memory(root),
         **_frequencies(topology, root),
@@ -369,9 +366,9 @@ _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-pyth
 def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report instruction sets that the CPU has and the engine lacks, and the reverse."""
     if facts.engine is None:
-        if facts.engine_error:
-            fix = facts.engine_fix or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
-            yield Finding("problem", "The engine does not start", facts.engine_error, fix)
+        if error := facts.engine_error:
+            fix = error.hint or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
+            yield Finding("problem", "The engine does not start", error.message, fix)
         return
     flags, features = facts.topology.flags, set(facts.engine.features)
     if not flags:

@@ -202,7 +202,8 @@ class _Watched(Generic[V]):
             value = source.sample(now)
             self._guard(value)
         except Exception as error:
-            self._drop(error)
+            self._ladder.refuse(source.name, error)
+            self._release()
             return self.sample(now)  # the ladder gets shorter each time
         self._asked_at = now
         if value is not None and not self._impossible:
@@ -236,11 +237,6 @@ class _Watched(Generic[V]):
         self._impossible = self._impossible + 1 if why else 0
         if self._impossible >= PATIENCE:
             raise CannotCount(why)
-
-    def _drop(self, error: Exception) -> None:
-        assert self._source is not None
-        self._ladder.refuse(self._source.name, error)
-        self._release()
 
     def close(self) -> None:
         self._release()
