@@ -88,7 +88,7 @@ class AnswerSaver:
                     asked = store.add_message(
                         chat.id, "user", after.content, after=after.parent, attachments=after.attachments
                     )
-                written = {"settings": answer.settings} | _growing(answer)
+                written: dict[str, Any] = {"settings": answer.settings} | _growing(answer)
                 row = store.add_message(chat.id, "assistant", after=asked.id, **written)
                 return [row] if asked is after else [asked, row], store.chat(chat.id).version
 
