@@ -66,10 +66,8 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
 
 
 def read_small(file: Path, most: int = 1 << 20) -> bytes:
-    """Read a small file.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
+    """Read a small file. Raises OSError: it cannot be read, is not a regular file (a pipe might never end), or is
+    larger than `most` bytes.
     """
     handle = os.open(file, _OPEN)
     try:
@@ -115,10 +113,7 @@ def file_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, a file or a folder: one process at a time changes what it stands for.
 
     The lock ends with its process. A hung process does not block others: after `LOCK_SECONDS` its lock is ignored, and
-    at worst one of two changes is lost.
-
-    Raises:
-        OSError: `path` cannot be opened.
+    at worst one of two changes is lost. Raises OSError: `path` cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -215,7 +210,7 @@ class JsonCache(Generic[T]):
             return {}
         return content.entries if content.version == self._version else {}
 
-    def update(self, change: Callable[[dict[str, T]], None]) -> None:
+    def update(self, change: Callable[[dict[str, T]], object]) -> None:
         """Let `change` edit the current entries under a lock, so that nothing another process wrote is lost."""
         folder = self.file.parent
         with contextlib.suppress(OSError, UnicodeEncodeError):  # the name of a file may be no text
@@ -243,8 +238,4 @@ class JsonCache(Generic[T]):
 
     def remove(self, key: str) -> None:
         """Remove an entry, if there is one."""
-
-        def pop(entries: dict[str, T]) -> None:
-            entries.pop(key, None)
-
-        self.update(pop)
+        self.update(lambda entries: entries.pop(key, None))

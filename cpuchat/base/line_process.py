@@ -8,7 +8,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO, Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
@@ -92,9 +91,7 @@ class LineProcess(Generic[A]):
             self._files = files.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.end()
 
     @property
@@ -131,10 +128,8 @@ class LineProcess(Generic[A]):
             await self._process.stdin.drain()
 
     async def receive(self) -> A:
-        """Return the next answer. Cancelling this loses none.
-
-        Raises:
-            CpuchatError: it reported a failure; of the type `failure`: it ended without an answer.
+        """Return the next answer. Cancelling this loses none. Raises CpuchatError: it reported a failure; of the type
+        `failure`: it ended without an answer.
         """
         assert self._process is not None and self._process.stdout is not None
         try:

@@ -25,7 +25,9 @@ from cpuchat.base.errors import ChatsDamaged, ChatsError
 from cpuchat.chats import schema
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
-    MESSAGE_COLUMNS,
+    Chat,
+    StoredMessage,
+    column,
     decoded,
     is_unicode,
     new_chat_id,
@@ -40,12 +42,9 @@ Numbered = tuple[int, Row]
 SIDES = ("-wal", "-shm")
 """Suffixes of the files that SQLite keeps beside the database."""
 _DEFAULTS: dict[str, Row] = {
-    "chats": dict.fromkeys(CHAT_COLUMNS, "")
-    | {"created": 0.0, "updated": 0.0, "version": 0, "leaf": None, "preset": None, "reasoning_budget": None}
-    | {"pinned": 0},
-    "messages": dict.fromkeys(MESSAGE_COLUMNS, "")
-    | {"id": 0, "parent": -1, "stop_reason": None, "timings": None, "settings": None, "attachments": None}
-    | {"steps": None, "created": 0.0},
+    "chats": {name: column(value) for name, value in msgspec.structs.asdict(Chat()).items()},
+    "messages": {name: column(value) for name, value in msgspec.structs.asdict(StoredMessage(role="user")).items()}
+    | {"role": "", "parent": -1},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _HEADER = (
@@ -80,10 +79,8 @@ def is_damage(error: BaseException) -> bool:
 
 
 def check(db: sqlite3.Connection) -> int:
-    """Check every page and repair what can be repaired in place; returns the number of repaired rows.
-
-    Raises:
-        schema.UnexpectedLayout: the tables are damaged.
+    """Check every page and repair what can be repaired in place; returns the number of repaired rows. Raises
+    schema.UnexpectedLayout: the tables are damaged.
     """
     if _verdict(db) == "ok":
         return 0
@@ -98,24 +95,17 @@ def _verdict(db: sqlite3.Connection) -> str:
 
 
 def repair_rows(db: sqlite3.Connection) -> int:
-    """Repair every row with invalid values and rebuild the indexes; returns the number of rows.
-
-    Raises:
-        schema.UnexpectedLayout: two rows have the same key.
+    """Repair every row with invalid values and rebuild the indexes; returns the number of rows. Raises
+    schema.UnexpectedLayout: two rows have the same key.
     """
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
-    db.execute("BEGIN IMMEDIATE")
     try:
-        _rebuild_indexes(db)
-        schema.drop_triggers(db)  # they would be given what was never indexed
-        chats = [(rowid, row) for rowid, row in _rows(db, "chats") if repaired_chat(row) != row]
-        messages = [(rowid, row) for rowid, row in _rows(db, "messages") if repaired_message(row) != row]
-        n_repaired = _put_rows(db, chats, messages)
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+        with schema.transaction(db):
+            _rebuild_indexes(db)
+            schema.drop_triggers(db)  # they would be given what was never indexed
+            chats = [(rowid, row) for rowid, row in _rows(db, "chats") if repaired_chat(row) != row]
+            messages = [(rowid, row) for rowid, row in _rows(db, "messages") if repaired_message(row) != row]
+            n_repaired = _put_rows(db, chats, messages)
     finally:
         db.execute("PRAGMA foreign_keys = ON")
     schema.remake_derived(db)
@@ -217,9 +207,8 @@ def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) ->
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
         schema.upgrade(db)
-        db.execute("BEGIN")
-        _put_rows(db, chats, messages)
-        db.execute("COMMIT")
+        with schema.transaction(db):
+            _put_rows(db, chats, messages)
         schema.remake_derived(db)
         n_chats, n_messages = (db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _DEFAULTS)
         return n_chats, n_messages
@@ -437,21 +426,13 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Open a transaction; the write lock is taken at once, so that a second instance waits instead of failing. May
-        be nested.
-        """
+        """Open a transaction as `schema.transaction`. May be nested."""
         with self._guarded():
             if self._db.in_transaction:
                 yield
                 return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with schema.transaction(self._db):
                 yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
             if self._erase_due:
                 self._truncate_log()
 

@@ -173,7 +173,7 @@ class ChatHistory:
     def restore(self, messages: list[StoredMessage], system_prompt: str) -> None:
         """Continue a chat that is kept elsewhere, in memory alone."""
         now = time.time()
-        self.chat = Chat(id="", title="", created=now, updated=now, model="", system_prompt=system_prompt)
+        self.chat = Chat(created=now, updated=now, system_prompt=system_prompt)
         self.messages = list(messages)
 
     def discard_answer(self) -> None:
@@ -183,14 +183,17 @@ class ChatHistory:
     async def rename(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""
         await asyncio.to_thread(self.store.rename, chat_id, title)
-        if self.chat is not None and self.chat.id == chat_id:
-            self.chat = msgspec.structs.replace(self.chat, title=title)
+        self._follow(chat_id, title=title)
 
     async def pin(self, chat_id: str, pinned: bool) -> None:
         """List a chat before all others, or no longer. Raises ChatsError."""
         await asyncio.to_thread(self.store.set_options, chat_id, {"pinned": pinned})
+        self._follow(chat_id, pinned=pinned)
+
+    def _follow(self, chat_id: str, **changes: Any) -> None:
+        """Take a change of a stored chat over if it is the open one."""
         if self.chat is not None and self.chat.id == chat_id:
-            self.chat = msgspec.structs.replace(self.chat, pinned=pinned)
+            self.chat = msgspec.structs.replace(self.chat, **changes)
 
     async def fork(self, message_id: int) -> Chat:
         """Copy the open chat up to a message into a new one. Raises ChatsError."""
@@ -219,10 +222,8 @@ class ChatHistory:
         return bool(deleted.message_id)
 
     async def undo_delete(self) -> Deleted | None:
-        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing.
-
-        Raises:
-            ChatsError: also while the last answer is not saved.
+        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing. Raises
+        ChatsError: also while the last answer is not saved.
         """
         if not self._deleted:
             return None
@@ -248,12 +249,8 @@ class ChatHistory:
             ChatsChanged: another instance changed the chat, which has been loaded again.
         """
         attachments = await _read_by(attach)
-        await self._require_saved()
-        async with self._loading_again():
-            self.chat, message = await asyncio.to_thread(self._add, text, model, attachments, options)
-        self.messages = [*self.messages, message]
-        if self._store is not None:
-            self.tree.add(message.id, message.parent)
+        new = options | {"model": model, "title": title_of(text, attachments)}
+        await self._add_after(self.messages, "user", text, new, attachments=attachments)
         return self.messages
 
     async def add_summary(
@@ -270,17 +267,25 @@ class ChatHistory:
         more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": "edited"}
         return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
 
-    async def _add_after(self, messages: list[StoredMessage], role: Role, text: str, **fields: Any) -> StoredMessage:
-        """Add a message that follows these, and open its branch. Raises as `add_question`."""
-        assert self.chat is not None
-        chat, last = self.chat, messages[-1].id
+    async def _add_after(
+        self, messages: list[StoredMessage], role: Role, text: str, new: dict[str, Any] | None = None, **fields: Any
+    ) -> StoredMessage:
+        """Add a message that follows these, and open its branch. Without an open chat, `new` are the fields of one.
+        Raises as `add_question`.
+        """
         await self._require_saved()
+        last = messages[-1].id if messages else 0
 
         def add() -> tuple[Chat, StoredMessage]:
             if self._store is None:
-                return chat, StoredMessage(id=len(messages), chat_id="", parent=last, role=role, content=text, **fields)
+                now = time.time()
+                chat = self.chat or Chat(created=now, updated=now, **(new or {}))
+                at = len(messages)
+                return chat, StoredMessage(id=at, parent=last, role=role, content=text, created=now, **fields)
             with self._store.transaction():
-                self._store.require_unchanged(chat)
+                if self.chat is not None:
+                    self._store.require_unchanged(self.chat)
+                chat = self.chat or self._store.create_chat(**(new or {}))
                 added = self._store.add_message(chat.id, role, text, after=last, **fields)
                 return self._store.chat(chat.id), added
 
@@ -308,7 +313,7 @@ class ChatHistory:
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)
-        self.chat = msgspec.structs.replace(self.chat, **options)
+        self._follow(self.chat.id, **options)
 
     async def up_to_question(
         self, text: str | None = None, message_id: int = 0, attach: Attach | None = None
@@ -437,24 +442,6 @@ class ChatHistory:
         """Close the store; no method may be called afterwards."""
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
-
-    def _add(
-        self, text: str, model: str, attachments: tuple[Attachment, ...], options: dict[str, Any]
-    ) -> tuple[Chat, StoredMessage]:
-        last, title = self.messages[-1].id if self.messages else 0, title_of(text, attachments)
-        if self._store is None:
-            now = time.time()
-            chat = self.chat or Chat(id="", title=title, created=now, updated=now, model=model, **options)
-            at = len(self.messages)
-            return chat, StoredMessage(
-                id=at, chat_id="", parent=last, role="user", content=text, attachments=attachments, created=now
-            )
-        with self._store.transaction():
-            if self.chat is not None:
-                self._store.require_unchanged(self.chat)
-            chat = self.chat or self._store.create_chat(model, title=title, **options)
-            message = self._store.add_message(chat.id, "user", text, after=last, attachments=attachments)
-            return self._store.chat(chat.id), message
 
     def _read(self, chat_id: str, message_id: int = 0) -> tuple[Chat, Tree, list[StoredMessage]]:
         store = self.store

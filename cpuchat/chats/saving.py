@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats.records import AnswerSettings, Chat, StoredMessage
@@ -22,6 +22,12 @@ UNSAVED = -1
 
 Saved = tuple[list[StoredMessage], int]
 """The rows that an answer added, its own last, and the version that the chat has with them."""
+
+
+def _growing(answer: StoredMessage) -> dict[str, Any]:
+    """Return the fields that change while an answer is written."""
+    names = ("content", "reasoning", "model", "stop_reason", "timings", "steps")
+    return {name: getattr(answer, name) for name in names}
 
 
 class AnswerSaver:
@@ -82,18 +88,8 @@ class AnswerSaver:
                     asked = store.add_message(
                         chat.id, "user", after.content, after=after.parent, attachments=after.attachments
                     )
-                row = store.add_message(
-                    chat.id,
-                    "assistant",
-                    answer.content,
-                    after=asked.id,
-                    reasoning=answer.reasoning,
-                    model=answer.model,
-                    stop_reason=answer.stop_reason,
-                    timings=answer.timings,
-                    settings=answer.settings,
-                    steps=answer.steps,
-                )
+                written: dict[str, Any] = {"settings": answer.settings} | _growing(answer)
+                row = store.add_message(chat.id, "assistant", after=asked.id, **written)
                 return [row] if asked is after else [asked, row], store.chat(chat.id).version
 
         self._insert, self._saved, self._on_saved = insert, None, on_saved
@@ -167,15 +163,7 @@ class AnswerSaver:
                 self._saved = self._insert(store, answer)
                 return self._saved
             rows, known = self._saved
-            version = store.update_message(
-                rows[-1].id,
-                content=answer.content,
-                reasoning=answer.reasoning,
-                stop_reason=answer.stop_reason,
-                timings=answer.timings,
-                model=answer.model,
-                steps=answer.steps or None,
-            )
+            version = store.update_message(rows[-1].id, **_growing(answer))
             if version is None:
                 raise ChatsChanged("This answer was deleted in another window.", "The chat has been reloaded.")
             self.overtaken = self.overtaken or version != known + 1

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sqlite3
+from collections.abc import Iterator
+from itertools import chain
 
 from cpuchat.base.errors import ChatsForeign, ChatsTooNew
 from cpuchat.chats.records import INTERRUPTED
@@ -153,20 +155,30 @@ def upgrade(db: sqlite3.Connection) -> bool:
     """
     if _version(db) == len(UPGRADES) and _structure(db) == _expected(len(UPGRADES)):
         return False
+    try:
+        with transaction(db):
+            step = _step(db)  # now that nobody else can change it
+            for statement in chain(*UPGRADES[step:]):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {len(UPGRADES)}")
+    except sqlite3.IntegrityError as error:  # rows that the newer tables do not take
+        raise UnexpectedLayout(str(error)) from None
+    return 0 < step < len(UPGRADES)
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Take the write lock at once, so that a second instance waits instead of failing; commit at the end of the block,
+    roll back if it fails.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
-        step = _step(db)  # now that nobody else can change it
-        for statements in UPGRADES[step:]:
-            for statement in statements:
-                db.execute(statement)
-        db.execute(f"PRAGMA user_version = {len(UPGRADES)}")
+        yield
         db.execute("COMMIT")
-    except BaseException as error:
-        db.execute("ROLLBACK")
-        if isinstance(error, sqlite3.IntegrityError):  # rows that the newer tables do not take
-            raise UnexpectedLayout(str(error)) from None
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
         raise
-    return 0 < step < len(UPGRADES)
 
 
 def _step(db: sqlite3.Connection) -> int:
@@ -217,9 +229,8 @@ def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
 @functools.cache
 def _expected(step: int) -> tuple[object, ...]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statements in UPGRADES[:step]:
-            for statement in statements:
-                db.execute(statement)
+        for statement in chain(*UPGRADES[:step]):
+            db.execute(statement)
         return _structure(db)
 
 
@@ -248,15 +259,13 @@ def make_derived(db: sqlite3.Connection) -> bool:
 
 def remake_derived(db: sqlite3.Connection) -> bool:
     """Recreate the indexes and the full-text index, as `make_derived`."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         # Another instance may have done it meanwhile, but it may also be damaged in a way that cannot be seen.
         drop_triggers(db)
         mark_interrupted(db)
         _drop(db, "type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL")
         for statement in _INDEXES.values():
             db.execute(statement)
-        full_text = True
         try:
             _drop_index(db)
             for statement in _SEARCH.values():
@@ -265,13 +274,8 @@ def remake_derived(db: sqlite3.Connection) -> bool:
         except sqlite3.OperationalError as error:
             if "fts5" not in str(error):
                 raise
-            full_text = False
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-    return full_text
+            return False
+    return True
 
 
 def _drop_index(db: sqlite3.Connection) -> None:

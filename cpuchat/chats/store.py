@@ -27,7 +27,6 @@ from cpuchat.chats.records import (
     Chat,
     Deleted,
     Excerpt,
-    Reasoning,
     SearchHit,
     StoredMessage,
     Tree,
@@ -38,7 +37,6 @@ from cpuchat.chats.records import (
     new_chat_id,
     storable,
 )
-from cpuchat.config.presets import Preset
 from cpuchat.protocol.messages import Role
 
 _CHAT = ", ".join(CHAT_COLUMNS)
@@ -169,23 +167,11 @@ class ChatStore(Database):
         ChatsError: the folder or file cannot be used (permissions, full disk). Every method raises it too.
     """
 
-    def create_chat(
-        self, model: str, system_prompt: str = "", title: str = "", sides: str = "", preset: Preset | None = None,
-        reasoning: Reasoning = "", reasoning_budget: int | None = None,
-    ) -> Chat:  # fmt: skip
+    def create_chat(self, model: str, system_prompt: str = "", **fields: Any) -> Chat:
+        """Add a chat without messages; `fields` are others of `Chat`."""
         now = time.time()
-        chat = Chat(
-            id=new_chat_id(),
-            title=storable(title),
-            created=now,
-            updated=now,
-            model=storable(model),
-            system_prompt=storable(system_prompt),
-            sides=storable(sides),
-            preset=preset,
-            reasoning=reasoning,
-            reasoning_budget=reasoning_budget,
-        )
+        fields |= {"model": model, "system_prompt": system_prompt}
+        chat = Chat(id=new_chat_id(), created=now, updated=now, **_storable(fields))
         with self.transaction():
             self._insert_chat(chat)
         return chat
@@ -241,9 +227,8 @@ class ChatStore(Database):
             if message_id not in tree:
                 raise _no_message()
             title = f"{_FORK}{chat.title.removeprefix(_FORK)}"
-            fork = self.create_chat(chat.model, chat.system_prompt, title, preset=chat.preset)
-            options = ("when_full", "reasoning", "reasoning_budget")
-            self.set_options(fork.id, {name: getattr(chat, name) for name in options})
+            kept = {name: getattr(chat, name) for name in ("preset", "when_full", "reasoning", "reasoning_budget")}
+            fork = self.create_chat(chat.model, chat.system_prompt, title=title, **kept)
             copied = [name for name in MESSAGE_COLUMNS if name not in ("id", "chat_id", "parent")]
             columns, parent = ", ".join(copied), 0
             copy = (
@@ -263,10 +248,8 @@ class ChatStore(Database):
 
     def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
         """Delete a message and all that follow from it; the branch beside it is open then. Of a summary, what follows
-        stays. A chat that would be empty is deleted.
-
-        Raises:
-            ChatsChanged: the message is gone, or the chat is not of this version any more.
+        stays. A chat that would be empty is deleted. Raises ChatsChanged: the message is gone, or the chat is not of
+        this version any more.
         """
         with self.transaction():
             self.require_unchanged(chat)
@@ -369,7 +352,6 @@ class ChatStore(Database):
             ChatsChanged: the chat or the message that it follows is gone (deleted by another instance).
         """
         now = time.time()
-        texts = {name: storable(value) for name, value in fields.items() if isinstance(value, str)}
         with self.transaction():
             self._touch(chat_id, now)
             if after is None:
@@ -378,8 +360,8 @@ class ChatStore(Database):
                 query = "SELECT 1 FROM messages WHERE id = ? AND chat_id = ?"
                 if not self._db.execute(query, (after, chat_id)).fetchone():
                     raise _no_message()
-            written: dict[str, Any] = fields | texts | {"content": storable(content), "created": now}
-            added = StoredMessage(chat_id=chat_id, parent=after, role=role, **written)
+            written = _storable(fields | {"content": content})
+            added = StoredMessage(chat_id=chat_id, parent=after, role=role, created=now, **written)
             id = self._insert_message(added)
             self._db.execute("UPDATE chats SET leaf = NULL WHERE id = ?", (chat_id,))
         return msgspec.structs.replace(added, id=id)
@@ -391,12 +373,12 @@ class ChatStore(Database):
         return self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values).lastrowid or 0
 
     def update_message(self, message_id: int, **changes: object) -> int | None:
-        """Update the columns of a growing answer that are given and not None.
+        """Update the columns of a growing answer that are given and hold something.
 
         Returns the version that its chat has now. None: the message is gone (deleted by another instance), and
         nothing happened.
         """
-        given = {name: column(value) for name, value in changes.items() if value is not None}
+        given = {name: kept for name, value in changes.items() if (kept := column(value)) is not None}
         columns = ", ".join(f"{name} = ?" for name in given)
         with self.transaction():
             chat = self._db.execute("SELECT chat_id FROM messages WHERE id = ?", (message_id,)).fetchone()
@@ -420,6 +402,10 @@ class ChatStore(Database):
             rows = find(self._db, self._full_text, storable(text).strip(), limit)
         chats = [(chat_of(row), found) for row, found in rows]
         return [SearchHit(**msgspec.structs.asdict(chat), excerpts=found) for chat, found in chats if chat is not None]
+
+
+def _storable(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: storable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def _no_message() -> ChatsChanged:

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from cpuchat.cli.options import DEMO, worker_option
 from cpuchat.config.servers import Source, last_on_server
 
 if TYPE_CHECKING:
+    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.models.library.library import Library
@@ -55,35 +55,23 @@ def open_app(
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat.base import paths
-    from cpuchat.cli.options import given_options, key_ring, overridden, server_model, with_preset
+    from cpuchat.cli.options import given_options, keeping_backend, prepared_backend
     from cpuchat.config.settings import SettingSources
 
-    _, model = with_preset(values.get("chat__preset"), model, server)
-    served = server_model(server, model, values)
-    chosen, sources = overridden(values), SettingSources(given_options(values))
+    chosen, library, initial, keys = opening(model, values, server)
+    sources, tools = SettingSources(given_options(values)), _wanted_tools(values)
 
-    from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.hardware.placement.placement import PlacementSpec
-    from cpuchat.models.library.library import Library
 
-    library, tools = Library(chosen.model.folders), _wanted_tools(values)
-    initial = served or initial_model(library, model, chosen, values)
-    keys = key_ring(chosen, served)
-    require_draft(initial, chosen, values, library)
-
-    new_backend = partial(LocalBackend, state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
     # Importing the engine takes the worker as long as importing Textual takes this process.
-    prepared: list[LocalBackend] = [new_backend()]
-    if sides is None and isinstance(initial, Path):
-        prepared[0].prepare(PlacementSpec.of(chosen))
+    prepared = [prepared_backend(chosen, keeps=True)] if sides is None and isinstance(initial, Path) else []
 
     from cpuchat.chats.store import ChatStore
     from cpuchat.session.conversation import Conversation
     from cpuchat.tui.launch import run
 
     def make(resume: Resume) -> ChatApp:
-        backend = SwitchingBackend(prepared.pop() if prepared else new_backend(), keys)
+        backend = SwitchingBackend(prepared.pop() if prepared else keeping_backend(chosen), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
         _open_chat(conversation, resume)
         compared, model = (None, resume.model) if resume.model else (sides, initial)
@@ -92,6 +80,21 @@ def open_app(
         )  # fmt: skip
 
     return run(make)
+
+
+def opening(
+    model: str | None, values: Mapping[str, Any], server: str | None
+) -> tuple[Settings, Library, Source, KeyRing]:
+    """Return the settings of a run, its library, the model to open, and the API keys. Raises as `open_app`."""
+    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
+    from cpuchat.models.library.library import Library
+
+    _, model = with_preset(values.get("chat__preset"), model, server)
+    served, chosen = server_model(server, model, values), overridden(values)
+    library = Library(chosen.model.folders)
+    initial = served or initial_model(library, model, chosen, values)
+    _require_draft(initial, chosen, values, library)
+    return chosen, library, initial, key_ring(chosen, served)
 
 
 def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def _open_chat(conversation: Conversation, resume: Resume) -> None:
             asyncio.run(conversation.open_chat(resume.chat_id))
 
 
-def require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:
+def _require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:
     """Check a given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
     if not isinstance(target, Path) or values.get("speculation__draft_model") is None:
         return
@@ -143,10 +146,8 @@ def require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], l
 
 
 def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:
-    """Return the model to open: the given one, else the last used one if it still exists, else the demo model.
-
-    Raises:
-        ModelNotFound: `wanted` is not there, or not even the demo model is.
+    """Return the model to open: the given one, else the last used one if it still exists, else the demo model. Raises
+    ModelNotFound: `wanted` is not there, or not even the demo model is.
     """
     if wanted:
         return library.resolve(wanted)

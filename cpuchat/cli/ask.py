@@ -23,7 +23,6 @@ from cpuchat.cli.options import (
     require_draft_in_use,
     section_options,
     server_model,
-    server_model_or_last,
     server_option,
     setting,
     stacked,
@@ -142,7 +141,7 @@ def ask(
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)
-    on_server = server_model_or_last(server, model, values, chosen)
+    on_server = server_model(server, model, values, chosen.model.last)
     prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
     backend = answering_backend(chosen, on_server, key_ring(chosen, served))
     try:
@@ -356,10 +355,8 @@ class AnswerForm:
 
     @classmethod
     def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self:
-        """Read one of the two files.
-
-        Raises:
-            UsageError: both are given, stop strings are, or the file is invalid; the message names the place in it.
+        """Read one of the two files. Raises UsageError: both are given, stop strings are, or the file is invalid; the
+        message names the place in it.
         """
         if schema_file is not None and grammar_file is not None:
             raise UsageError("--json-schema and --grammar exclude each other.", "Give one of them.")

@@ -15,7 +15,7 @@ from cpuchat.base.errors import Interrupted, MeasureFailed, SpeechFailed, UsageE
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import shown
 from cpuchat.cli.options import file_option, laid_over
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import print_json
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.drafters import CHOICES
 
@@ -208,7 +208,7 @@ def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json
     from cpuchat.present.bench import markdown
 
     if as_json:
-        click.echo(json_line(results.as_json(found, price_per_hour)))
+        print_json(results.as_json(found, price_per_hour))
     elif as_csv:
         click.echo(results.as_csv(found, price_per_hour), nl=False)
     else:
@@ -226,7 +226,7 @@ def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
             {**msgspec.to_builtins(one), "change": one.change, "verdict": one.verdict} for one in found.differences
         ]
         rest = {name: msgspec.to_builtins(getattr(found, name)) for name in ("only_old", "only_new")}
-        click.echo(json_line({"regressed": found.regressed, "differences": facts, **rest}))
+        print_json({"regressed": found.regressed, "differences": facts, **rest})
     else:
         click.echo("\n".join(diff_lines(found, old.environment, new.environment)))
     return REGRESSION if found.regressed else 0

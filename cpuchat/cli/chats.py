@@ -14,14 +14,13 @@ import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import ChatNotFound, CpuchatError, Interrupted, UsageError
-from cpuchat.base.files import write_atomically
+from cpuchat.base.errors import ChatNotFound, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, Excerpt
 from cpuchat.chats.store import ChatStore
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import cleaned, json_line
+from cpuchat.cli.output import cleaned, print_json, write_output
 from cpuchat.cli.terminal import echo_table, is_terminal
 from cpuchat.present import chats as words
 from cpuchat.present.chats import SHORT_ID
@@ -97,7 +96,7 @@ def list_chats(as_json: bool) -> int:
     with opened_store() as store:
         chats, counts = store.chats(), store.message_counts()
     if as_json:
-        click.echo(json_line([_json(chat) | {"messages": counts.get(chat.id, 0)} for chat in chats]))
+        print_json([_json(chat) | {"messages": counts.get(chat.id, 0)} for chat in chats])
     elif chats:
         echo_table([words.HEADINGS, *(words.row(chat, counts.get(chat.id, 0)) for chat in chats)], right=(2,))
     else:
@@ -114,8 +113,7 @@ def search(words: tuple[str, ...], as_json: bool) -> int:
         hits = store.search(" ".join(words))
     if as_json:
         matches = [[{"text": one.text, "marks": one.marks} for one in hit.excerpts] for hit in hits]
-        click.echo(json_line([_json(hit) | {"matches": found} for hit, found in zip(hits, matches, strict=True)]))
-        return 0
+        return print_json([_json(hit) | {"matches": found} for hit, found in zip(hits, matches, strict=True)])
     if not hits:
         click.echo("cpuchat: No chats match.", err=True)
     for hit in hits:
@@ -137,7 +135,7 @@ def show(chat: str, as_json: bool) -> int:
         (found,) = find_chats(store, [chat])
         exported = export_chat(store, found)
     if as_json:
-        click.echo(json_line(msgspec.to_builtins(Document(chats=[exported]))))
+        print_json(msgspec.to_builtins(Document(chats=[exported])))
     else:
         click.echo(words.markdown(exported), nl=False)
     return 0
@@ -194,12 +192,8 @@ def export(chats: tuple[str, ...], output: Path | None) -> int:
         found = find_chats(store, chats) if chats else store.chats()
         exported = [export_chat(store, chat) for chat in found]
     if output is None:
-        click.echo(json_line(msgspec.to_builtins(Document(chats=exported))))
-        return 0
-    try:
-        write_atomically(output, words.document(exported, output))
-    except OSError as error:
-        raise CpuchatError(f"Cannot write {output}: {error.strerror}.", "Choose another file.") from None
+        return print_json(msgspec.to_builtins(Document(chats=exported)))
+    write_output(output, words.document(exported, output))
     click.echo(f"Exported {plural(len(exported), 'chat')} to {output}.")
     return 0
 
@@ -237,7 +231,7 @@ def import_files(files: tuple[Path, ...], as_json: bool) -> int:
         click.echo(f"cpuchat: Not imported: {problem}.", err=True)
     if as_json:
         added = [chat.id for chat in done.added]
-        click.echo(json_line({"added": added, "known": done.known, "empty": done.empty, "problems": problems}))
+        print_json({"added": added, "known": done.known, "empty": done.empty, "problems": problems})
     return 1 if problems else 0
 
 
@@ -278,7 +272,7 @@ def delete(chats: tuple[str, ...], yes: bool, as_json: bool) -> int:
     for chat in found:
         asyncio.run(backend.forget(chat.id))
     if as_json:
-        click.echo(json_line({"deleted": [chat.id for chat in found]}))
+        print_json({"deleted": [chat.id for chat in found]})
     else:
         click.echo(f"Deleted {plural(len(found), 'chat')}.")
     return 0

@@ -1,12 +1,8 @@
-"""`cpuchat compare`: one prompt, two models or one with two settings, side by side.
-
-`cpuchat quality`: what smaller files of a model cost.
-"""
+"""`cpuchat compare` and `cpuchat quality`: two models or settings side by side, and what smaller files lose."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -16,11 +12,10 @@ import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
-from cpuchat.base.files import write_atomically
+from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
 from cpuchat.base.paths import read_text, shown
-from cpuchat.cli.options import file_option, overridden, setting, stacked
-from cpuchat.cli.output import json_line
+from cpuchat.cli.options import file_option, overridden, placement_options, setting
+from cpuchat.cli.output import json_line, print_json, write_output
 from cpuchat.cli.terminal import Terminal, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -119,29 +114,30 @@ class _Run:
         self._terminal = terminal
         self._stream = stream
         self._shown: int | None = None  # whose text is being printed
-        self._interrupts = 0
         self._stopping: asyncio.Task[None] | None = None
 
     async def run(self, prompt: str, rounds: int, *, race: bool, as_json: bool, export: Path | None) -> int:
+        from cpuchat.cli.session import each_interrupt
+
         comparison = self._comparison
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
         watching = asyncio.ensure_future(self._watch())
         try:
-            await comparison.ask(prompt, race=race)
-            self._end_text()
-            self._stream = False
-            for _ in range(1, rounds):
-                if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
-                    await comparison.repeat(race=race)
+            with each_interrupt(self._interrupt):
+                await comparison.ask(prompt, race=race)
+                self._end_text()
+                self._stream = False
+                for _ in range(1, rounds):
+                    if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
+                        await comparison.repeat(race=race)
         finally:
             watching.cancel()
             self._terminal.clear_progress()
-            loop.remove_signal_handler(signal.SIGINT)
             await comparison.close()
         self._print(as_json, streamed=not race)
         if export is not None:
-            _export(comparison, export)
+            from cpuchat.present.compare import markdown
+
+            write_output(export, markdown(comparison), 0o644)
         if comparison.stopped:
             return Interrupted.exit_code
         return self._failure()
@@ -164,9 +160,8 @@ class _Run:
         finally:
             monitor.close()
 
-    def _interrupt(self) -> None:
-        self._interrupts += 1
-        if self._interrupts > 1:
+    def _interrupt(self, presses: int) -> None:
+        if presses > 1:
             for runner in self._comparison.runners:
                 runner.conversation.backend.kill()
         self._stopping = asyncio.ensure_future(self._comparison.stop())
@@ -227,15 +222,6 @@ class _Run:
         return from_code(failed.code, failed.message, failed.hint).exit_code if failed is not None else 0
 
 
-def _export(comparison: Comparison, file: Path) -> None:
-    from cpuchat.present.compare import markdown
-
-    try:
-        write_atomically(file, markdown(comparison), mode=0o644)
-    except OSError as error:
-        raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
-
-
 _MAX_TEXT = 64 << 20
 _QUALITY_EPILOG = f"""\b
 Examples:
@@ -262,7 +248,7 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {Me
 )  # fmt: skip
 @click.option("--ctx", "n_ctx", type=int, default=512, metavar="N", help="Window size in tokens; default: 512.")
 @click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
-@stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory"))
+@placement_options()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(
     base: str,
@@ -380,7 +366,7 @@ def _print(
         for one in found["others"]:
             if (counted := flips.get(one["path"])) is not None:
                 one["questions"] = _flips_json(counted, questions, answers[one["path"]])
-        click.echo(json_line(found))
+        print_json(found)
         return
     rows = words.rows(measurement)
     if rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base.errors import Interrupted, UsageError
-from cpuchat.cli.options import DEMO, model_path, overridden, setting, stacked
+from cpuchat.cli.options import DEMO, model_path, overridden, placement_options, setting, stacked
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
@@ -33,9 +33,7 @@ The demo model is a toy that knows cpuchat's own manual. For real work, give a G
 @stacked(
     click.option("--plain", is_flag=True, help="Answer three questions on standard output, with figures."),
     click.option("--tour", is_flag=True, help="Show the app to an audience: three minutes that run by themselves."),
-    setting("engine.threads"),
-    setting("engine.cores"),
-    setting("engine.memory"),
+    placement_options(),
     setting("engine.ctx"),
 )
 def demo(plain: bool, tour: bool, **values: Any) -> int:

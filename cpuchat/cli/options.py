@@ -136,40 +136,25 @@ def with_preset(name: str | None, model: str | None, server: str | None) -> tupl
 _OF_THE_WORKER = ("engine", "speculation")
 
 
-def server_model(server: str | None, model: str | None, values: Mapping[str, Any]) -> ServerModel | None:
-    """Return the model of `--server` (and `--model`, its name there), or of a `--model` that is an address; None for a
-    model on this machine.
-
-    Raises:
-        UsageError: not an address, or with options that only a model on this machine has.
+def server_model(
+    server: str | None, model: str | None, values: Mapping[str, Any], last: str = ""
+) -> ServerModel | None:
+    """Return the model of `--server` (and `--model`, its name there), of a `--model` that is an address, or without
+    both the one used `last` if it is on a server; None for a model on this machine. Raises UsageError: not an address,
+    or with options that only a model on this machine has.
     """
     if server is not None:
         chosen = ServerModel(ServerModel.of(server).server, model or ServerModel.of(server).name)
-    elif model is not None and is_url(model):
-        chosen = ServerModel.of(model)
+    elif model is not None:
+        chosen = ServerModel.of(model) if is_url(model) else None
     else:
-        return None
-    require_no_worker_options(values)
-    return chosen
-
-
-def server_model_or_last(
-    server: str | None, model: str | None, values: Mapping[str, Any], chosen: Settings
-) -> ServerModel | None:
-    """Return the same, or without `--model` the model used last if it is on a server. Raises UsageError as above."""
-    found = server_model(server, model, values)
-    if found is None and model is None and (found := last_on_server(chosen.model.last)) is not None:
-        require_no_worker_options(values)
-    return found
-
-
-def require_no_worker_options(values: Mapping[str, Any]) -> None:
-    """Check that no option is given that only a model on this machine has. Raises UsageError if one is."""
-    if (name := worker_option(values)) is not None:
+        chosen = last_on_server(last)
+    if chosen is not None and (name := worker_option(values)) is not None:
         raise UsageError(
             f"{name} has no effect on a model on a server.",
             "Leave the option out, and start the server with its own.",
         )
+    return chosen
 
 
 def worker_option(values: Mapping[str, Any]) -> str | None:
@@ -190,6 +175,11 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
         return KeyRing(named.server)
     urls = chosen.servers.urls
     return KeyRing(normalized(urls[0]) if len(urls) == 1 else "")
+
+
+def placement_options() -> Decorator:
+    """Return the options about threads, cores and memory."""
+    return stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory"))
 
 
 def stacked(*decorators: Decorator) -> Decorator:
@@ -273,12 +263,23 @@ def answering_backend(chosen: Settings, served: ServerModel | None, keys: KeyRin
     return SwitchingBackend(None if served else prepared_backend(chosen), keys)
 
 
-def prepared_backend(chosen: Settings) -> LocalBackend:
-    """Return a backend whose worker is starting already, beside what the caller has yet to import and to check."""
+def keeping_backend(chosen: Settings) -> LocalBackend:
+    """Return a backend that keeps the KV caches of chats, as many as the settings allow."""
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.base import paths
+
+    return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+
+
+def prepared_backend(chosen: Settings, *, keeps: bool = False) -> LocalBackend:
+    """Return a backend whose worker is starting already, beside what the caller has yet to import and to check.
+
+    `keeps`: as `keeping_backend`.
+    """
     from cpuchat.backend.local import LocalBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
 
-    backend = LocalBackend()
+    backend = keeping_backend(chosen) if keeps else LocalBackend()
     backend.prepare(PlacementSpec.of(chosen))
     return backend
 

@@ -10,6 +10,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from cpuchat.base.errors import CpuchatError, OutputFailed
@@ -88,6 +89,16 @@ def cleaned(stream: TextIO | None) -> CleanStream | None:
     return stream if stream is None or isinstance(stream, CleanStream) else CleanStream(stream)
 
 
+def write_output(file: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Write a file that the user named. Raises CpuchatError."""
+    from cpuchat.base.files import write_atomically
+
+    try:
+        write_atomically(file, content, mode=mode)
+    except OSError as error:
+        raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
+
+
 def error_text(error: CpuchatError) -> str:
     """Format a failure for stderr: what happened, and below it what to do."""
     hint = f"\n  {error.hint}" if error.hint else ""
@@ -96,6 +107,12 @@ def error_text(error: CpuchatError) -> str:
 
 def error_json(error: CpuchatError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+
+
+def print_json(value: Any) -> int:
+    """Print one line of JSON, and return the exit code of a command that prints nothing else."""
+    print(json_line(value), flush=True)
+    return 0
 
 
 def json_line(value: Any) -> str:

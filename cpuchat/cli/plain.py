@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.output import error_text
+from cpuchat.cli.output import error_text, write_output
 from cpuchat.cli.terminal import Phrases, Terminal, is_terminal
 from cpuchat.present import answers as words
 from cpuchat.present.tools import title
@@ -35,24 +35,18 @@ _MOST_CHATS = 20
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
     """Run the chat until it is left; arguments and errors as `app.open_app`, but it needs no terminal."""
-    from cpuchat.backend.local import LocalBackend
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.chats.store import ChatStore
-    from cpuchat.cli.app import initial_model, require_draft
-    from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
+    from cpuchat.cli.app import opening
+    from cpuchat.cli.options import keeping_backend
     from cpuchat.cli.session import Session
     from cpuchat.cli.tools import start_tools, tool_loop
-    from cpuchat.models.library.library import Library
     from cpuchat.session.chat import ChatSession
 
-    _, model = with_preset(values.get("chat__preset"), model, server)
-    served, chosen = server_model(server, model, values), overridden(values)
-    library = Library(chosen.model.folders)
-    initial = served or initial_model(library, model, chosen, values)
-    require_draft(initial, chosen, values, library)
-    local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
+    chosen, library, initial, keys = opening(model, values, server)
     terminal = Terminal(plain=True, show_reasoning=chosen.ui.show_reasoning)
-    session = Session(chosen, terminal, SwitchingBackend(local, key_ring(chosen, served)), ChatStore(paths.chats_db()))
+    backend = SwitchingBackend(keeping_backend(chosen), keys)
+    session = Session(chosen, terminal, backend, ChatStore(paths.chats_db()))
     session.conversation.library = library
     session.conversation.asks_when_full = is_terminal(sys.stdin)
     with asyncio.Runner() as runner:
@@ -436,7 +430,6 @@ class PlainChat:
         self._terminal.note("Forked. The copy is open now.")
 
     async def _export(self, name: str) -> None:
-        from cpuchat.base.files import write_atomically
         from cpuchat.base.paths import expanded, shown
         from cpuchat.chats.transfer.importing import export_chat
         from cpuchat.present.chats import document
@@ -446,13 +439,10 @@ class PlainChat:
             raise UsageError("No file given.", "/export chat.md writes Markdown, /export chat.json everything.")
 
         def write() -> None:
-            write_atomically(file, document([export_chat(history.store, history.store.chat(chat_id))], file))
+            write_output(file, document([export_chat(history.store, history.store.chat(chat_id))], file))
 
         chat_id = self._require_chat().id
-        try:
-            await asyncio.to_thread(write)
-        except OSError as error:
-            raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
+        await asyncio.to_thread(write)
         self._terminal.note(f"Exported to {shown(file)}.")
 
     async def _delete(self, _: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
@@ -186,11 +186,7 @@ def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict
 
 
 def _this_machine(chosen: Settings) -> ThisMachine:
-    """Return this machine; on a terminal, offers to measure what is missing.
-
-    Raises:
-        NotMeasured: it was not measured.
-    """
+    """Return this machine; on a terminal, offers to measure what is missing. Raises NotMeasured."""
     from cpuchat.cli.terminal import is_terminal
     from cpuchat.planner.specs import NotMeasured, ThisMachine, measure_here
 
@@ -210,8 +206,7 @@ def _this_machine(chosen: Settings) -> ThisMachine:
 
 def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
     if as_json:
-        click.echo(json_line({"plan": _plain(planned), "service": _plain(service) if service is not None else None}))
-        return 0
+        return print_json({"plan": _plain(planned), "service": _plain(service) if service is not None else None})
     click.echo(clean_line(words.title(planned)))
     for label, text in words.lines(planned):
         echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
@@ -234,8 +229,7 @@ def _show_catalog(
     if target is not None:
         found = [one for one in found if reaches(one, target)]
     if as_json:
-        click.echo(json_line([_plain(one) for one in found]))
-        return 0
+        return print_json([_plain(one) for one in found])
     limit = f" at {target:g} tok/s or more" if target is not None else ""
     click.echo(f"{machine_for(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
     echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
@@ -254,8 +248,7 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | No
     }
     if as_json:
         ids = {name: one.machine.id if one is not None else None for name, one in best.items()}
-        click.echo(json_line({"plans": [_plain(one) for one in plans], "cheapest": ids}))
-        return 0
+        return print_json({"plans": [_plain(one) for one in plans], "cheapest": ids})
     first = plans[0]
     click.echo(f"{first.model.name} {first.model.quantization}, the cheapest machine first\n")
     echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 9))
@@ -275,8 +268,7 @@ def _show_machines(as_json: bool) -> int:
         click.echo(f"cpuchat: {problem}", err=True)
     if as_json:
         tables = (msgspec.to_builtins(one) for one in known)
-        click.echo(json_line([{key: one[key] for key in one if one[key] is not None} for one in tables]))
-        return 0
+        return print_json([{key: one[key] for key in one if one[key] is not None} for one in tables])
     for one in known:
         click.echo(f"{one.id}: {one.name}")
         for label, text in words.machine_figures(one):

@@ -19,10 +19,8 @@ _PATIENCE_SECONDS = 3.0
 def compose(question: str, material: str, *, raw: bool) -> str:
     """Return the prompt: the question, a blank line, the text from standard input; either may be missing.
 
-    A raw prompt is continued to the letter, so only the line feed that `echo` adds is taken off.
-
-    Raises:
-        UsageError: there is nothing, or no valid text.
+    A raw prompt is continued to the letter, so only the line feed that `echo` adds is taken off. Raises UsageError:
+    there is nothing, or no valid text.
     """
     require_text(question, "The question")
     if raw:
@@ -45,10 +43,8 @@ def require_text(text: str, what: str) -> None:
 
 
 def standard_input(quiet: bool) -> str:
-    """Return the text piped in; empty when standard input is a terminal, closed or empty.
-
-    Raises:
-        UsageError: more than `INPUT_LIMIT` bytes, or not UTF-8.
+    """Return the text piped in; empty when standard input is a terminal, closed or empty. Raises UsageError: more than
+    `INPUT_LIMIT` bytes, or not UTF-8.
     """
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():

@@ -1,7 +1,4 @@
-"""`cpuchat serve`: the tuned local engine for other programs, or this machine's memory and cores for a model elsewhere.
-
-`cpuchat servers`: the servers of the settings with their models, and their API keys.
-"""
+"""`cpuchat serve`: the engine for other programs, or cores for a model elsewhere; `cpuchat servers`: who serves."""
 
 from __future__ import annotations
 
@@ -30,11 +27,12 @@ from cpuchat.cli.options import (
     key_ring,
     model_path,
     overridden,
+    prepared_backend,
     require_draft_in_use,
     setting,
     stacked,
 )
-from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config import settings
 from cpuchat.config.servers import PORT, ServerModel, is_local, is_loopback, normalized
@@ -138,7 +136,9 @@ def serve(
         require_draft_in_use(chosen)
     if web:
         _require_web()
-    backend = _backend(chosen)
+    from cpuchat.backend.switching import SwitchingBackend
+
+    backend = SwitchingBackend(prepared_backend(chosen, keeps=True))
     try:
         from cpuchat.serving.server import TOKEN_VARIABLE, read_token
 
@@ -233,17 +233,6 @@ def _listen(host: str, port: int) -> list[socket.socket]:
                 message = f"{one.model} is already served on {one.url}."
                 raise UsageError(message, "Use that server, or choose another port with --port.") from None
         raise
-
-
-def _backend(chosen: Settings) -> SwitchingBackend:
-    """Return a backend whose worker is starting already. Conversations of programs are kept in memory only."""
-    from cpuchat.backend.local import LocalBackend
-    from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.hardware.placement.placement import PlacementSpec
-
-    local = LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
-    local.prepare(PlacementSpec.of(chosen))
-    return SwitchingBackend(local)
 
 
 class LineLimit:
@@ -401,7 +390,7 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
             else {"server": url, "kind": one[0], "models": [_fields(model) for model in one[1]]}
             for url, one in found.items()
         ]
-        print(json_line({"servers": rows}))
+        print_json({"servers": rows})
     else:
         for url, one in found.items():
             _show(url, one)
@@ -409,14 +398,8 @@ def listing(urls: tuple[str, ...], as_json: bool) -> int:
 
 
 def _fields(model: ListedModel) -> dict[str, object]:
-    return {
-        "name": model.name,
-        "quantization": model.quantization or None,
-        "size": model.size or None,
-        "n_params": model.n_params or None,
-        "n_ctx": model.n_ctx or None,
-        "loaded": model.loaded,
-    }
+    known = {name: getattr(model, name) or None for name in ("quantization", "size", "n_params", "n_ctx")}
+    return {"name": model.name, **known, "loaded": model.loaded}
 
 
 def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -> None:

@@ -1,10 +1,4 @@
-"""The commands about the machine: `system`, `probe`, `counters` and `doctor`.
-
-`system` plans settings that only root may change, writes the scripts that apply and revert them, and measures whether
-they help. `probe` measures the read bandwidth of the cores, and what passes of models cost on them. `counters` tells
-which counters of memory traffic and power can be read here, and how to enable more. `doctor` lists what limits CPU
-inference on this machine, on one page.
-"""
+"""The commands about the machine: `system`, `probe`, `counters` and `doctor`."""
 
 from __future__ import annotations
 
@@ -29,10 +23,11 @@ from cpuchat.cli.options import (
     model_option,
     model_path,
     overridden,
+    placement_options,
     setting,
     stacked,
 )
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import json_line, print_json
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -94,8 +89,7 @@ def show_state(as_json: bool) -> int:
 
     states = knob_states(read_topology(ROOT), ROOT)
     if as_json:
-        click.echo(json_line(msgspec.to_builtins(states)))
-        return 0
+        return print_json(msgspec.to_builtins(states))
     rows = [("SETTING", "NOW", "EXPECTED EFFECT")]
     rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
     echo_table(rows)
@@ -118,8 +112,7 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
     saved = None if made.empty else save_plan(made, ROOT)
     if as_json:
         files = {"name": saved.name, "apply": str(saved.apply), "revert": str(saved.revert)} if saved else {}
-        click.echo(json_line({**files, **msgspec.to_builtins(made)}))
-        return 0
+        return print_json({**files, **msgspec.to_builtins(made)})
     if saved is None:
         click.echo("Nothing to change." if made.notes else "Nothing can be changed on this machine.")
     else:
@@ -184,9 +177,7 @@ def _echo_item(text: str) -> None:
 
 @system.command(short_help="Measure decode speed before and after.")
 @model_option()
-@setting("engine.threads")
-@setting("engine.cores")
-@setting("engine.memory")
+@placement_options()
 @click.option("--plan", "name", default="", metavar="NAME", help="The plan; default: the newest.")
 @click.option(
     "--label", type=click.Choice(["before", "after"]), help="Label of the result; default: before, then after."
@@ -299,8 +290,7 @@ def list_plans(as_json: bool) -> int:
             "revert": str(saved.revert),
         })  # fmt: skip
     if as_json:
-        click.echo(json_line(rows))
-        return 0
+        return print_json(rows)
     if not rows:
         click.echo("No tuning plans. Create one: cpuchat system plan")
     for row in rows:
@@ -384,8 +374,7 @@ def probe(as_json: bool, **values: Any) -> int:
     if as_json:
         passes = {"passes": costs.n, "error": costs.error} if costs is not None else None
         notes = [*found.notes, *filter(None, [problem])]
-        click.echo(json_line(_probe_json(topology, found, limit) | {"costs": passes, "notes": notes}))
-        return 0
+        return print_json(_probe_json(topology, found, limit) | {"costs": passes, "notes": notes})
     click.echo("\n".join(_probe_lines(topology, found, limit)))
     click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
     return 0
@@ -491,8 +480,7 @@ def counters(ctx: click.Context, as_json: bool) -> int:
         "power": [_try_counter(opener, topology) for opener in power_openers(topology)],
     }
     if as_json:
-        click.echo(json_line({"virtual": topology.virtual, **found}))
-        return 0
+        return print_json({"virtual": topology.virtual, **found})
     for title, rows in (("Memory traffic", found["bandwidth"]), ("Power", found["power"])):
         click.echo(f"{title}:")
         used = next((row["name"] for row in rows if row["opens"]), None)
@@ -572,7 +560,7 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
             time.sleep(1)
             sample = monitor.sample()
             if as_json:
-                click.echo(json_line(content_of(sample, time.time(), monitor.theoretical)))
+                print_json(content_of(sample, time.time(), monitor.theoretical))
             else:
                 click.echo(_traffic_line(sample, monitor.theoretical))
             shown += 1
@@ -622,21 +610,20 @@ def doctor(probe: bool, as_json: bool) -> int:
 
     chosen = laid_over({})
     topology = read_topology(ROOT)
-    engine, engine_error, engine_fix = None, "", ""
+    engine, engine_error = None, None
     try:
         engine = asyncio.run(engine_info())
     except CpuchatError as error:
-        engine_error, engine_fix = error.message, error.hint
+        engine_error = error
     wanted = _wanted_setup(chosen)
     found = _measure_bandwidths(topology, wanted) if probe else {}
     facts = gather_facts(
-        wanted, engine=engine, engine_error=engine_error, engine_fix=engine_fix, topology=topology, pid=os.getpid(),
-        root=ROOT,
-    )  # fmt: skip
+        wanted, engine=engine, engine_error=engine_error, topology=topology, pid=os.getpid(), root=ROOT
+    )
     facts = dataclasses.replace(facts, **found)
     findings = examine(facts)
     if as_json:
-        click.echo(json_line(page_json(facts, findings)))
+        print_json(page_json(facts, findings))
     else:
         for line in page(facts, findings, columns()):
             click.echo(line)

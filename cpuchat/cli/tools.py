@@ -14,7 +14,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import Decorator, stacked
-from cpuchat.cli.output import error_json, json_line
+from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.terminal import columns, is_terminal
 from cpuchat.present.table import table
 
@@ -107,10 +107,8 @@ def tool_loop(
 
 
 def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
-    """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid.
-
-    Raises:
-        SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
+    """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid. Raises
+    SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
     """
     servers = servers_named(names)
     errors = [one for one in servers.values() if isinstance(one, SettingsError)]
@@ -120,10 +118,8 @@ def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
 
 
 def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
-    """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid.
-
-    Raises:
-        SettingsError, UsageError: mcp.json cannot be read, or has no such server.
+    """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid. Raises
+    SettingsError, UsageError: mcp.json cannot be read, or has no such server.
     """
     from cpuchat.tools.config import load_servers
 
@@ -235,7 +231,7 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
         try:
             await box.start()
             if as_json:
-                print(json_line({"servers": [_fields(name, one) for name, one in listed.items()]}))
+                print_json({"servers": [_fields(name, one) for name, one in listed.items()]})
                 return
             for name, one in listed.items():
                 if isinstance(one, ToolServer):

@@ -10,7 +10,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import model_path, overridden
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -
     from cpuchat.tune import tuner as report
 
     if as_json:
-        click.echo(json_line({"path": str(path), **msgspec.to_builtins(result)}))
+        print_json({"path": str(path), **msgspec.to_builtins(result)})
         return
     echo_table([report.TUNING_HEADINGS, *map(report.tuning_row, result.choices)], report.TUNING_RIGHT)
     click.echo()
@@ -152,7 +152,7 @@ def _undo(path: Path, *, as_json: bool) -> int:
 
     known = TunedSettings().forget(path)
     if as_json:
-        click.echo(json_line({"path": str(path), "forgotten": known}))
+        print_json({"path": str(path), "forgotten": known})
     else:
         click.echo(f"{path.stem}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
     return 0

@@ -74,10 +74,8 @@ def effective_system_prompt(own: str, preset: Preset | None) -> str:
 
 
 def load_presets() -> dict[str, Preset]:
-    """Return the presets by name, in the order of the file; none without a file.
-
-    Raises:
-        SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
+    """Return the presets by name, in the order of the file; none without a file. Raises SettingsError: unreadable file,
+    TOML error, unknown key or wrong value (named).
     """
     return _parse(toml.read(paths.presets_file()))
 

@@ -78,9 +78,7 @@ def last_here(last: str) -> str:
 
 def normalized(url: str) -> str:
     """Return a server's address in one form: scheme and host in lower case, without `/v1` and what comes after it.
-
-    Raises:
-        UsageError: not an http or https address, or one with a password or a query in it.
+    Raises UsageError: not an http or https address, or one with a password or a query in it.
     """
     try:
         parts = urlsplit(url.strip())

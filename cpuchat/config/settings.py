@@ -499,10 +499,8 @@ def _remembered() -> Changes:
 
 
 def _with_environment(chosen: Settings) -> Settings:
-    """Return a copy of `chosen` with the values of environment variables; lists are separated by commas.
-
-    Raises:
-        SettingsError: no such setting, or a wrong value (named).
+    """Return a copy of `chosen` with the values of environment variables; lists are separated by commas. Raises
+    SettingsError: no such setting, or a wrong value (named).
     """
     changes: Changes = {}
     for key, variable in environment().items():

@@ -32,7 +32,7 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
 from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
-from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
+from cpuchat.hardware.placement.cores import CoreChoice, choose_cores, n_sharing_a_core
 from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited, value_of
@@ -61,7 +61,7 @@ class DiagnosticFacts:
     `cores_error` and `policy_error` are why the settings cannot be applied, `policy_refused` is why the kernel rejects
     the memory policy. `governors` counts CPUs by frequency governor, `driver` is the frequency driver. `load` is the
     load average of the last minute. `counter` and `power` name the sources that open, the refusals say why better ones
-    do not. `engine_error` is why there is no engine, `engine_fix` what its error says to do.
+    do not. `engine_error` is why there is no engine.
     """
 
     topology: Topology
@@ -91,8 +91,7 @@ class DiagnosticFacts:
     power: str = ""
     power_refusals: tuple[CounterRefusal, ...] = ()
     engine: EngineInfo | None = None
-    engine_error: str = ""
-    engine_fix: str = ""
+    engine_error: CpuchatError | None = None
 
 
 def refused_policy(words: str) -> str:
@@ -112,8 +111,7 @@ def gather_facts(
     settings: WantedSetup,
     *,
     engine: EngineInfo | None = None,
-    engine_error: str = "",
-    engine_fix: str = "",
+    engine_error: CpuchatError | None = None,
     topology: Topology | None = None,
     kernel: Kernel | None = None,
     pid: int | None = None,
@@ -141,7 +139,6 @@ def gather_facts(
         peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
         engine=engine,
         engine_error=engine_error,
-        engine_fix=engine_fix,
         **setup,
         **_memory(root),
         **_frequencies(topology, root),
@@ -272,14 +269,12 @@ def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report SMT siblings in use: two threads on one core share its execution units and its path to memory."""
     if facts.choice is None:
         return
-    cores = Counter(core.index for cpu in facts.choice.cpus if (core := facts.topology.core_of(cpu)) is not None)
-    shared = sum(n for n in cores.values() if n > 1)
-    n = len(facts.choice.cpus)
+    n, shared = len(facts.choice.cpus), n_sharing_a_core(facts.topology, facts.choice.cpus)
     if shared:
         evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.choice.cpus)})"
         yield Finding("warning", "SMT siblings are in use", evidence, f"Use one thread per core: {_AUTO}.")
     elif facts.topology.smt:
-        yield Finding("ok", "one thread per core", f"{n} threads on {len(cores)} cores")
+        yield Finding("ok", "one thread per core", f"{n} threads on {facts.topology.n_cores(facts.choice.cpus)} cores")
 
 
 def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -371,9 +366,9 @@ _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-pyth
 def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report instruction sets that the CPU has and the engine lacks, and the reverse."""
     if facts.engine is None:
-        if facts.engine_error:
-            fix = facts.engine_fix or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
-            yield Finding("problem", "The engine does not start", facts.engine_error, fix)
+        if error := facts.engine_error:
+            fix = error.hint or f"Fix this error. If the engine is broken: {_REBUILD[0].lower()}{_REBUILD[1:]}"
+            yield Finding("problem", "The engine does not start", error.message, fix)
         return
     flags, features = facts.topology.flags, set(facts.engine.features)
     if not flags:

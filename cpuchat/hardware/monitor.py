@@ -44,16 +44,16 @@ class Ladder(Generic[V]):
         return None
 
     def refuse(self, name: str, error: Exception) -> None:
-        self.refusals.append(refusal(name, error))
-
-
-def refusal(name: str, error: Exception) -> CounterRefusal:
-    """Describe why a source failed."""
-    if isinstance(error, CannotCount):
-        return CounterRefusal(name, error.why, error.how)
-    if isinstance(error, OSError):
-        return CounterRefusal(name, (error.strerror or str(error) or type(error).__name__).lower())
-    return CounterRefusal(name, f"unexpected {type(error).__name__}: {error}")
+        """Keep why a source failed."""
+        how = error.how if isinstance(error, CannotCount) else ""
+        match error:
+            case CannotCount():
+                why = error.why
+            case OSError():
+                why = (error.strerror or str(error) or type(error).__name__).lower()
+            case _:
+                why = f"unexpected {type(error).__name__}: {error}"
+        self.refusals.append(CounterRefusal(name, why, how))
 
 
 def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
@@ -202,7 +202,8 @@ class _Watched(Generic[V]):
             value = source.sample(now)
             self._guard(value)
         except Exception as error:
-            self._drop(error)
+            self._ladder.refuse(source.name, error)
+            self._release()
             return self.sample(now)  # the ladder gets shorter each time
         self._asked_at = now
         if value is not None and not self._impossible:
@@ -236,11 +237,6 @@ class _Watched(Generic[V]):
         self._impossible = self._impossible + 1 if why else 0
         if self._impossible >= PATIENCE:
             raise CannotCount(why)
-
-    def _drop(self, error: Exception) -> None:
-        assert self._source is not None
-        self._ladder.refuse(self._source.name, error)
-        self._release()
 
     def close(self) -> None:
         self._release()
@@ -284,13 +280,13 @@ class Monitor:
         self._topology = topology
         self._theoretical = theoretical
         self._bandwidth: _Watched[Bandwidth] = _Watched(
-            lambda: list(
-                counter_openers(topology, pid, root, kernel=kernel, theoretical=self._most(root), collecting=collecting)
+            lambda: counter_openers(
+                topology, pid, root, kernel=kernel, theoretical=self._most(root), collecting=collecting
             ),
             self._check,
         )
         self._power: _Watched[Power] = _Watched(
-            lambda: list(power_openers(topology, root, kernel=kernel, collecting=collecting)), _check_power
+            lambda: power_openers(topology, root, kernel=kernel, collecting=collecting), _check_power
         )
         self._joules = self._earlier_joules = 0.0
 

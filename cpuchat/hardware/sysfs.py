@@ -31,6 +31,14 @@ def read_number(path: Path) -> int | None:
     return int(text) if text.removeprefix("-").isdigit() and len(text) <= 20 else None
 
 
+def entries(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return what is in a folder and matches, sorted; nothing of one that cannot be read."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
 class Cgroups:
     """Folders of this process's groups, innermost first, up to the root of each hierarchy.
 
@@ -189,15 +197,8 @@ def online_cpus(root: Path) -> tuple[int, ...]:
 
 def numbered(base: Path, name: str) -> Iterator[tuple[int, Path]]:
     """Yield folders called `name` and a number, ascending."""
-    found: list[tuple[int, Path]] = []
-    try:
-        for path in base.iterdir():
-            match = re.fullmatch(rf"{name}([0-9]{{1,5}})", path.name)
-            if match:
-                found.append((int(match[1]), path))
-    except OSError:
-        pass
-    yield from sorted(found)
+    matches = ((re.fullmatch(rf"{name}([0-9]{{1,5}})", path.name), path) for path in entries(base, f"{name}*"))
+    yield from sorted((int(match[1]), path) for match, path in matches if match is not None)
 
 
 def siblings(root: Path, cpu: int) -> tuple[int, ...]:

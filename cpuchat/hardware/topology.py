@@ -105,9 +105,17 @@ class Topology:
         core = self.core_of(cpu)
         return self.l3_groups[core.l3] if core is not None and core.l3 is not None else None
 
+    def by_l3(self, cpus: Collection[int]) -> dict[int, list[int]]:
+        """Return these logical CPUs by the index of their L3 group; those whose group is not known are left out."""
+        found: dict[int, list[int]] = {}
+        for cpu in cpus:
+            if (group := self.l3_of(cpu)) is not None:
+                found.setdefault(group.index, []).append(cpu)
+        return found
+
     def l3_bytes(self, cpus: Collection[int]) -> int:
         """Return the size in bytes of the L3 caches of these logical CPUs together; 0 when it is not known."""
-        return sum({group.index: group.size for cpu in cpus if (group := self.l3_of(cpu)) is not None}.values())
+        return sum(self.l3_groups[index].size for index in self.by_l3(cpus))
 
     def n_cores(self, cpus: Collection[int]) -> int:
         """Return how many physical cores these logical CPUs belong to, each that is not known counted as one."""

@@ -272,11 +272,9 @@ class Service:
 
 
 def simulate_service(plan: Plan) -> Service:
-    """Simulate the users of `plan.workload` with its expected figures; lengths are random with those means.
-
-    Raises:
-        UsageError: the model does not fit, one chat alone does not reach the target tok/s, or far too many machines
-            would be needed.
+    """Simulate the users of `plan.workload` with its expected figures; lengths are random with those means. Raises
+    UsageError: the model does not fit, one chat alone does not reach the target tok/s, or far too many machines would
+    be needed.
     """
     require_fit(plan)
     workload = plan.workload

@@ -76,15 +76,8 @@ def combined(machine: MachineSpec, network: Network) -> MachineSpec:
     def times(one: Figure | None) -> Figure | None:
         return one and msgspec.structs.replace(one, value=n * one.value, low=n * one.low, high=n * one.high)
 
-    return msgspec.structs.replace(
-        machine,
-        name=f"{n} × {machine.name}",
-        memory_gb=times(machine.memory_gb),
-        free_gb=times(machine.free_gb),
-        price_usd=times(machine.price_usd),
-        usd_per_hour=times(machine.usd_per_hour),
-        watts=None,
-    )
+    summed = {name: times(getattr(machine, name)) for name in ("memory_gb", "free_gb", "price_usd", "usd_per_hour")}
+    return msgspec.structs.replace(machine, name=f"{n} × {machine.name}", watts=None, **summed)
 
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
@@ -309,11 +302,7 @@ def _over_network(plan: Plan, network: Network) -> Plan:
 
 
 def require_fit(plan: Plan) -> None:
-    """Check that the machine holds the model.
-
-    Raises:
-        UsageError: it does not; the message has the arithmetic.
-    """
+    """Check that the machine holds the model. Raises UsageError: it does not; the message has the arithmetic."""
     need = plan.memory
     if need.fit == "too large":
         raise UsageError(
@@ -407,20 +396,19 @@ def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
     per_hour = hourly(machine, prices)
     if plan.tok_s is None or per_hour is None:
         return None
-    shared = plan.shared_tok_s
-    price, watts = machine.price_usd, machine.watts
-    is_rented = machine.usd_per_hour is not None
+    tok_s, shared, watts = plan.tok_s, plan.shared_tok_s, machine.watts
+    price = machine.price_usd if machine.usd_per_hour is None else None
+
+    def per_million(rates: Range) -> Range:
+        return rates.map(lambda rate: 1e6 * per_hour / (3600 * rate))
+
     return Pricing(
         usd_per_hour=per_hour,
-        usd_per_million=plan.tok_s.map(lambda rate: 1e6 * per_hour / (3600 * rate)),
-        usd_per_million_shared=shared.map(lambda rate: 1e6 * per_hour / (3600 * rate))
-        if shared is not None and shared.low > 0
-        else None,
-        tok_s_per_1000_usd=plan.tok_s.map(lambda rate: 1e3 * rate / price.value)
-        if price is not None and not is_rented
-        else None,
-        joules=plan.tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
-        prices=None if is_rented else prices,
+        usd_per_million=per_million(tok_s),
+        usd_per_million_shared=per_million(shared) if shared is not None and shared.low > 0 else None,
+        tok_s_per_1000_usd=tok_s.map(lambda rate: 1e3 * rate / price.value) if price is not None else None,
+        joules=tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
+        prices=prices if machine.usd_per_hour is None else None,
     )
 
 

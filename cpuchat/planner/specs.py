@@ -179,9 +179,7 @@ def all_machines() -> tuple[list[MachineSpec], list[str]]:
 
 def find_machine(wanted: str) -> MachineSpec:
     """Return the machine with that id or name, or a part of it that only one has: of the program's or of the user's.
-
-    Raises:
-        UsageError: unknown or ambiguous; the hint names the nearest.
+    Raises UsageError: unknown or ambiguous; the hint names the nearest.
     """
     text = wanted.strip().lower()
     known, problems = all_machines()
@@ -216,10 +214,8 @@ def _words(name: str) -> frozenset[str]:
 
 
 def read_machine(file: Path) -> MachineSpec:
-    """Read a machine of the user's from a TOML file.
-
-    Raises:
-        UsageError: the file cannot be read, or a figure is missing or impossible; the message names the key.
+    """Read a machine of the user's from a TOML file. Raises UsageError: the file cannot be read, or a figure is missing
+    or impossible; the message names the key.
     """
     try:
         table = toml.loads(paths.read_text(file, MAX_BYTES))
@@ -370,10 +366,8 @@ def _model_words(name: str) -> frozenset[str]:
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """Return the name and the quantization ("" for the usual one). A blank divides only before a known one.
-
-    Raises:
-        UsageError: an unknown quantization behind a colon.
+    """Return the name and the quantization ("" for the usual one). A blank divides only before a known one. Raises
+    UsageError: an unknown quantization behind a colon.
     """
     if text.lower().endswith(".gguf"):
         return text, ""
@@ -392,11 +386,7 @@ def _divided(text: str) -> tuple[str, str]:
 
 
 def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
-    """Return the model of `header` (of `read_model`).
-
-    Raises:
-        UsageError: it has no weights.
-    """
+    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights."""
     if header.n_params < _TOO_SMALL:
         raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
     return PlannedModel(
@@ -479,9 +469,7 @@ def _given(value: float) -> Figure | None:
 
 def measure_here(settings: Settings) -> None:
     """Measure the read bandwidth of this machine with the cores and the memory policy of the settings (2 seconds).
-
-    Raises:
-        ProbeFailed, Interrupted: as their names say.
+    Raises ProbeFailed, Interrupted: as their names say.
     """
     from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
 

@@ -383,7 +383,7 @@ def _counters(facts: DiagnosticFacts) -> str:
 
 def _engine(facts: DiagnosticFacts) -> str:
     if facts.engine is None:
-        return f"n/a: {facts.engine_error or 'not started'}"
+        return f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
     version = f"llama.cpp {facts.engine.llama_commit or facts.engine.version}"
     return f"{version} with {', '.join(facts.engine.features) or 'no optional CPU features'}"
 

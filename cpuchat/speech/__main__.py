@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
-from cpuchat.base.line_process import Refused
+from cpuchat.base.line_process import LineOutput
 from cpuchat.base.processes import child_environment
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.speech.messages import Answer, Sound, Synthesize, VoiceReady
+from cpuchat.speech.messages import Sound, Synthesize, VoiceReady
 from cpuchat.speech.player import trimmed
 
 # As the app's: a token of milliseconds goes first. Still lower, the first sound would get a tenth of a core beside a
@@ -166,22 +166,19 @@ def _synthesize(voice: Voice, text: str) -> bytes:
         return b""
 
 
-def _serve(options: argparse.Namespace, requests: BinaryIO, answers: BinaryIO) -> None:
-    def send(answer: Answer | Refused) -> None:
-        answers.write(msgspec.json.encode(answer) + b"\n")
-        answers.flush()
-
+def _serve(options: argparse.Namespace, requests: BinaryIO, answers: LineOutput) -> None:
     voice: Voice | None = None
     try:
         voice = _load(options.engine, options.voice, options.speed)
-        send(VoiceReady(engine=options.engine, rate=voice.rate, cpus=own_cpus()))
+        answers.send(VoiceReady(engine=options.engine, rate=voice.rate, cpus=own_cpus()))
         decoder = msgspec.json.Decoder(Synthesize)
         for line in requests:
             request = decoder.decode(line)
             start = time.perf_counter()
-            send(Sound(id=request.id, samples=_synthesize(voice, request.text), seconds=time.perf_counter() - start))
+            samples = _synthesize(voice, request.text)
+            answers.send(Sound(id=request.id, samples=samples, seconds=time.perf_counter() - start))
     except CpuchatError as error:
-        send(Refused(code=error.code, message=error.message, hint=error.hint))
+        answers.refuse(error)
     finally:
         if voice is not None:
             voice.close()
@@ -196,10 +193,8 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # piper and its files are removed on the way
     _keep_to(options.cpus)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        _serve(options, sys.stdin.buffer, answers)
+    with contextlib.suppress(BrokenPipeError):
+        _serve(options, sys.stdin.buffer, LineOutput.claim())
 
 
 if __name__ == "__main__":

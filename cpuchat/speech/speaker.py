@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import shutil
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,10 +49,8 @@ class VoiceChoice:
 
 
 def choose_voice(section: SpeechSection) -> VoiceChoice:
-    """Return the engine of the settings; "auto" is hibari if it is installed, else piper with its voice.
-
-    Raises:
-        SpeechFailed: it is not installed, or piper's voice is missing.
+    """Return the engine of the settings; "auto" is hibari if it is installed, else piper with its voice. Raises
+    SpeechFailed: it is not installed, or piper's voice is missing.
     """
     hibari, piper = importlib.util.find_spec("hibari") is not None, shutil.which("piper") is not None
     engine: EngineName
@@ -86,15 +83,12 @@ _PAUSE_SECONDS = 0.12
 
 @dataclass
 class _Reading:
-    """One text. `more_text` is set when `sentences` or `complete` change, `more_sound` when the other fields do."""
+    """One text. None comes after the last one of its sentences, and of its sounds."""
 
     splitter: SentenceSplitter = field(default_factory=SentenceSplitter)
-    sentences: deque[str] = field(default_factory=deque)
-    sounds: deque[bytes] = field(default_factory=deque)
+    sentences: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    sounds: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     complete: bool = False
-    synthesized: bool = False
-    more_text: asyncio.Event = field(default_factory=asyncio.Event)
-    more_sound: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Speaker:
@@ -200,7 +194,7 @@ class Speaker:
         if (reading := self._reading) is not None and not reading.complete:
             self._add(reading, reading.splitter.flush())
             reading.complete = True
-            reading.more_text.set()
+            reading.sentences.put_nowait(None)
 
     def stop(self) -> None:
         """Be silent at once, and forget what is left to read."""
@@ -266,8 +260,8 @@ class Speaker:
     def _add(self, reading: _Reading, sentences: list[str]) -> None:
         if sentences:
             self.meter.sentence(self._clock())
-            reading.sentences += sentences
-            reading.more_text.set()
+        for sentence in sentences:
+            reading.sentences.put_nowait(sentence)
 
     async def _read(self, reading: _Reading) -> None:
         both = [asyncio.ensure_future(one) for one in (self._synthesize(reading), self._play(reading))]
@@ -284,23 +278,16 @@ class Speaker:
 
     async def _synthesize(self, reading: _Reading) -> None:
         """Turn the sentences into sound, not too far ahead of what is heard."""
-        while True:
-            while not reading.sentences:
-                if reading.complete:
-                    reading.synthesized = True
-                    reading.more_sound.set()
-                    return
-                reading.more_text.clear()
-                await reading.more_text.wait()
+        while (text := await reading.sentences.get()) is not None:
             ready = await self.ready()
             while self._paced and (ahead := self.meter.queued(self._clock()) - AHEAD_SECONDS) > 0:
                 await asyncio.sleep(ahead)
-            sound = await self._sound(reading.sentences.popleft())
+            sound = await self._sound(text)
             seconds = len(sound.samples) / (2 * ready.rate)
             if seconds:
                 self.meter.synthesized(seconds, sound.seconds)
-                reading.sounds.append(sound.samples)
-                reading.more_sound.set()
+                reading.sounds.put_nowait(sound.samples)
+        reading.sounds.put_nowait(None)
 
     async def _sound(self, text: str) -> Sound:
         process = self._process
@@ -327,15 +314,7 @@ class Speaker:
         player: Player | None = None
         rate = 0
         try:
-            while True:
-                while not reading.sounds:
-                    if reading.synthesized:
-                        if player is not None:
-                            await player.finish()
-                        return
-                    reading.more_sound.clear()
-                    await reading.more_sound.wait()
-                samples = reading.sounds.popleft()
+            while (samples := await reading.sounds.get()) is not None:
                 if player is None:
                     rate = (await self.ready()).rate
                     player = await self._new_player()
@@ -344,6 +323,8 @@ class Speaker:
                 pause = bytes(2 * int(rate * _PAUSE_SECONDS))
                 self.meter.played(len(samples) / (2 * rate), self._clock(), paced=player.paced)
                 await player.play(samples + pause)
+            if player is not None:
+                await player.finish()
         finally:
             if player is not None:
                 player.stop()

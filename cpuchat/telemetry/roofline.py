@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from cpuchat.costs.model import ALIKE, experts_read
@@ -76,12 +76,7 @@ class Evaluated:
 
     def since(self, before: Evaluated) -> Evaluated:
         """Return the evaluations after `before`."""
-        return Evaluated(
-            self.tokens - before.tokens,
-            self.passes - before.passes,
-            self.draft_passes - before.draft_passes,
-            self.draft_n - before.draft_n,
-        )
+        return Evaluated(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     @property
     def tokens_per_pass(self) -> float:

@@ -166,11 +166,6 @@ def _made(call: ToolCall) -> tuple[str, str]:
     return call.name, json.dumps(call.arguments, sort_keys=True)
 
 
-def timed_out(seconds: float) -> ToolResult:
-    """Return what the model is told of a tool that took too long."""
-    return ToolResult(text=f"The tool was stopped: no result after {seconds:.0f} s.", failed=True)
-
-
 _LONGEST_NAME = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -289,7 +284,7 @@ class Toolbox:
             async with asyncio.timeout(source.timeout):
                 return await source.run(msgspec.structs.replace(call, name=tool.name))
         except TimeoutError:
-            return timed_out(source.timeout)
+            return ToolResult(text=f"The tool was stopped: no result after {source.timeout:.0f} s.", failed=True)
 
     def _unique(self, tool: Tool) -> str:
         name = _NOT_IN_NAMES.sub("_", tool.name).strip("_")[:_LONGEST_NAME] or "tool"

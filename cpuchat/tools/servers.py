@@ -59,10 +59,8 @@ class ToolServer:
         return self._connection is not None and self._connection.has_more
 
     async def ready(self) -> None:
-        """Start the server unless it runs, and read its tools if they have changed.
-
-        Raises:
-            ToolServerFailed: it cannot be started, or does not speak MCP; or the extra is not installed.
+        """Start the server unless it runs, and read its tools if they have changed. Raises ToolServerFailed: it cannot
+        be started, or does not speak MCP; or the extra is not installed.
         """
         async with self._busy:
             if await self._is_running():

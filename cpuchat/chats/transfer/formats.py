@@ -193,8 +193,13 @@ def paragraphs(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts if part.strip())
 
 
-class _Author(msgspec.Struct):
-    role: str = ""
+_Object = dict[str, Any]
+
+
+def _named(value: _Object | None, key: str) -> str:
+    """Return a text of an object; "" where there is none."""
+    found = (value or {}).get(key)
+    return found if isinstance(found, str) else ""
 
 
 class _Thought(msgspec.Struct):
@@ -211,10 +216,10 @@ class _Content(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    author: _Author
+    author: _Object
     content: _Content
     create_time: float | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: _Object | None = None
     recipient: str | None = None
 
 
@@ -243,7 +248,8 @@ def read_chatgpt(value: object) -> PortableChat:
     messages, leaf = branches(nodes, one.current_node)
     system = (
         node.message.content for node in one.mapping.values()
-        if node.message is not None and node.message.author.role == "system" and not _is_hidden(node.message)
+        if node.message is not None and _named(node.message.author, "role") == "system"
+        and not _is_hidden(node.message)
     )  # fmt: skip
     return imported_chat(
         messages, leaf, title=one.title, created=one.create_time or 0.0, updated=one.update_time or 0.0,
@@ -260,7 +266,7 @@ def _node(node: _Node) -> Node:
     if message is None:
         return Node(node.parent, None)
     created = message.create_time or 0.0
-    role = message.author.role
+    role = _named(message.author, "role")
     is_output = role == "tool" and message.content.content_type == "execution_output"
     is_said = role in ("user", "assistant") and message.recipient in (None, "all", "python")
     if _is_hidden(message) or not (is_said or is_output):
@@ -270,9 +276,8 @@ def _node(node: _Node) -> Node:
         return Node(node.parent, None, created)
     if role == "user":
         return Node(node.parent, StoredMessage(role="user", content=content, created=created), created)
-    slug = (message.metadata or {}).get("model_slug")
     answer = StoredMessage(
-        role="assistant", content=content, reasoning=reasoning, model=slug if isinstance(slug, str) else "",
+        role="assistant", content=content, reasoning=reasoning, model=_named(message.metadata, "model_slug"),
         stop_reason="end", created=created,
     )  # fmt: skip
     return Node(node.parent, answer, created)
@@ -436,14 +441,9 @@ def _timings(told: _Timings | None) -> Timings | None:
     """Return the figures; the first token is taken to come when the prompt is read."""
     if told is None or not told.predicted_n:
         return None
-    return Timings(
-        cache_n=int(told.cache_n or 0),
-        prompt_n=int(told.prompt_n or 0),
-        prompt_ms=told.prompt_ms or 0.0,
-        predicted_n=int(told.predicted_n),
-        predicted_ms=told.predicted_ms or 0.0,
-        ttft_ms=told.prompt_ms or 0.0,
-    )
+    figures: dict[str, Any] = {name: value or 0 for name, value in msgspec.structs.asdict(told).items()}
+    counts: dict[str, Any] = {name: int(value) for name, value in figures.items() if name.endswith("_n")}
+    return Timings(**figures | counts, ttft_ms=told.prompt_ms or 0.0)
 
 
 _STOP_REASONS = {
@@ -458,10 +458,6 @@ class _Part(msgspec.Struct):
     type: str = "text"
     text: str | None = None
     name: str | None = None
-
-
-class _Style(msgspec.Struct):
-    type: str = ""
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -480,28 +476,20 @@ class _Generation(msgspec.Struct, rename="camel"):
 class _Step(msgspec.Struct, rename="camel"):
     type: str = ""
     content: list[_Part] | None = None
-    style: _Style | None = None
+    style: _Object | None = None
     gen_info: _Generation | None = None
-
-
-class _Sender(msgspec.Struct, rename="camel"):
-    sender_name: str | None = None
 
 
 class _Version(msgspec.Struct, rename="camel"):
     role: str = ""
     content: list[_Part] | str | None = None
     steps: list[_Step] | None = None
-    sender_info: _Sender | None = None
+    sender_info: _Object | None = None
 
 
 class _LmStudioMessage(msgspec.Struct, rename="camel"):
     versions: list[_Version]
     currently_selected: int = 0
-
-
-class _Model(msgspec.Struct):
-    identifier: str | None = None
 
 
 class _Field(msgspec.Struct):
@@ -522,7 +510,7 @@ class LMStudioConversation(msgspec.Struct, rename="camel"):
     user_last_messaged_at: float | None = None
     assistant_last_messaged_at: float | None = None
     system_prompt: str | None = None
-    last_used_model: _Model | None = None
+    last_used_model: _Object | None = None
     per_chat_prediction_config: _Config | None = None
 
 
@@ -548,8 +536,7 @@ def read_lm_studio(value: object) -> PortableChat:
     updated = max(one.user_last_messaged_at or 0.0, one.assistant_last_messaged_at or 0.0) / 1e3
     return imported_chat(
         messages, parent or None, title=one.name, created=created, updated=updated,
-        model=(one.last_used_model.identifier or "") if one.last_used_model is not None else "",
-        system_prompt=next(filter(str.strip, system), ""),
+        model=_named(one.last_used_model, "identifier"), system_prompt=next(filter(str.strip, system), ""),
     )  # fmt: skip
 
 
@@ -559,29 +546,21 @@ def _lm_studio_portable(version: _Version, created: float) -> StoredMessage | No
     if version.role != "assistant":
         return None
     steps = [step for step in version.steps or [] if step.type == "contentBlock"]
-    thought = [step for step in steps if _is_thought(step)]
+    thought = [step for step in steps if _named(step.style, "type") == "thinking"]
     generations = [step.gen_info for step in steps if step.gen_info is not None]
     last = generations[-1] if generations else _Generation()
-    sender = version.sender_info.sender_name if version.sender_info is not None else None
     stats = last.stats or _Stats()
     return StoredMessage(
         role="assistant",
         content=paragraphs(
-            [
-                _lm_studio_text(version.content),
-                *(_lm_studio_text(step.content) for step in steps if not _is_thought(step)),
-            ]
+            _lm_studio_text(one.content) for one in (version, *steps) if not any(one is step for step in thought)
         ),
         reasoning=paragraphs(_lm_studio_text(step.content) for step in thought),
-        model=last.identifier or sender or "",
+        model=last.identifier or _named(version.sender_info, "senderName"),
         stop_reason=_STOP_REASONS.get(stats.stop_reason or "", "end"),
         timings=_lm_studio_timings(stats),
         created=created,
     )
-
-
-def _is_thought(step: _Step) -> bool:
-    return step.style is not None and step.style.type == "thinking"
 
 
 def _lm_studio_text(content: list[_Part] | str | None) -> str:

@@ -40,10 +40,8 @@ def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
     """Add the chats that the store does not have, all or none of them; nothing in it is changed.
 
     A chat keeps its id; when another one has it, or it comes from another program, its id is made of its content. So a
-    file that is imported again adds only what is new in it, as chats of their own.
-
-    Raises:
-        ChatsError: nothing was added.
+    file that is imported again adds only what is new in it, as chats of their own. Raises ChatsError: nothing was
+    added.
     """
     done = Imported()
     with store.transaction():

@@ -14,7 +14,7 @@ from cpuchat.base.errors import Interrupted, UsageError, from_code
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import laid_over, setting
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import estimates, load_catalog, match_local, ranked
@@ -172,7 +172,7 @@ def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json
             "revision": done.order.revision,
             "quantization": done.order.model.quantization,
         }
-        click.echo(json_line({**facts, "path": done.path, "size": done.total, "files": files}))
+        print_json({**facts, "path": done.path, "size": done.total, "files": files})
         return
     terminal.line(clean_line(done.path))
     if done.order.model.kind == "head":
@@ -328,8 +328,7 @@ def _print_json(found: list[CatalogModel], here: Collection[str], predictions: M
                 "tok_s": expected.tok_s if expected is not None else None,
             }
         )
-    click.echo(json_line(rows))
-    return 0
+    return print_json(rows)
 
 
 _SEARCH_EPILOG = """\b
@@ -357,8 +356,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     query = " ".join(words)
     found = Hub().search(query, limit=limit)
     if as_json:
-        click.echo(json_line(msgspec.to_builtins(found)))
-        return 0
+        return print_json(msgspec.to_builtins(found))
     if not found:
         click.echo(f"cpuchat: No GGUF repositories match {clean_line(query)!r}.", err=True)
         click.echo("  Use fewer words: a repository's name must contain all of them.", err=True)

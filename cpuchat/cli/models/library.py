@@ -1,7 +1,4 @@
-"""`cpuchat models list`, `show`, `delete`, `verify` and `files`: models on this machine and in repositories.
-
-Resolves the names of models on the command line: local ones and those on Hugging Face.
-"""
+"""`cpuchat models list`, `show`, `delete`, `verify` and `files`, and the names of models that commands take."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import laid_over, setting
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
@@ -107,8 +104,7 @@ def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
     plain["settings"] = dict(found.settings)
     if tensors:
         plain["tensor_list"] = msgspec.to_builtins(header.tensors)
-    click.echo(json_line(plain))
-    return 0
+    return print_json(plain)
 
 
 def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bool) -> int:
@@ -186,9 +182,7 @@ def _names(model: LocalModel) -> set[str]:
 
 def hub_address(text: str) -> Address:
     """Return where a model is on the hub: `text` as for `parse_address`, or a catalog id such as `qwen3-8b:Q8_0`.
-
-    Raises:
-        UsageError: it is neither; the hint names similar ids.
+    Raises UsageError: it is neither; the hint names similar ids.
     """
     if "/" in text:
         return parse_address(text)
@@ -256,8 +250,7 @@ def list_models(as_json: bool) -> int:
         for row, spec in zip(rows, specs, strict=True):
             del row["work"]
             row["spec"] = spec
-        print(json_line(rows))
-        return 0
+        return print_json(rows)
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return 0
@@ -343,8 +336,7 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
     freed = delete(deletion)
     if as_json:
         files = [str(file) for file in deletion.files]
-        click.echo(json_line({"freed": freed, "files": files, "stays": list(deletion.stays)}))
-        return 0
+        return print_json({"freed": freed, "files": files, "stays": list(deletion.stays)})
     if yes:  # else it was shown before
         for line in deletion.stays:
             click.echo(f"  {clean_line(line)}")
@@ -386,7 +378,7 @@ def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
             {"spec": spec, "path": str(one.model.path), "state": one.state, "words": one.words}
             for one, spec in zip(checked, specs_of(models), strict=True)
         ]
-        click.echo(json_line(rows))
+        print_json(rows)
     return ModelDamaged.exit_code if any(one.state == "damaged" for one in checked) else 0
 
 
@@ -533,5 +525,4 @@ def _print_files_as_json(repository: Repository, found: Mapping[str, ModelPredic
             about = {"verdict": verdict(predicted.prediction), "problem": predicted.problem}
             row["prediction"] = figures | about | {"damaged": predicted.damaged}
         rows.append(row)
-    click.echo(json_line({**msgspec.to_builtins(repository), "models": rows}))
-    return 0
+    return print_json({**msgspec.to_builtins(repository), "models": rows})

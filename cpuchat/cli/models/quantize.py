@@ -16,7 +16,7 @@ from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import json_line
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
 from cpuchat.hardware.topology import instructions
@@ -133,8 +133,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
         terminal.clear_progress()
     n_bytes = path.stat().st_size
     if as_json:
-        click.echo(json_line({"path": str(path), "type": job.type.name, "size": n_bytes}))
-        return 0
+        return print_json({"path": str(path), "type": job.type.name, "size": n_bytes})
     terminal.line(f"{path}  {size(n_bytes)}")
     layout, kind = format_of(job.type.tensor, instructions()), job.type.tensor
     terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
@@ -160,8 +159,7 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
     path = _library().resolve(spec) if spec is not None else None
     rows = asyncio.run(_forecasts(path, cpu)) if path is not None else _types(cpu)
     if as_json:
-        click.echo(json_line(rows))
-        return 0
+        return print_json(rows)
     limit = read_model(path).file_size if path is not None else 0
     listed = [row for row in rows if row.get("size", 0) < limit] if path is not None else rows
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
@@ -288,7 +286,7 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
     expected = _expectation(target, draft, chosen) if verdict.ok else None
     if as_json:
         facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
-        click.echo(json_line({**facts, "expected": msgspec.to_builtins(expected)}))
+        print_json({**facts, "expected": msgspec.to_builtins(expected)})
     elif verdict.ok:
         click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
     else:
@@ -300,10 +298,8 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
 
 
 def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> int:
-    """Measure a pair and offer to keep the draft model.
-
-    Raises:
-        DraftMismatch, Interrupted, MeasureFailed: as their names say.
+    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed: as their
+    names say.
     """
     from cpuchat.bench.run import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
@@ -320,8 +316,7 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     if as_json:
         facts = {**msgspec.to_builtins(found), "depth": found.depth, "speed_up": found.speed_up}
         facts["worth_keeping"] = found.worth_keeping
-        click.echo(json_line({"target": str(target), "draft": str(draft), **facts, "kept": kept}))
-        return 0
+        return print_json({"target": str(target), "draft": str(draft), **facts, "kept": kept})
     for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4, 5, 6)):
         click.echo(line)
     click.echo(f"\n{words.pair_verdict(found)}")
@@ -443,7 +438,7 @@ def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Cand
         }
 
     rows = [[row(spec, one) for spec, one in group.items()] for group in (here, on_hub)]
-    click.echo(json_line({"target": str(target), "drafts": rows[0], "hub": rows[1]}))
+    print_json({"target": str(target), "drafts": rows[0], "hub": rows[1]})
 
 
 _SYNTHETIC_EPILOG = """\b

@@ -129,10 +129,8 @@ def measure(
 
 
 def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
-    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it.
-
-    Raises:
-        ProbeFailed: there is not enough free memory for that.
+    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it. Raises ProbeFailed: there is
+    not enough free memory for that.
     """
     wanted = _PLENTY
     needed = _ENOUGH
@@ -233,16 +231,6 @@ def _machine(root: Path) -> tuple[str, ...]:
     return model, values.get("microcode", ""), f"{gigabytes} GB"
 
 
-def load(name: str) -> Any:
-    """Return the decoded JSON entry `name`; None if there is none."""
-    return _cache().read().get(name)
-
-
-def store(name: str, value: Any) -> None:
-    """Cache `value` (whatever msgspec can encode) under `name`."""
-    _cache().put(name, value)
-
-
 def _cache() -> JsonCache[Any]:
     return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=1, max_entries=64)
 
@@ -312,7 +300,7 @@ def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
 
 
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
-    saved = load(_key(cpus, memory_words, root))
+    saved = _cache().read().get(_key(cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
         measured = msgspec.convert(saved, ReadBandwidth)
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
@@ -327,7 +315,7 @@ def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = RO
         if not known.disturbed:
             return _peak(known)
         measured = known
-    store(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
+    _cache().put(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
     return _peak(measured)
 
 
@@ -454,14 +442,14 @@ def survey(
                 raise
             notes.append(f"{step.what}: {error.message}")
     result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
-    store(key(_KIND, chosen, root=root), result)
+    _cache().put(key(_KIND, chosen, root=root), result)
     remember(result.all_cores, memory, root=root)
     return result
 
 
 def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
     """Return the cached survey of the same cores; None if there is none."""
-    saved = load(key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
+    saved = _cache().read().get(key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
     try:
         return msgspec.convert(saved, Survey, str_keys=True)
     except msgspec.ValidationError:
@@ -478,19 +466,15 @@ class _Schedule:
 
     def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:
         self.cpus = tuple(sorted(cpus))
-        groups: dict[int, list[int]] = {}
-        links: dict[int, list[int]] = {}
-        for cpu in self.cpus:
-            group = topology.l3_of(cpu)
-            if group is not None:
-                groups.setdefault(group.index, []).append(cpu)
-                links.setdefault(group.fabric_link, []).append(cpu)
-        whole = max(groups.values(), key=len, default=[])
+        groups = topology.by_l3(self.cpus)
+        index, whole = max(groups.items(), key=lambda one: len(one[1]), default=(0, []))
         self.one = self.cpus[:1]
         self.group = tuple(whole)
         self.fabric_link: tuple[int, ...] = ()
-        if whole and (group := topology.l3_of(whole[0])) is not None and len(links[group.fabric_link]) > len(whole):
-            self.fabric_link = tuple(links[group.fabric_link])
+        if whole:
+            behind = topology.fabric_links[topology.l3_groups[index].fabric_link]
+            linked = sorted(cpu for other in behind for cpu in groups.get(other, ()))
+            self.fabric_link = tuple(linked) if len(linked) > len(whole) else ()
         most = len(whole)
         self.counts = {
             count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))

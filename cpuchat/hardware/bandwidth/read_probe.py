@@ -193,10 +193,8 @@ def _end_with_parent() -> None:
 
 
 def run_together(commands: list[list[str]]) -> tuple[list[float], list[float]]:
-    """Run several measuring processes that count at the same time; returns rounds and shares of all together.
-
-    Raises:
-        RuntimeError: one of them failed; the text is its own.
+    """Run several measuring processes that count at the same time; returns rounds and shares of all together. Raises
+    RuntimeError: one of them failed; the text is its own.
     """
     parts = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)

@@ -72,11 +72,7 @@ class Counter(abc.ABC, Generic[V_co]):
 
 @contextlib.contextmanager
 def opening(source: Counter[Any], explain: Callable[[OSError], CannotCount]) -> Iterator[None]:
-    """Close `source` when it cannot be opened.
-
-    Raises:
-        CannotCount: the reason, by `explain` for an OSError.
-    """
+    """Close `source` when it cannot be opened. Raises CannotCount: the reason, by `explain` for an OSError."""
     try:
         yield
     except OSError as error:

@@ -14,15 +14,17 @@ import abc
 import errno
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, Patience, opening
 from cpuchat.hardware.counters.perf_events import Kernel
-from cpuchat.hardware.sysfs import read_number, read_text
+from cpuchat.hardware.sysfs import entries, read_number, read_text
 from cpuchat.telemetry.machine import Bandwidth, Power
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
+
+V = TypeVar("V", Bandwidth, Power)
 
 DEVICE = "dev/hsmp"
 PLATFORM_DRIVER = "sys/devices/platform/amd_hsmp"
@@ -63,15 +65,33 @@ def unit_of(largest: float, theoretical: float | None) -> float:
     return _GB / 8 if largest > most else _GB
 
 
-class _Sockets(Counter[Bandwidth]):
-    """Adds up the sockets. HSMP averages over about a second, so every reading is a figure."""
+class _Hsmp(Counter[V]):
+    """A figure of all sockets together, from files or the mailbox, which is shared and may be busy once."""
 
     name = "hsmp"
+    _mailbox: Mailbox | None = None
+
+    def __init__(self, topology: Topology) -> None:
+        _require_epyc(topology)
+        self._n_sockets = len(topology.packages)
+        self._patience = Patience()
+
+    def _ask_all(self, message: int) -> list[int]:
+        """Send a GET message for each socket through the mailbox. Raises OSError."""
+        assert self._mailbox is not None
+        return [self._mailbox.get(message, socket) for socket in range(self._n_sockets)]
+
+    def close(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.close()
+
+
+class _Sockets(_Hsmp[Bandwidth]):
+    """Adds up the sockets. HSMP averages over about a second, so every reading is a figure."""
 
     def __init__(self, topology: Topology, theoretical: float | None) -> None:
-        _require_epyc(topology)
-        self._per_socket = theoretical / len(topology.packages) if theoretical is not None else None
-        self._patience = Patience()
+        super().__init__(topology)
+        self._per_socket = theoretical / self._n_sockets if theoretical is not None else None
 
     @abc.abstractmethod
     def _read(self) -> list[tuple[int, int]]:
@@ -82,7 +102,7 @@ class _Sockets(Counter[Bandwidth]):
             raise CannotCount("the firmware does not report memory bandwidth")
 
     def sample(self, now: float) -> Bandwidth | None:
-        sockets = self._patience.read(self._read, OSError)  # the mailbox is shared: it may be busy once
+        sockets = self._patience.read(self._read, OSError)
         if sockets is None:
             return None
         total = sum(used * unit_of(largest, self._per_socket) for largest, used in sockets)
@@ -91,11 +111,7 @@ class _Sockets(Counter[Bandwidth]):
 
 def _socket_folders(root: Path) -> list[Path]:
     """Return the folders of the HSMP driver, one per socket: named by ACPI, or below the platform driver's."""
-    try:
-        found = [*(root / "sys/devices/platform").glob("AMDI0097:*"), *(root / PLATFORM_DRIVER).glob("socket*")]
-    except OSError:
-        return []
-    return sorted(found)
+    return sorted(entries(root / "sys/devices/platform", "AMDI0097:*") + entries(root / PLATFORM_DRIVER, "socket*"))
 
 
 class HsmpFiles(_Sockets):
@@ -120,11 +136,7 @@ class HsmpFiles(_Sockets):
 
 
 class Mailbox:
-    """The mailbox /dev/hsmp, opened for reading.
-
-    Raises:
-        CannotCount: there is none, or it may not be opened.
-    """
+    """The mailbox /dev/hsmp, opened for reading. Raises CannotCount: there is none, or it may not be opened."""
 
     def __init__(self, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         self._kernel = kernel or Kernel()
@@ -136,10 +148,8 @@ class Mailbox:
             raise CannotCount("/dev/hsmp does not exist", _LOAD) from None
 
     def get(self, message: int, socket: int) -> int:
-        """Send a GET message and return the word of its reply.
-
-        Raises:
-            OSError: the firmware does not know the message (ENOMSG), there is no such socket (ENODEV), or it is busy.
+        """Send a GET message and return the word of its reply. Raises OSError: the firmware does not know the message
+        (ENOMSG), there is no such socket (ENODEV), or it is busy.
         """
         if message not in _ALLOWED:
             raise ValueError(f"HSMP message {message:#x} is not a GET message")
@@ -171,28 +181,18 @@ class HsmpMailbox(_Sockets):
         theoretical: float | None = None,
     ) -> None:
         super().__init__(topology, theoretical)
-        self._n_sockets = len(topology.packages)
         self._mailbox = Mailbox(root, kernel)
         with opening(self, _explain):
             self._check()
 
     def _read(self) -> list[tuple[int, int]]:
-        words = [self._mailbox.get(GET_DDR_BANDWIDTH, socket) for socket in range(self._n_sockets)]
-        return [(word >> 20, (word >> 8) & 0xFFF) for word in words]
-
-    def close(self) -> None:
-        self._mailbox.close()
+        return [(word >> 20, (word >> 8) & 0xFFF) for word in self._ask_all(GET_DDR_BANDWIDTH)]
 
 
-class _Watts(Counter[Power]):
+class _Watts(_Hsmp[Power]):
     """A source of watts alone: joules are watts integrated over time."""
 
-    name = "hsmp"
-
-    def __init__(self, topology: Topology) -> None:
-        _require_epyc(topology)
-        self._joules = 0.0
-        self._patience = Patience()
+    _joules = 0.0
 
     @abc.abstractmethod
     def _read(self) -> float:
@@ -212,7 +212,7 @@ class HsmpSensor(_Watts):
     def __init__(self, topology: Topology, root: Path = ROOT) -> None:
         super().__init__(topology)
         folders = [*_socket_folders(root), root / PLATFORM_DRIVER]  # below the latter are those of all sockets
-        files = [file for folder in folders for file in sorted(folder.glob("hwmon/hwmon*/power1_input"))]
+        files = [file for folder in folders for file in entries(folder, "hwmon/hwmon*/power1_input")]
         self._files = [file for file in files if read_number(file) is not None]
         if not self._files:
             raise CannotCount("no such sensor; needs the driver of Linux 6.16")
@@ -230,13 +230,9 @@ class HsmpPower(_Watts):
 
     def __init__(self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> None:
         super().__init__(topology)
-        self._n_sockets = len(topology.packages)
         self._mailbox = Mailbox(root, kernel)
         with opening(self, _explain):
             self._read()
 
     def _read(self) -> float:
-        return sum(self._mailbox.get(GET_SOCKET_POWER, socket) for socket in range(self._n_sockets)) / 1e3
-
-    def close(self) -> None:
-        self._mailbox.close()
+        return sum(self._ask_all(GET_SOCKET_POWER)) / 1e3

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Counter
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import read_number, read_text
+from cpuchat.hardware.sysfs import entries, numbered, read_number, read_text
 from cpuchat.telemetry.machine import Bandwidth, Scope
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 
 
 def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
-    """Call perf_event_open(2), for which the C library has no function; returns a file descriptor.
-
-    Raises:
-        OSError: refused; ENOSYS also on platforms without this system call.
+    """Call perf_event_open(2), for which the C library has no function; returns a file descriptor. Raises OSError:
+    refused; ENOSYS also on platforms without this system call.
     """
     number = _SYSTEM_CALLS.get(platform.machine()) if platform.system() == "Linux" else None
     if number is None:
@@ -114,10 +112,7 @@ class PerfEvent:
     def growth(self) -> float | None:
         """Return the count since the last call (at first: since the start), extrapolated where events take turns on the
         hardware counter. None: the event was never scheduled, or the count went back. A thread that did not run counts
-        0.
-
-        Raises:
-            OSError: the event is gone.
+        0. Raises OSError: the event is gone.
         """
         data = self._kernel.read(self._fd, 24)
         if len(data) != 24:
@@ -138,11 +133,7 @@ class PerfEvent:
 def open_event(
     kernel: Kernel, type_: int, configs: tuple[int, int, int], *, pid: int = -1, cpu: int = -1, user_only: bool = False
 ) -> PerfEvent:
-    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`.
-
-    Raises:
-        OSError: refused.
-    """
+    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`. Raises OSError."""
     attr = attributes(type_, configs, user_only=user_only)
     return PerfEvent(kernel.perf_event_open(attr, pid, cpu, _CLOSE_ON_EXEC), kernel)
 
@@ -185,6 +176,7 @@ def open_failure(error: OSError, root: Path = ROOT, *, own_process: bool = False
     return CannotCount((error.strerror or str(error)).lower())
 
 
+_PMUS = "sys/bus/event_source/devices"
 Fields = tuple[int, tuple[tuple[int, int], ...]]
 """Which of config, config1, config2 (0-2), and the bit ranges there, lowest bits of the value first."""
 
@@ -205,10 +197,8 @@ class Pmu:
         return sum(last - first + 1 for first, last in ranges) >= bits
 
     def configs(self, **values: int) -> tuple[int, int, int]:
-        """Encode the event with these fields, such as event=0x0a, rdwrmask=1.
-
-        Raises:
-            CannotCount: no such field, or its number has too few bits.
+        """Encode the event with these fields, such as event=0x0a, rdwrmask=1. Raises CannotCount: no such field, or its
+        number has too few bits.
         """
         configs = [0, 0, 0]
         for field, value in values.items():
@@ -223,17 +213,12 @@ class Pmu:
 
     def event_names(self) -> list[str]:
         """Return the names of the named events."""
-        try:
-            names = sorted(entry.name for entry in (self.folder / "events").iterdir())
-        except OSError:
-            return []
+        names = [entry.name for entry in entries(self.folder / "events")]
         return [name for name in names if not name.endswith((".scale", ".unit", ".snapshot", ".per-pkg"))]
 
     def named(self, event: str) -> tuple[tuple[int, int, int], float, str]:
-        """(configs, scale, unit) of a named event: `count * scale` is in `unit` ("MiB", "Joules").
-
-        Raises:
-            CannotCount: its description cannot be read.
+        """(configs, scale, unit) of a named event: `count * scale` is in `unit` ("MiB", "Joules"). Raises CannotCount:
+        its description cannot be read.
         """
         values: dict[str, int] = {}
         try:
@@ -262,26 +247,19 @@ def _format(text: str) -> Fields | None:
 
 def read_pmu(name: str, root: Path = ROOT) -> Pmu | None:
     """Return the PMU of that name; None where the kernel has none."""
-    folder = root / "sys/bus/event_source/devices" / name
+    folder = root / _PMUS / name
     type_ = read_number(folder / "type")
     if type_ is None:
         return None
-    try:
-        entries = sorted((folder / "format").iterdir())
-    except OSError:
-        entries = []
-    formats = {entry.name: parsed for entry in entries if (parsed := _format(read_text(entry))) is not None}
+    files = entries(folder / "format")
+    formats = {file.name: parsed for file in files if (parsed := _format(read_text(file))) is not None}
     return Pmu(name, folder, type_, parse_cpu_list(read_text(folder / "cpumask")) or (0,), formats)
 
 
 def read_pmus(prefix: str, root: Path = ROOT) -> list[Pmu]:
     """PMUs whose names are `prefix` and a number, in the order of the numbers."""
-    try:
-        names = [entry.name for entry in (root / "sys/bus/event_source/devices").glob(f"{prefix}*")]
-    except OSError:
-        return []
-    numbered = sorted((int(tail), name) for name in names if (tail := name[len(prefix) :]).isdigit())
-    return [pmu for _, name in numbered if (pmu := read_pmu(name, root)) is not None]
+    folders = numbered(root / _PMUS, prefix)
+    return [pmu for _, folder in folders if (pmu := read_pmu(folder.name, root)) is not None]
 
 
 LINE = 64
@@ -318,10 +296,7 @@ class CoreCounters(Counter[Bandwidth]):
             raise CannotCount("the inference process has exited")
 
     def _threads(self) -> set[int]:
-        try:
-            return {int(entry.name) for entry in self._tasks.iterdir() if entry.name.isdigit()}
-        except OSError:
-            return set()
+        return {int(entry.name) for entry in entries(self._tasks) if entry.name.isdigit()}
 
     def _follow(self) -> float:
         """Open events of new threads and close those of ended ones; returns the last counts of the latter."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Counter
 from cpuchat.hardware.counters.perf_events import Kernel, read_pmu
 from cpuchat.hardware.counters.uncore import EventGroup, opening_events
-from cpuchat.hardware.sysfs import read_number, read_text
+from cpuchat.hardware.sysfs import entries, read_number, read_text
 from cpuchat.telemetry.machine import Power
 
 if TYPE_CHECKING:
@@ -33,11 +33,7 @@ class Rapl(Counter[Power]):
         if topology is not None and topology.architecture not in ("x86_64", "AMD64"):
             raise CannotCount("x86 CPUs only")
         self._packages: list[tuple[Path, int]] = []
-        folders = root / "sys/class/powercap"
-        try:
-            zones = sorted(folders.glob("intel-rapl:*"))
-        except OSError:
-            zones = []
+        zones = entries(root / "sys/class/powercap", "intel-rapl:*")
         # "intel-rapl:0:1" is a part of a package, "psys" the whole board, which has the packages in it.
         packages = [z for z in zones if z.name.count(":") == 1 and read_text(z / "name").startswith("package")]
         if zones and not any(read_text(zone / "name") for zone in zones):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.base import ROOT, CannotCount, Counter, Patience
-from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.sysfs import entries, read_text
 from cpuchat.telemetry.machine import Bandwidth
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ class MemoryBandwidthMonitoring(Counter[Bandwidth]):
         self._counts()
 
     def _counts(self) -> dict[int, int]:
-        """Return bytes by L3 group number, ascending.
-
-        Raises:
-            CannotCount: a file holds no number.
-        """
+        """Return bytes by L3 group number, ascending. Raises CannotCount: a file holds no number."""
         sums: dict[int, int] = {}
         for number, files in sorted(_files(self._mount).items()):  # control groups come and go
             texts = [read_text(file) for file in files]
@@ -76,11 +72,7 @@ class MemoryBandwidthMonitoring(Counter[Bandwidth]):
 def _files(mount: Path) -> dict[int, list[Path]]:
     """Return the files of each L3 group: a control group's count has its monitoring groups in it, but no others."""
     files: dict[int, list[Path]] = {}
-    try:
-        found = [*mount.glob("mon_data/mon_L3_*"), *mount.glob("*/mon_data/mon_L3_*")]
-    except OSError:
-        return {}
-    for folder in sorted(found):
+    for folder in sorted(entries(mount, "mon_data/mon_L3_*") + entries(mount, "*/mon_data/mon_L3_*")):
         number = folder.name.rpartition("_")[2]
         if number.isdigit() and (folder / "mbm_total_bytes").exists():
             files.setdefault(int(number), []).append(folder / "mbm_total_bytes")

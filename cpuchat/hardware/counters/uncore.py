@@ -41,11 +41,7 @@ class EventGroup:
         return len(self._events)
 
     def add(self, pmu: Pmu, configs: tuple[int, int, int], each: float = LINE) -> None:
-        """Open the event on every unit of the PMU.
-
-        Raises:
-            OSError: refused.
-        """
+        """Open the event on every unit of the PMU. Raises OSError: refused."""
         for cpu in pmu.cpus:
             self._events.append((open_event(self._kernel, pmu.type, configs, cpu=cpu), each))
 
@@ -224,10 +220,8 @@ class FabricLinks:
 
 
 def _groups_by_cpu(topology: Topology, pmu: Pmu) -> list[tuple[int, ...]]:
-    """Return the L3 groups of the socket that each of the PMU's CPUs stands for.
-
-    Raises:
-        CannotCount: links and L3 groups do not match.
+    """Return the L3 groups of the socket that each of the PMU's CPUs stands for. Raises CannotCount: links and L3
+    groups do not match.
     """
     package_of = {cpu: group.package for group in topology.l3_groups for cpu in group.cpus}
     packages = [package_of.get(cpu) for cpu in pmu.cpus]

@@ -135,11 +135,7 @@ def _shifts() -> range:
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """`0-3,8` as ascending numbers.
-
-    Raises:
-        UsageError: anything else, an empty list, a number over four digits.
-    """
+    """`0-3,8` as ascending numbers. Raises UsageError: anything else, an empty list, a number over four digits."""
     numbers = parse_cpu_list(text) if _LIST.fullmatch(text) else ()
     if not numbers:
         raise UsageError(f'Invalid list: "{text}".', "Use the form 0-3,8.")
@@ -147,10 +143,8 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def parse_policy(text: str) -> Policy:
-    """Parse a policy such as "interleave", "interleave:0-1" or "bind:0" ("auto" is handled by `choose_policy`).
-
-    Raises:
-        UsageError: unknown words, nodes where none belong or none where they are needed.
+    """Parse a policy such as "interleave", "interleave:0-1" or "bind:0" ("auto" is handled by `choose_policy`). Raises
+    UsageError: unknown words, nodes where none belong or none where they are needed.
     """
     mode, colon, nodes = text.strip().partition(":")
     match mode:
@@ -175,12 +169,10 @@ def choose_policy(
 ) -> tuple[Policy, str]:
     """Resolve `words` to a policy with explicit nodes on this machine, and one sentence why.
 
-    `cpus` are the logical CPUs that will compute (empty: all that are allowed), `release` is the kernel's (default:
-    the running one's). "auto": nothing on one node; near `cpus` when they all sit on one of several; else interleaved
-    over the nodes of `cpus`, so that every core reads all memory controllers.
-
-    Raises:
-        UsageError: unknown words, or nodes that are not there, have no memory or are not allowed.
+    `cpus` are the logical CPUs that will compute (empty: all that are allowed), `release` is the kernel's (default: the
+    running one's). "auto": nothing on one node; near `cpus` when they all sit on one of several; else interleaved over
+    the nodes of `cpus`, so that every core reads all memory controllers. Raises UsageError: unknown words, or nodes
+    that are not there, have no memory or are not allowed.
     """
     allowed = topology.allowed_nodes or [node.number for node in topology.nodes]
     usable = tuple(node.number for node in topology.nodes if node.memory and node.number in allowed)
@@ -222,10 +214,8 @@ def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
 
 def apply(policy: Policy, calls: Calls | None = None) -> None:
     """Set the calling thread's policy, all of it or nothing; programs it starts and threads made later inherit it.
-
-    Raises:
-        PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there. The message
-            says which.
+    Raises PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there. The message
+    says which.
     """
     try:
         calls = calls or LinuxCalls()
@@ -299,10 +289,8 @@ _USAGE = "python -m cpuchat.hardware.numa.mempolicy --memory POLICY -- PROGRAM [
 
 
 def launch_command(words: str, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` under the policy `words`; `argv` itself where none is needed.
-
-    Raises:
-        UsageError: unknown words ("auto" is for `placement.place` to decide).
+    """Return the command that runs `argv` under the policy `words`; `argv` itself where none is needed. Raises
+    UsageError: unknown words ("auto" is for `placement.place` to decide).
     """
     if sys.platform != "linux":
         return list(argv)
@@ -323,10 +311,8 @@ def in_effect(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
 
 
 def prepare(memory: str, environ: MutableMapping[str, str], *, calls: Calls | None = None) -> None:
-    """Set the policy of this process and write into `environ` which one it has, and why if it was refused.
-
-    Raises:
-        UsageError: words that are no policy.
+    """Set the policy of this process and write into `environ` which one it has, and why if it was refused. Raises
+    UsageError: words that are no policy.
     """
     policy = parse_policy(memory)
     environ.pop(MEMORY_REFUSED, None)

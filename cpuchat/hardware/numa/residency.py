@@ -97,8 +97,8 @@ def resident_bytes(path: Path) -> int | None:
     5.2, against spying on others): of those nothing is known.
     """
     try:
-        with _Mapped(path) as mapped:
-            return min(sum(mapped.resident()) * _PAGE, mapped.size)
+        with _mapped(path) as (_, size, resident):
+            return min(sum(resident) * _PAGE, size)
     except OSError:
         return None
 
@@ -106,11 +106,10 @@ def resident_bytes(path: Path) -> int | None:
 def missing_ranges(path: Path) -> list[tuple[int, int]] | None:
     """(start, end) in bytes of the parts that are not in the page cache; None where that is not known."""
     try:
-        with _Mapped(path) as mapped:
-            resident, size = mapped.resident(), mapped.size
+        with _mapped(path) as (_, size, resident):
+            return [(run.start() * _PAGE, min(run.end() * _PAGE, size)) for run in _MISSING.finditer(resident)]
     except OSError:
         return None
-    return [(run.start() * _PAGE, min(run.end() * _PAGE, size)) for run in _MISSING.finditer(resident)]
 
 
 def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
@@ -120,9 +119,9 @@ def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
     numa_maps says of those is taken for all.
     """
     try:
-        with _Mapped(path) as mapped:
-            resident = mapped.resident()
-            mapped.touch(_spread(resident))
+        with _mapped(path) as (address, size, resident):
+            for page in _spread(resident):  # into this process's page table
+                _ = ctypes.c_char.from_address(address + page * _PAGE).value
             name = os.path.realpath(path)
             with (root / "proc/self/numa_maps").open(encoding="utf-8", errors="surrogateescape") as lines:
                 found = Counter[int]()
@@ -131,7 +130,7 @@ def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
                         found.update(region.nodes)
     except OSError:
         return None
-    total = min(sum(resident) * _PAGE, mapped.size)
+    total = min(sum(resident) * _PAGE, size)
     return {node: total * count // found.total() for node, count in sorted(found.items())}
 
 
@@ -177,57 +176,35 @@ def _spread(resident: bytes) -> Iterator[int]:
             yield page
 
 
-class _Mapped:
-    """A file mapped for reading. Raises OSError where the kernel can't or won't tell about it.
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Map a file for reading; yield its address, its size, and a byte for each of its pages: 1 when it is in memory.
+    Raises OSError where the kernel can't or won't tell about it.
 
     Python's mmap does not give the address of a read-only mapping, which mincore needs.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = 0
-        self._address: int | None = None
-
-    def __enter__(self) -> _Mapped:
-        if sys.platform != "linux":
-            raise OSError("supported on Linux only")
-        with self.path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not (os.geteuid() in (0, status.st_uid) or os.access(self.path, os.W_OK)):
-                raise PermissionError(f"{self.path} belongs to another user")
-            self.size = status.st_size
-            self._library = _libc()
-            if self.size:
-                address = self._library.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-                self._check(address == ctypes.c_void_p(-1).value)
-                self._address = address
-                # Otherwise touching a page could read in its neighbors.
-                self._library.madvise(address, self.size, mmap.MADV_RANDOM)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._address is not None:
-            self._library.munmap(self._address, self.size)
-            self._address = None
-
-    def _check(self, failed: bool) -> None:
-        if failed:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-    def resident(self) -> bytes:
-        """Return one byte for each page of the file: 1 when it is in memory."""
-        if self._address is None:
-            return b""
-        pages = ctypes.create_string_buffer(-(-self.size // _PAGE))
-        self._check(self._library.mincore(self._address, self.size, pages) != 0)
-        return pages.raw.translate(_LOWEST_BIT)
-
-    def touch(self, pages: Iterator[int]) -> None:
-        """Enter pages into this process's page table."""
-        for page in pages:
-            if self._address is not None:
-                _ = ctypes.c_char.from_address(self._address + page * _PAGE).value
+    if sys.platform != "linux":
+        raise OSError("supported on Linux only")
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if not (os.geteuid() in (0, status.st_uid) or os.access(path, os.W_OK)):
+            raise PermissionError(f"{path} belongs to another user")
+        if not (size := status.st_size):
+            yield 0, 0, b""
+            return
+        library = _libc()
+        address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        # Otherwise touching a page could read in its neighbors.
+        library.madvise(address, size, mmap.MADV_RANDOM)
+        pages = ctypes.create_string_buffer(-(-size // _PAGE))
+        if library.mincore(address, size, pages):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        yield address, size, pages.raw.translate(_LOWEST_BIT)
+    finally:
+        library.munmap(address, size)
 
 
 def _libc() -> ctypes.CDLL:

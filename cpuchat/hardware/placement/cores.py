@@ -52,11 +52,9 @@ def choose_cores(
 ) -> CoreChoice:
     """Choose the CPUs of `n_threads` threads (0: as many as make sense) on the cores that `spec` names (see WORDS).
 
-    `without` are CPUs of the draft model, which computes at the same time: their whole cores are left
-    alone where others remain, and their time counts against the control group's.
-
-    Raises:
-        UsageError: `spec` names nothing here, or there are fewer cores than threads; it says what is possible.
+    `without` are CPUs of the draft model, which computes at the same time: their whole cores are left alone where
+    others remain, and their time counts against the control group's. Raises UsageError: `spec` names nothing here, or
+    there are fewer cores than threads; it says what is possible.
     """
     named = _without(topology, _named(topology, spec), without)
     most = len(named.cpus) + len(named.spare)
@@ -76,7 +74,7 @@ def choose_cores(
     cpus = spread(topology, named.cpus, n)
     cpus = tuple(sorted({*cpus, *spread(topology, named.spare, n - len(cpus))}))
     notes = list(named.notes)
-    if siblings := _shared_cores(topology, cpus):
+    if siblings := n_sharing_a_core(topology, cpus):
         notes.append(
             f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another thread, which often slows decoding "
             "down; `cpuchat tune` measures it."
@@ -85,10 +83,8 @@ def choose_cores(
 
 
 def check_thread_count(n: int, topology: Topology) -> int:
-    """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0.
-
-    Raises:
-        UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).
+    """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0. Raises
+    UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).
     """
     cpus, cores = len(topology.allowed), len(topology.allowed_cores)
     if n == 0:
@@ -273,7 +269,7 @@ def _too_many(topology: Topology, spec: str, n: int, most: int, quota: int | Non
     return UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.{more}")
 
 
-def _shared_cores(topology: Topology, cpus: Collection[int]) -> int:
+def n_sharing_a_core(topology: Topology, cpus: Collection[int]) -> int:
     """Return how many of `cpus` share their core with another."""
     counts = Counter(core.index for cpu in cpus if (core := topology.core_of(cpu)) is not None)
     return sum(count for count in counts.values() if count > 1)
@@ -293,15 +289,12 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
 
 def _evenly(topology: Topology, candidates: Collection[int], cpus: Collection[int]) -> str:
     """Describe how `cpus` are distributed over the L3 groups of `candidates`."""
-
-    def groups(some: Collection[int]) -> Counter[int]:
-        return Counter(group.index for cpu in some if (group := topology.l3_of(cpu)) is not None)
-
-    all_groups, used = groups(candidates), groups(cpus)
+    all_groups, used = topology.by_l3(candidates), topology.by_l3(cpus)
+    sizes = {len(members) for members in used.values()}
     if len(all_groups) < 2:
         return ""
-    if len(used) == len(all_groups) and len(set(used.values())) == 1:
-        return f", {next(iter(used.values()))} of each L3 group"
+    if len(used) == len(all_groups) and len(sizes) == 1:
+        return f", {sizes.pop()} of each L3 group"
     return f", spread over {plural(len(used), 'L3 group')}"
 
 

@@ -159,11 +159,7 @@ def cpus_to_try(topology: Topology, cpus: tuple[int, ...]) -> tuple[int, ...]:
     They are those of the last L3 group, so that the two models share neither a cache nor a link to memory; where there
     is only one group, every eighth.
     """
-    groups: dict[int, list[int]] = {}
-    for cpu in cpus:
-        group = topology.l3_of(cpu)
-        if group is not None:
-            groups.setdefault(group.index, []).append(cpu)
+    groups = topology.by_l3(cpus)
     if len(groups) > 1:
         return tuple(groups[max(groups)])
     return cpus[-max(1, len(cpus) // 8) :]
@@ -251,10 +247,8 @@ def _shared(topology: Topology) -> PlacementCandidate:
 
 def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
     """Explain in one sentence why all cores are shared, by what is special about this machine."""
-    n, all_cores = len(cpus), len(topology.allowed_cores)
-    used = [core for cpu in cpus if (core := topology.core_of(cpu)) is not None]
-    groups = {core.l3 for core in used if core.l3 is not None}
-    nodes = sorted({core.node for core in used})
+    n, all_cores, groups = len(cpus), len(topology.allowed_cores), topology.by_l3(cpus)
+    nodes = {node for cpu in cpus if (node := topology.node_of(cpu)) is not None}
     who = f"All {n} cores, shared"
     if topology.quota is not None and topology.quota < all_cores:
         return f"{n} of {all_cores} cores, shared: the cgroup CPU quota is {topology.quota:g}."
@@ -272,7 +266,7 @@ def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
         return f"{who}: the L3 groups are not known."
     if len(groups) < 2:
         return f"{who}: they share one L3 cache and one memory link."
-    links = {group.fabric_link for cpu in cpus if (group := topology.l3_of(cpu)) is not None}
+    links = {topology.l3_groups[index].fabric_link for index in topology.by_l3(cpus)}
     if len(links) < len(groups):
         return (
             f"{who}: pairs of L3 groups share a fabric link, so a group for the draft model would use part of one of "

@@ -306,10 +306,8 @@ def plans_dir() -> Path:
 
 
 def save_plan(plan: TuningPlan, root: Path) -> SavedPlan:
-    """Write both scripts, the one that reverts first.
-
-    Raises:
-        CpuchatError: nothing could be written; then there is no script that could be applied either.
+    """Write both scripts, the one that reverts first. Raises CpuchatError: nothing could be written; then there is no
+    script that could be applied either.
     """
     try:
         folder = _new_folder(plans_dir())
@@ -343,11 +341,7 @@ def saved_plans() -> list[SavedPlan]:
 
 
 def find_plan(name: str = "") -> SavedPlan:
-    """Return the plan of this name; "" is the newest.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the plan of this name; "" is the newest. Raises UsageError: there is none."""
     plans = saved_plans()
     if not plans:
         raise UsageError("No tuning plan found.", "Create one: cpuchat system plan")

@@ -9,7 +9,6 @@ Only `L3:` is ever written. `MB:` limits bandwidth, in percent on Intel and in e
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.sysfs import read_number, read_text
+from cpuchat.hardware.sysfs import entries, read_number, read_text
 from cpuchat.hardware.topology import Topology
 from cpuchat.hardware.tuning.knobs import KnobRefusal, refusal_of
 
@@ -68,10 +67,7 @@ def state(root: Path) -> str:
 
 def other_groups(folder: Path) -> list[str]:
     """Return the control groups that are not ours."""
-    try:
-        return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name not in OWN_FOLDERS)
-    except OSError:
-        return []
+    return [one.name for one in entries(folder) if one.is_dir() and one.name not in OWN_FOLDERS]
 
 
 def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> CacheGroup | KnobRefusal:

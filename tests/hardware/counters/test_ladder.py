@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.counters.base import CannotCount, CounterRefusal
+from cpuchat.hardware.counters.base import CannotCount, Counter, CounterRefusal
 from cpuchat.hardware.counters.collector_file import CollectorFile
 from cpuchat.hardware.monitor import (
     Ladder,
@@ -16,10 +16,10 @@ from cpuchat.hardware.monitor import (
     counter_openers,
     open_best,
     power_openers,
-    refusal,
     theoretical_bandwidth,
 )
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.telemetry.machine import Bandwidth
 from tests.hardware.counters.simulated import Simulated, old_fabric, refused, umc
 from tests.hardware.trees import NAMES, make_tree, write
 
@@ -113,6 +113,14 @@ def test_a_virtual_machine_may_have_core_counters(tmp_path: Path) -> None:
 
 def test_nothing_was_looked_for() -> None:
     assert advice((), Topology()) == "not opened yet"
+
+
+def refusal(name: str, error: Exception) -> CounterRefusal:
+    def opener() -> Counter[Bandwidth]:
+        raise error
+
+    [found] = open_best([(name, opener)])[1]
+    return found
 
 
 def test_every_failure_becomes_words() -> None:

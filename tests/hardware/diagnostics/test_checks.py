@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.hardware.diagnostics import ORDER, Finding, WantedSetup, examine, gather_facts, refused_policy
 from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated
@@ -133,16 +134,16 @@ def test_an_engine_for_another_cpu(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_start(root: Path) -> None:
-    facts = gather_facts(WantedSetup(), engine_error="libllama.so is gone.", kernel=Simulated().calls, root=root)
+    error = CpuchatError("libllama.so is gone.")
+    facts = gather_facts(WantedSetup(), engine_error=error, kernel=Simulated().calls, root=root)
     finding = found(facts, "does not start")
     assert (finding.level, finding.evidence) == ("problem", "libllama.so is gone.")
     assert "make setup" in finding.fix
 
 
 def test_what_the_error_of_the_engine_advises_is_the_fix(root: Path) -> None:
-    facts = gather_facts(
-        WantedSetup(), engine_error="No room.", engine_fix="Make room.", kernel=Simulated().calls, root=root
-    )
+    error = CpuchatError("No room.", "Make room.")
+    facts = gather_facts(WantedSetup(), engine_error=error, kernel=Simulated().calls, root=root)
     assert found(facts, "does not start").fix == "Make room."
 
 
