@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.base import ModelBackend
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.adapter import Adapter, ListedModel
 from cpuchat.backend.remote.connection import Connection, Retries, Status
@@ -26,7 +25,7 @@ from cpuchat.backend.remote.servers import identify
 from cpuchat.backend.remote.stream import Attempt, Chunk, Tally, decoded, objects
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, ServerError, ServerUnreachable, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.config.servers import ServerModel, Source, host
+from cpuchat.config.servers import ServerModel, host
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import (
     ANSWER_SHARE,
@@ -45,7 +44,6 @@ from cpuchat.protocol.messages import (
     StopReason,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Timings
 
 _PER_MESSAGE = 16  # characters that a template adds, about
 
@@ -279,37 +277,29 @@ _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
 
-class RemoteBackend:
+class RemoteBackend(ModelBackend):
     """See `backend.base.Backend`. Nothing of a chat stays here: `forget` has nothing to delete."""
 
-    engine = None
     pid = None
 
     def __init__(self, keys: KeyRing | None = None) -> None:
+        super().__init__()
         self._keys = keys or KeyRing()
         self._adapter: Adapter | None = None
-        self._model: ModelInfo | None = None  # also while its server is away
-        self._wanted: ServerModel | None = None
         self._lost = False  # the server was not reached last time: it may have been started anew
-        self._request_ids = itertools.count(1)
-        self._cancelled = asyncio.Event()
+        self._arrived = 0.0  # when the newest request did, monotonic seconds
         self._answer_id = ""
         self._killed = False
 
     @property
     def model(self) -> ModelInfo | None:
+        """Return the model, also while its server is away."""
         return self._model
 
-    def load(
-        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    async def _load(
+        self, source: ServerModel, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Connect to the server of `path` and describe its model; the server decides on options and placement."""
-        assert isinstance(path, ServerModel)
-        self._wanted, self._model = path, None
-        self._cancelled.clear()
-        return self._load(path)
-
-    async def _load(self, source: ServerModel) -> AsyncGenerator[AnyEvent, None]:
+        """Connect to the server and describe its model; the server decides on options and placement."""
         loading = asyncio.Event()
         connecting = asyncio.ensure_future(self._connect(source, loading))
         try:
@@ -394,26 +384,17 @@ class RemoteBackend:
             await connection.close()
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        self._cancelled.clear()
-        return self._generate(request)
+        self._arrived = time.monotonic()
+        return super().generate(request)
 
-    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        started = time.monotonic()
-        if self._wanted is None:
-            yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-            return
-        if self._model is None or self._adapter is None or self._lost:
-            async with contextlib.aclosing(self._load(self._wanted)) as events:
-                async for event in events:
-                    if not isinstance(event, LoadCancelled):
-                        yield event
-        request_id = next(self._request_ids)
-        if self._cancelled.is_set():
-            yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
-            return
+    def _is_ready(self, request: Generate) -> bool:
+        return self._model is not None and self._adapter is not None and not self._lost
+
+    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        request_id = request.request_id
         adapter, model = self._adapter, self._model
         if adapter is None or model is None:
-            return  # the failure was reported
+            return
         if request.grammar and not (adapter.takes_grammars or request.json_schema):
             yield _no_grammar(adapter, request_id)
             return
@@ -423,8 +404,7 @@ class RemoteBackend:
             yield Failed(request_id=request_id, code=UsageError.code, message=message, hint=hint)
             return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
-        tally = Tally(request_id, started, model.n_ctx, adapter.connection.round_trip)
-        request = msgspec.structs.replace(request, request_id=request_id)
+        tally = Tally(request_id, self._arrived, model.n_ctx, adapter.connection.round_trip)
         failed: Failed | None = None
         async with (
             Exchange(adapter, request, ServerModel.of(model.path).name, seed) as exchange,
@@ -552,16 +532,6 @@ class RemoteBackend:
         with contextlib.suppress(Exception):
             return await self._adapter.end_reasoning(self._answer_id)
         return False
-
-    async def count_tokens(self, text: str) -> int | None:
-        """Return None: what the user has not sent yet is not for a server."""
-        return None
-
-    async def cancel(self) -> None:
-        self._cancelled.set()
-
-    async def forget(self, chat_id: str) -> None:
-        """Do nothing: the server keeps no chats."""
 
     async def unload(self) -> None:
         await self._disconnect()
