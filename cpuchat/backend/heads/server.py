@@ -101,8 +101,8 @@ def arguments(server: ServerOptions) -> dict[str, str]:
         if server.head:
             found |= {"--spec-draft-model": server.head, "--spec-draft-device": "none"}
     if options.mlock or options.load_mode == "read":
-        modes = (options.load_mode == "mmap" and "mmap", options.mlock and "mlock")
-        found["--load-mode"] = "+".join(filter(None, modes)) or "none"
+        modes = {"mmap": options.load_mode == "mmap", "mlock": options.mlock}
+        found["--load-mode"] = "+".join(name for name, is_on in modes.items() if is_on) or "none"
     if options.from_disk or not options.use_repack:
         found["--no-repack"] = ""
     return found

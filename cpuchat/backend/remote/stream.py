@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +188,15 @@ class Chunk:
     lies: int = 0
     calls: Any = None
 
+    def report(self, values: Any, figures: Mapping[str, str], scale: float = 1.0) -> None:
+        """Take over figures from an object of a server: of each field of `Reported` the value of that name. Times are
+        multiplied by `scale`.
+        """
+        numbers = Numbers(values)
+        for name, key in figures.items():
+            setattr(self.reported, name, numbers.ms(key, scale) if name.endswith("_ms") else numbers.count(key))
+        self.lies += numbers.lies
+
 
 class Numbers:
     """Reads numbers from an object of a server, and counts those that cannot be."""
@@ -213,10 +222,6 @@ class Numbers:
         """Return a count; None when it is missing or cannot be."""
         value = self.ms(name)
         return None if value is None else int(value)
-
-    def part(self, name: str) -> Numbers:
-        """Return the object of that name; its lies are its own."""
-        return Numbers(self._values.get(name))
 
 
 _MOST_CALLS = 64
