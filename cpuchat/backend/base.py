@@ -7,10 +7,11 @@ import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from cpuchat.backend.process import ChildProcess
 from cpuchat.config.servers import Source
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
@@ -91,17 +92,35 @@ class Backend(Protocol):
 NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
 
 
-class ModelBackend(ABC):
-    """A backend of its own kind of models: what was asked for, and loading it again when it is gone."""
+_P = TypeVar("_P", bound=ChildProcess)
+
+
+class ModelBackend(ABC, Generic[_P]):
+    """A backend of its own kind of models, with the process that computes, if that is on this machine: what was asked
+    for, and loading it again when it is gone.
+    """
 
     engine: EngineInfo | None = None
 
     def __init__(self) -> None:
+        self._process: _P | None = None
         self._model: ModelInfo | None = None
         self._wanted: tuple[Any, LoadOptions, PlacementSpec] | None = None
         self._cancelled = asyncio.Event()
         self._closed = False
         self._request_ids = itertools.count(1)
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._model if self._is_alive else None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.alive else None
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.alive
 
     def load(
         self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT

@@ -42,13 +42,12 @@ from cpuchat.protocol.messages import (
     TextDelta,
     WorkerReady,
 )
-from cpuchat.protocol.model_info import ModelInfo
 
 _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, Failed)
 _ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
 
 
-class LocalBackend(ModelBackend):
+class LocalBackend(ModelBackend[WorkerProcess]):
     """See `backend.base.Backend`. Use from one event loop only."""
 
     def __init__(
@@ -64,24 +63,11 @@ class LocalBackend(ModelBackend):
         self._log_dir = log_dir or paths.log_dir()
         self.spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
-        self._worker: WorkerProcess | None = None
         self.log_file: Path | None = None
         """The newest worker's stderr; it outlives the worker."""
         self._starting = asyncio.Lock()
         self._sizes: dict[Path, int] = {}  # of the files that are loaded
         self._running: _Exchange | None = None  # what the worker is at
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return self._model if self._alive else None
-
-    @property
-    def pid(self) -> int | None:
-        return self._worker.pid if self._worker is not None and self._worker.alive else None
-
-    @property
-    def _alive(self) -> bool:
-        return self._worker is not None and self._worker.alive
 
     def prepare(self, spec: PlacementSpec) -> None:
         """Start the worker process for a load with this placement, before there is an event loop.
@@ -93,7 +79,7 @@ class LocalBackend(ModelBackend):
 
     async def start(self) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
-        return None if self._alive else await self._ensure_started("local")
+        return None if self._is_alive else await self._ensure_started("local")
 
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
         self._model = None
@@ -191,10 +177,10 @@ class LocalBackend(ModelBackend):
 
     async def cancel(self) -> None:
         await super().cancel()
-        if self._worker is not None and self._starting.locked():
-            self._worker.kill()  # it reads nothing before it has started
-        elif self._worker is not None:
-            self._worker.wake()
+        if self._process is not None and self._starting.locked():
+            self._process.kill()  # it reads nothing before it has started
+        elif self._process is not None:
+            self._process.wake()
         if self._running is not None:
             self._send(Cancel(request_id=self._running.request_id))
 
@@ -207,7 +193,7 @@ class LocalBackend(ModelBackend):
 
     async def count_tokens(self, text: str) -> int | None:
         """Return how many tokens a text has for the loaded model; None while the worker is busy."""
-        worker = self._worker
+        worker = self._process
         if worker is None or self._model is None or self._running is not None:
             return None
         return await worker.count_tokens(text)
@@ -220,20 +206,20 @@ class LocalBackend(ModelBackend):
                     file.unlink(missing_ok=True)
 
     async def unload(self) -> None:
-        worker, self._worker = self._worker, None
+        worker, self._process = self._process, None
         if worker is not None:
             await worker.close()
 
     def kill(self) -> None:
         self._closed = True
-        if self._worker is not None:
-            self._worker.kill()
+        if self._process is not None:
+            self._process.kill()
         if self._prepared is not None:
             self._prepared.add_done_callback(_end_unused)
 
     async def close(self) -> None:
         self._closed = True
-        worker, self._worker = self._worker, None
+        worker, self._process = self._process, None
         self._model = None
         if worker is not None:
             await worker.close()
@@ -245,7 +231,7 @@ class LocalBackend(ModelBackend):
     @contextlib.asynccontextmanager
     async def _exchange(self, command: LoadModel | Generate | Measure) -> AsyncIterator[_Exchange]:
         """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
-        worker = self._worker
+        worker = self._process
         assert worker is not None
         worker.send(command)
         self._running = exchange = _Exchange(worker, command.request_id)
@@ -270,8 +256,8 @@ class LocalBackend(ModelBackend):
                     watching.cancel()
 
     def _send(self, command: Command) -> None:
-        if self._worker is not None:
-            self._worker.send(command)
+        if self._process is not None:
+            self._process.send(command)
 
     async def _ensure_started(self, memory: str) -> Failed | None:
         """Return a worker that runs under the memory policy `memory`; a worker under another one saves, exits and is
@@ -282,10 +268,10 @@ class LocalBackend(ModelBackend):
             return WORKER_CLOSED if self._closed else failure
 
     async def _start(self, memory: str) -> Failed | None:
-        worker, self._worker = self._worker, None
+        worker, self._process = self._process, None
         if worker is not None and worker.alive:
             if worker.memory == memory:
-                self._worker = worker
+                self._process = worker
                 return None
             await worker.close()
         elif worker is not None:
@@ -303,17 +289,17 @@ class LocalBackend(ModelBackend):
         if self._closed:
             await worker.close()
             return WORKER_CLOSED
-        self._worker, self.log_file = worker, worker.log
+        self._process, self.log_file = worker, worker.log
         try:
             event = await worker.events.get()
         except asyncio.CancelledError:
-            self._worker = None
+            self._process = None
             worker.kill()
             raise
         if isinstance(event, WorkerReady):
             self.engine = event.engine
             return None
-        self._worker = None
+        self._process = None
         await worker.close()  # what could not begin takes no commands, but may wait for some
         if isinstance(event, Failed):
             return event
@@ -334,13 +320,13 @@ class _Exchange:
         self.request_id = request_id
         self.finished = self.cancelled = False
         self.channel = ""
-        self._worker = worker
+        self._process = worker
 
     async def next_event(self) -> AnyEvent:
         """Return the next event of this command, or how the worker ended; what else failed in it is in its log."""
-        event = await self._worker.events.get()
-        while getattr(event, "request_id", self.request_id) != self.request_id and self._worker.alive:
-            event = await self._worker.events.get()
+        event = await self._process.events.get()
+        while getattr(event, "request_id", self.request_id) != self.request_id and self._process.alive:
+            event = await self._process.events.get()
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, _FINAL)
         return event

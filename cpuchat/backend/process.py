@@ -95,7 +95,8 @@ def _spawn(log_dir: Path, memory: str, module: Sequence[str], environment: Mappi
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(environment),
+            # numpy must not start a thread pool of its own beside llama.cpp's.
+            env=child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **environment),
             process_group=0 if sys.platform != "win32" else None,
         )
     return Spawned(process, log, memory)
@@ -299,11 +300,6 @@ class WorkerProcess(ChildProcess):
             if not counted.done():
                 counted.set_result(None)
         self._shutting_down.set()
-
-
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    # numpy must not start a thread pool of its own beside llama.cpp's.
-    return child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **more)
 
 
 def _new_log(log_dir: Path) -> Path:

@@ -34,7 +34,7 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     ServerLoad,
 )
-from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.model_info import EngineInfo
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
@@ -86,7 +86,7 @@ _GONE_SECONDS = 1.0
 _CLOSED = Failed(code=Interrupted.code, message="llama-server was closed.")
 
 
-class HeadBackend(ModelBackend):
+class HeadBackend(ModelBackend[ServerProcess]):
     """See `backend.base.Backend`. Nothing of a chat stays after the server has exited: `forget` has nothing to delete.
 
     `spawner` starts the server, as it does workers: their priority must not be that of the user interface.
@@ -95,22 +95,9 @@ class HeadBackend(ModelBackend):
     def __init__(self, spawner: Spawner, log_dir: Path | None = None) -> None:
         super().__init__()
         self._spawner, self._log_dir = spawner, log_dir or paths.log_dir()
-        self._server: ServerProcess | None = None
         self._remote: RemoteBackend | None = None
         self._plan: ServerPlan | None = None
         self.log_file: Path | None = None
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return self._model if self._is_alive else None
-
-    @property
-    def pid(self) -> int | None:
-        return self._server.pid if self._server is not None and self._server.alive else None
-
-    @property
-    def _is_alive(self) -> bool:
-        return self._server is not None and self._server.alive
 
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
         """Start a llama-server for `path` with the head `options.draft_path`; `path` itself is the one it contains."""
@@ -125,7 +112,7 @@ class HeadBackend(ModelBackend):
                 yield _CLOSED if self._closed else LoadCancelled()
                 return
             memory = plan.placement.memory.words
-            self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
+            self._process = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
             yield Failed.of(error)
             return
@@ -221,7 +208,7 @@ class HeadBackend(ModelBackend):
         return server.drafting == Drafting.of(request.speculation, server.kind)
 
     async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        server, remote = self._server, self._remote
+        server, remote = self._process, self._remote
         if server is None or remote is None or self._model is None:
             return
         async with (
@@ -259,8 +246,8 @@ class HeadBackend(ModelBackend):
     def kill(self) -> None:
         self._closed = True
         self._cancelled.set()
-        if self._server is not None:
-            self._server.kill()
+        if self._process is not None:
+            self._process.kill()
         if self._remote is not None:
             self._remote.kill()
 
@@ -273,7 +260,7 @@ class HeadBackend(ModelBackend):
     async def _stop(self) -> None:
         """Disconnect and let the server exit."""
         remote, self._remote = self._remote, None
-        server, self._server = self._server, None
+        server, self._process = self._process, None
         if remote is not None:
             await remote.close()
         if server is not None:

@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
 from cpuchat.backend.base import ModelBackend
+from cpuchat.backend.process import ChildProcess
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.adapter import Adapter, ListedModel
-from cpuchat.backend.remote.connection import Connection, Retries, Status
+from cpuchat.backend.remote.connection import Connection, Retries, Status, read_body
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.servers import identify
 from cpuchat.backend.remote.stream import Attempt, Chunk, Tally, decoded, objects
@@ -45,6 +46,7 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 
+_T = TypeVar("_T")
 _PER_MESSAGE = 16  # characters that a template adds, about
 
 
@@ -220,7 +222,8 @@ class Exchange:
                 )
             await self.items.put(attempt)
             if kind == "application/json" and not adapter.by_line:
-                await self._take(decoded(await _whole(response)))
+                too_long = ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
+                await self._take(decoded(await read_body(response.aiter_raw(), MOST_TEXT, too_long)))
                 self._finished = True
             else:
                 await self._read(response)
@@ -259,28 +262,17 @@ class Exchange:
                 await asyncio.sleep(_LOAD_SECONDS)
 
 
-async def _whole(response: httpx.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > MOST_TEXT:
-            raise ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
-    return bytes(body)
-
-
 STOP_SECONDS = 1.0
 """Seconds in which a server has to stop after its connection was closed, before a note says that it has not."""
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _LATE_SECONDS = 0.02, 0.2
 _LAST_LOAD_SECONDS = 1.0
 _LISTING_SECONDS = 20.0
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
 
-class RemoteBackend(ModelBackend):
+class RemoteBackend(ModelBackend[ChildProcess]):
     """See `backend.base.Backend`. Nothing of a chat stays here: `forget` has nothing to delete."""
-
-    pid = None
 
     def __init__(self, keys: KeyRing | None = None) -> None:
         super().__init__()
@@ -395,13 +387,14 @@ class RemoteBackend(ModelBackend):
         adapter, model = self._adapter, self._model
         if adapter is None or model is None:
             return
+        problem = hint = ""
         if request.grammar and not (adapter.takes_grammars or request.json_schema):
-            yield _no_grammar(adapter, request_id)
-            return
-        if request.continues and not adapter.continues:
-            message = f"{adapter.kind} at {adapter.place} cannot continue an answer."
-            hint = "Regenerate it, or use a llama-server, a vLLM or a model on this machine."
-            yield Failed(request_id=request_id, code=UsageError.code, message=message, hint=hint)
+            problem, hint = f"{adapter.kind} at {adapter.place} takes no grammars.", "Give a JSON schema"
+        elif request.continues and not adapter.continues:
+            problem, hint = f"{adapter.kind} at {adapter.place} cannot continue an answer.", "Regenerate it"
+        if problem:
+            hint = f"{hint}, or use a llama-server, a vLLM or a model on this machine."
+            yield Failed(request_id=request_id, code=UsageError.code, message=problem, hint=hint)
             return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = Tally(request_id, self._arrived, model.n_ctx, adapter.connection.round_trip)
@@ -426,7 +419,7 @@ class RemoteBackend(ModelBackend):
             yield failed
             return
         needs_load = adapter.counts_beside and not self._cancelled.is_set()
-        if needs_load and (load := await self._last_load(adapter, request_id)) is not None:
+        if needs_load and (load := await _in_time(adapter.load(request_id), _LAST_LOAD_SECONDS)) is not None:
             tally.speculate(adapter.speculation(tally.predicted_n))
             yield load
         yield await self._finished(adapter, tally, request, seed)
@@ -481,18 +474,11 @@ class RemoteBackend(ModelBackend):
                 return []
         return [item]
 
-    async def _last_load(self, adapter: Adapter, request_id: int) -> ServerLoad | None:
-        """Return the load at the end of an answer; reads what was drafted for its last tokens."""
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_LAST_LOAD_SECONDS):
-                return await adapter.load(request_id)
-        return None
-
     async def _finished(self, adapter: Adapter, tally: Tally, request: Generate, seed: int) -> GenerationFinished:
         notes: list[str] = []
         if self._cancelled.is_set():
             reason: StopReason = "cancelled"
-            if await self._has_stopped(adapter, seed) is False:
+            if await _in_time(_stopped(adapter, seed), STOP_SECONDS + _LATE_SECONDS) is False:
                 notes.append("server still generating")
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
@@ -516,22 +502,11 @@ class RemoteBackend(ModelBackend):
             calls=tally.calls.calls(),
         )
 
-    async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
-        """Return whether the server has stopped computing; None when it does not report that, or not in time."""
-        stopped: bool | None = None
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(STOP_SECONDS):
-                while (stopped := await adapter.is_idle(seed)) is False:
-                    await asyncio.sleep(_POLL_SECONDS)
-        return stopped
-
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when the server cannot, or nothing is written."""
         if self._adapter is None or not self._answer_id:
             return False
-        with contextlib.suppress(Exception):
-            return await self._adapter.end_reasoning(self._answer_id)
-        return False
+        return await _in_time(self._adapter.end_reasoning(self._answer_id), None) or False
 
     async def unload(self) -> None:
         await self._disconnect()
@@ -551,10 +526,17 @@ class RemoteBackend(ModelBackend):
             await adapter.connection.close()
 
 
-def _no_grammar(adapter: Adapter, request_id: int) -> Failed:
-    return Failed(
-        request_id=request_id,
-        code=UsageError.code,
-        message=f"{adapter.kind} at {adapter.place} takes no grammars.",
-        hint="Give a JSON schema, or use a llama-server, a vLLM or a model on this machine.",
-    )
+async def _in_time(work: Coroutine[Any, Any, _T], seconds: float | None) -> _T | None:
+    """Return the result of what does not matter much; None when it fails, or takes longer."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(seconds):
+            return await work
+    return None
+
+
+async def _stopped(adapter: Adapter, seed: int) -> bool | None:
+    """Return whether the server has stopped computing an answer, soon; None when it does not report that."""
+    until = time.monotonic() + STOP_SECONDS
+    while (stopped := await adapter.is_idle(seed)) is False and time.monotonic() < until:
+        await asyncio.sleep(_POLL_SECONDS)
+    return stopped

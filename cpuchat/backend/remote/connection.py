@@ -269,16 +269,20 @@ async def _require_identity(response: httpx.Response) -> None:
         )
 
 
+async def read_body(chunks: AsyncIterator[bytes], most: int, too_long: ServerError) -> bytes:
+    """Read a whole response of at most `most` bytes. Raises `too_long`."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > most:
+            raise too_long
+    return bytes(body)
+
+
 async def _body(response: httpx.Response) -> bytes:
     """Read a small response. Raises ServerError for a large one."""
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _MOST_BODY:
-            raise ServerError(
-                f"The server sent more than {_MOST_BODY >> 20} MiB.", "Is this really an inference server?"
-            )
-    return bytes(body)
+    too_long = ServerError(f"The server sent more than {_MOST_BODY >> 20} MiB.", "Is this really an inference server?")
+    return await read_body(response.aiter_bytes(), _MOST_BODY, too_long)
 
 
 def _is_certificate(error: BaseException | None) -> bool:
