@@ -249,7 +249,7 @@ class WorkerProcess(ChildProcess):
         self._failure = self._failure or failure
         super().kill()
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, frame: bytearray) -> None:
         """Write frames, on a separate thread: the pipe of a stopped or busy worker eventually fills up and blocks."""
         stream = self._process.stdin
         assert stream is not None

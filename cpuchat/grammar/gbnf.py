@@ -334,10 +334,10 @@ def left_recursive(bodies: list[Body]) -> Body | None:
     whether they may be empty.
     """
     rules: list[tuple[Body, list[Body]]] = []
-    for body, alternate in ((body, alternate) for body in bodies for alternate in body.alternates):
-        needed = [one for one in alternate if not one.may_be_empty]
-        others = [one.body for one in needed if one.body is not None]
-        rules += [(body, others)] if len(others) == len(needed) else []
+    for body in bodies:
+        for needed in ([one for one in alternate if not one.may_be_empty] for alternate in body.alternates):
+            others = [one.body for one in needed if one.body is not None]
+            rules += [(body, others)] if len(others) == len(needed) else []
     for body in _implied(rules):
         body.is_empty = True
     return _in_cycle({body: _firsts(body) for body in bodies})[0]

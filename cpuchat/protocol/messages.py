@@ -454,10 +454,12 @@ _commands = msgspec.msgpack.Decoder(AnyCommand)
 _events = msgspec.msgpack.Decoder(AnyEvent)
 
 
-def encode(message: Command | Event) -> bytes:
+def encode(message: Command | Event) -> bytearray:
     """Return one frame."""
-    body = _encoder.encode(message)
-    return _HEADER.pack(len(body)) + body
+    frame = bytearray(HEADER_SIZE)
+    _encoder.encode_into(message, frame, HEADER_SIZE)
+    _HEADER.pack_into(frame, 0, len(frame) - HEADER_SIZE)
+    return frame
 
 
 def frame_length(header: bytes | bytearray) -> int:

@@ -9,13 +9,14 @@ those with another one. A request that is not answered gets an error object as O
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
+from starlette.responses import Response
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
@@ -94,14 +95,14 @@ class Refusal(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
         return msgspec.json.encode({"error": error})
 
-    @property
-    def headers(self) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        """Return the response, with these headers too."""
+        found = {**(headers or {}), "content-type": "application/json"}
         if self.retry_after:
-            headers["retry-after"] = str(self.retry_after)
+            found["retry-after"] = str(self.retry_after)
         if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        return headers
+            found["www-authenticate"] = "Bearer"
+        return Response(self.body, self.status, found)
 
 
 BYTES_PER_TOKEN = 64

@@ -420,7 +420,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             return
         needs_load = adapter.counts_beside and not self._cancelled.is_set()
         if needs_load and (load := await _in_time(adapter.load(request_id), _LAST_LOAD_SECONDS)) is not None:
-            tally.speculate(adapter.speculation(tally.predicted_n))
+            tally.server_figures = adapter.speculation(tally.predicted_n)
             yield load
         yield await self._finished(adapter, tally, request, seed)
 
@@ -464,11 +464,11 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                 self._answer_id = tally.id
                 return found
             case Attempt():
-                tally.attempted(item)
+                tally.attempt = item
                 return []
             case ServerLoad():
                 tally.seen(item)
-                tally.speculate(adapter.speculation(tally.predicted_n))
+                tally.server_figures = adapter.speculation(tally.predicted_n)
                 return [item]
             case None:
                 return []
