@@ -175,7 +175,7 @@ class Chunk:
     """One part of an answer. `ahead` requests are answered before it; `progress` is (processed, total, reused) tokens
     of the prompt. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `id` is the server's
     name for the answer. `lies` counts numbers that cannot be: negative, or not a number. `calls` are
-    parts of calls of tools as they were sent (`calls.CallParts`).
+    parts of calls of tools as they were sent (`CallParts`).
     """
 
     content: str = ""

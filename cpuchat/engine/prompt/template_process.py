@@ -1,4 +1,4 @@
-"""Renders one chat template in a separate process, for template_helper.py.
+"""Renders one chat template in a separate process, for chat_template.py.
 
 A template is untrusted code. Jinja's sandbox keeps it from reaching Python's objects, but nothing in Python bounds the
 time and memory of `"a" * 10**9 | sort` and the like. The kernel does: this process gets limits on address space, CPU
@@ -31,7 +31,7 @@ except ImportError:  # not on Windows: there only the time limit of the parent h
 MAX_MEMORY = 512 << 20
 MAX_CPU_SECONDS = 2
 MAX_OUTPUT = 8 << 20  # characters, on top of four times the input
-NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0]+")  # but for MARK of control_text.py
+NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0]+")  # but for MARK of vocab.py
 
 
 class Raised(Exception):
@@ -83,7 +83,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialize as JSON; unlike Jinja's own without HTML escapes and sorting. Keeps the marks of control_text.py."""
+    """Serialize as JSON; unlike Jinja's own without HTML escapes and sorting. Keeps the marks of vocab.py."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
