@@ -450,8 +450,9 @@ _HEADER = struct.Struct("<I")
 HEADER_SIZE = _HEADER.size
 
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(AnyCommand)
-_events = msgspec.msgpack.Decoder(AnyEvent)
+decode_command = msgspec.msgpack.Decoder(AnyCommand).decode
+decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
+"""Decode the body of a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
 
 
 def encode(message: Command | Event) -> bytearray:
@@ -472,13 +473,3 @@ def frame_length(header: bytes | bytearray) -> int:
     if length > MAX_FRAME:
         raise ValueError(f"frame of {length} bytes")
     return length
-
-
-def decode_command(body: bytes) -> AnyCommand:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
-    return _commands.decode(body)
-
-
-def decode_event(body: bytes | memoryview) -> AnyEvent:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
-    return _events.decode(body)

@@ -145,8 +145,10 @@ class _Exchange:
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
                     if (data := self._rendered(event)) is not None:
-                        parts.put_nowait(self._reply.queued_chunk() + data if tells_queue else data)
-                        tells_queue = False
+                        if tells_queue:
+                            data = self._reply.queue_chunk(ms=round(self._reply.progress.queued_ms, 3)) + data
+                            tells_queue = False
+                        parts.put_nowait(data)
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)
@@ -180,7 +182,7 @@ class _Exchange:
                 part = await asyncio.wait_for(self._parts.get(), self._longest_silence(started))
             except TimeoutError:
                 ahead = self._ahead
-                part = PING if ahead is None else self._reply.queue_chunk(ahead)
+                part = PING if ahead is None else self._reply.queue_chunk(ahead=ahead)
             if isinstance(part, Refusal):
                 if not started:
                     raise part

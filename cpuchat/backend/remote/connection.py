@@ -45,11 +45,6 @@ class Status(Exception):
         """Return the server's own words on one line."""
         return clean_line(str(self.error.get("message") or ""))[:_LONGEST_REASON]
 
-    @property
-    def is_transient(self) -> bool:
-        """Return whether the same request may succeed soon."""
-        return self.code in (429, _LOADING) or self.code in _GATEWAY
-
 
 class Connection:
     """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
@@ -205,7 +200,8 @@ class Retries:
 def _may_pass(error: Exception) -> bool:
     """Return whether another attempt may succeed within the back-off."""
     if isinstance(error, Status):
-        return error.is_transient and (error.retry_after or 0.0) <= BACK_OFF[-1]
+        is_transient = error.code in (429, _LOADING) or error.code in _GATEWAY
+        return is_transient and (error.retry_after or 0.0) <= BACK_OFF[-1]
     if isinstance(error, httpx.ConnectError) and _is_certificate(error):
         return False
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError)
