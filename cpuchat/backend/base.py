@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
+from cpuchat.backend.process import ChildProcess
 from cpuchat.config.servers import Source
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol.messages import AnyEvent, Generate, LoadOptions
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, LoadCancelled, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.timings import Timings
 
 DEFAULT_PLACEMENT = PlacementSpec()
 
@@ -79,6 +87,90 @@ class Backend(Protocol):
     async def close(self) -> None:
         """Let the worker save and exit; kill it if it takes longer than a few seconds."""
         ...
+
+
+NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
+
+
+_P = TypeVar("_P", bound=ChildProcess)
+
+
+class ModelBackend(ABC, Generic[_P]):
+    """A backend of its own kind of models, with the process that computes, if that is on this machine: what was asked
+    for, and loading it again when it is gone.
+    """
+
+    engine: EngineInfo | None = None
+
+    def __init__(self) -> None:
+        self._process: _P | None = None
+        self._model: ModelInfo | None = None
+        self._wanted: tuple[Any, LoadOptions, PlacementSpec] | None = None
+        self._cancelled = asyncio.Event()
+        self._closed = False
+        self._request_ids = itertools.count(1)
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._model if self._is_alive else None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.alive else None
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    def load(
+        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    ) -> AsyncGenerator[AnyEvent, None]:
+        self._cancelled.clear()  # at once: a cancel may come before the first event is asked for
+        self._wanted, self._model = (path, options, spec), None
+        return self._load(path, options, spec)
+
+    def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        self._cancelled.clear()
+        return self._generate(msgspec.structs.replace(request, request_id=next(self._request_ids)))
+
+    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        if self._wanted is None:
+            yield NO_MODEL
+            return
+        if not self._is_ready(request):
+            async with contextlib.aclosing(self._load(*self._wanted)) as events:
+                async for event in events:
+                    if not isinstance(event, LoadCancelled):
+                        yield event
+        if self._cancelled.is_set():
+            yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
+            return
+        async with contextlib.aclosing(self._answer(request)) as events:
+            async for event in events:
+                yield event
+
+    @abstractmethod
+    def _load(self, path: Any, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
+        """Load as `Backend.load`."""
+
+    @abstractmethod
+    def _is_ready(self, request: Generate) -> bool:
+        """Return whether the loaded model can answer; if not, what is wanted is loaded again."""
+
+    @abstractmethod
+    def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        """Answer with the loaded model; without one, a load has reported why."""
+
+    async def cancel(self) -> None:
+        self._cancelled.set()
+
+    async def count_tokens(self, text: str) -> int | None:
+        """Return None: a server is not asked, and what the user has not sent yet is not for it."""
+        return None
+
+    async def forget(self, chat_id: str) -> None:
+        """Do nothing: a server saves no chats."""
+        return
 
 
 def place_here(spec: PlacementSpec, *, with_draft: bool) -> Placement:

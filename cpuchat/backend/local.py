@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
@@ -18,11 +17,11 @@ from typing import TypeGuard
 
 import msgspec
 
-from cpuchat.backend.base import DEFAULT_PLACEMENT, place_here
-from cpuchat.backend.process import Spawned, Spawner, WorkerProcess, watch_over
+from cpuchat.backend.base import NO_MODEL, ModelBackend, place_here
+from cpuchat.backend.process import WORKER_CLOSED, Spawned, Spawner, WorkerProcess, watch_over
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, WorkerDied
-from cpuchat.config.servers import Source, running_servers
+from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
+from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.messages import (
@@ -43,15 +42,12 @@ from cpuchat.protocol.messages import (
     TextDelta,
     WorkerReady,
 )
-from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol.timings import Timings
 
 _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, Failed)
 _ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
-_CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
-class LocalBackend:
+class LocalBackend(ModelBackend[WorkerProcess]):
     """See `backend.base.Backend`. Use from one event loop only."""
 
     def __init__(
@@ -61,35 +57,17 @@ class LocalBackend:
         state_limit: int = 2 << 30,
         log_dir: Path | None = None,
     ) -> None:
+        super().__init__()
         self._state_dir = state_dir
         self._state_limit = state_limit
         self._log_dir = log_dir or paths.log_dir()
         self.spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
-        self._worker: WorkerProcess | None = None
         self.log_file: Path | None = None
         """The newest worker's stderr; it outlives the worker."""
-        self._request_ids = itertools.count(1)
-        self.engine: EngineInfo | None = None
-        self._model: ModelInfo | None = None
-        self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
         self._starting = asyncio.Lock()
         self._sizes: dict[Path, int] = {}  # of the files that are loaded
         self._running: _Exchange | None = None  # what the worker is at
-        self._cancelled = False
-        self._closed = False
-
-    @property
-    def model(self) -> ModelInfo | None:
-        return self._model if self._alive else None
-
-    @property
-    def pid(self) -> int | None:
-        return self._worker.pid if self._worker is not None and self._worker.alive else None
-
-    @property
-    def _alive(self) -> bool:
-        return self._worker is not None and self._worker.alive
 
     def prepare(self, spec: PlacementSpec) -> None:
         """Start the worker process for a load with this placement, before there is an event loop.
@@ -101,17 +79,9 @@ class LocalBackend:
 
     async def start(self) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
-        return None if self._alive else await self._ensure_started("local")
-
-    def load(
-        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
-    ) -> AsyncGenerator[AnyEvent, None]:
-        assert isinstance(path, Path)
-        self._cancelled = False  # at once: a cancel may come before the first event is asked for
-        return self._load(path, options, spec)
+        return None if self._is_alive else await self._ensure_started("local")
 
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
-        self._wanted = (path, options, spec)
         self._model = None
         self._sizes = await asyncio.to_thread(_file_sizes, path, Path(options.draft_path or path))
         try:
@@ -121,7 +91,7 @@ class LocalBackend:
             yield Failed.of(error)
             return
         failure = await self._ensure_started(placement.memory.words)
-        if self._cancelled:  # before there was a worker to tell
+        if self._cancelled.is_set():  # before there was a worker to tell
             yield LoadCancelled()
             return
         if failure is not None:
@@ -171,48 +141,34 @@ class LocalBackend:
                 return msgspec.structs.replace(death, message=f"{death.message} {what}", hint=hint)
         return death
 
-    def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        self._cancelled = False
-        return self._generate(request)
-
     async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         # A worker that was killed since the last answer may be noticed only now: then this request has done no harm
         # and is worth a second try. One that dies again, or after its first event, is reported.
         told = False
         for is_last in (False, True):
-            request_id, died = next(self._request_ids), False
-            if self._model is None or not self._alive:
-                if self._wanted is None:
-                    yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-                    return
-                async with contextlib.aclosing(self._load(*self._wanted)) as events:
-                    async for event in events:
-                        died = _is_death(event) and not told and not is_last
-                        if not died and not isinstance(event, LoadCancelled):
-                            told = True
-                            yield event
-                if self._model is None and not self._cancelled and not died:
-                    return
-            if died:
-                continue
-            if self._cancelled:  # before the worker was told of it
-                yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
-                return
-            command = msgspec.structs.replace(request, request_id=request_id)
-            async with self._exchange(command) as exchange:
-                while not exchange.finished and not died:
-                    event = await exchange.next_event()
-                    died = _is_death(event) and not told and not is_last
-                    if not died:
+            async with contextlib.aclosing(super()._generate(request)) as events:
+                async for event in events:
+                    if told or is_last or not _is_death(event):
                         told = True
-                        yield await self._explained(event) if _is_death(event) else event
-            if not died:
+                        yield event
+            if told:
                 return
+
+    def _is_ready(self, request: Generate) -> bool:
+        return self.model is not None
+
+    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        if self._model is None:
+            return
+        async with self._exchange(request) as exchange:
+            while not exchange.finished:
+                event = await exchange.next_event()
+                yield await self._explained(event) if _is_death(event) else event
 
     async def measure(self, request: Measure) -> Measured | Failed:
         """Time random tokens with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""
         if self.model is None:
-            return Failed(code="model_not_found", message="No model is loaded.", hint="Load one first.")
+            return msgspec.structs.replace(NO_MODEL, hint="Load one first.")
         command = msgspec.structs.replace(request, request_id=next(self._request_ids))
         async with self._exchange(command) as exchange:
             while not isinstance(event := await exchange.next_event(), Measured | Failed):
@@ -220,11 +176,11 @@ class LocalBackend:
             return event
 
     async def cancel(self) -> None:
-        self._cancelled = True
-        if self._worker is not None and self._starting.locked():
-            self._worker.kill()  # it reads nothing before it has started
-        elif self._worker is not None:
-            self._worker.wake()
+        await super().cancel()
+        if self._process is not None and self._starting.locked():
+            self._process.kill()  # it reads nothing before it has started
+        elif self._process is not None:
+            self._process.wake()
         if self._running is not None:
             self._send(Cancel(request_id=self._running.request_id))
 
@@ -237,7 +193,7 @@ class LocalBackend:
 
     async def count_tokens(self, text: str) -> int | None:
         """Return how many tokens a text has for the loaded model; None while the worker is busy."""
-        worker = self._worker
+        worker = self._process
         if worker is None or self._model is None or self._running is not None:
             return None
         return await worker.count_tokens(text)
@@ -250,20 +206,20 @@ class LocalBackend:
                     file.unlink(missing_ok=True)
 
     async def unload(self) -> None:
-        worker, self._worker = self._worker, None
+        worker, self._process = self._process, None
         if worker is not None:
             await worker.close()
 
     def kill(self) -> None:
         self._closed = True
-        if self._worker is not None:
-            self._worker.kill()
+        if self._process is not None:
+            self._process.kill()
         if self._prepared is not None:
             self._prepared.add_done_callback(_end_unused)
 
     async def close(self) -> None:
         self._closed = True
-        worker, self._worker = self._worker, None
+        worker, self._process = self._process, None
         self._model = None
         if worker is not None:
             await worker.close()
@@ -275,7 +231,7 @@ class LocalBackend:
     @contextlib.asynccontextmanager
     async def _exchange(self, command: LoadModel | Generate | Measure) -> AsyncIterator[_Exchange]:
         """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
-        worker = self._worker
+        worker = self._process
         assert worker is not None
         worker.send(command)
         self._running = exchange = _Exchange(worker, command.request_id)
@@ -283,7 +239,7 @@ class LocalBackend:
         if isinstance(command, Generate) and self._model is not None:
             growth = 2 * self._model.kv_size + self._state_limit + _ANSWER_BYTES
             longest = max(self._model.pass_ms, default=0.0) / 1e3
-            is_cancelled = lambda: self._cancelled or exchange.cancelled  # noqa: E731
+            is_cancelled = lambda: self._cancelled.is_set() or exchange.cancelled  # noqa: E731
             watching = asyncio.create_task(watch_over(worker, is_cancelled, growth, longest))
         try:
             yield exchange
@@ -300,28 +256,28 @@ class LocalBackend:
                     watching.cancel()
 
     def _send(self, command: Command) -> None:
-        if self._worker is not None:
-            self._worker.send(command)
+        if self._process is not None:
+            self._process.send(command)
 
     async def _ensure_started(self, memory: str) -> Failed | None:
         """Return a worker that runs under the memory policy `memory`; a worker under another one saves, exits and is
         replaced.
         """
         async with self._starting:
-            failure = _CLOSED if self._closed else await self._start(memory)
-            return _CLOSED if self._closed else failure
+            failure = WORKER_CLOSED if self._closed else await self._start(memory)
+            return WORKER_CLOSED if self._closed else failure
 
     async def _start(self, memory: str) -> Failed | None:
-        worker, self._worker = self._worker, None
+        worker, self._process = self._process, None
         if worker is not None and worker.alive:
             if worker.memory == memory:
-                self._worker = worker
+                self._process = worker
                 return None
             await worker.close()
         elif worker is not None:
             await worker.finished()
         if self._closed:
-            return _CLOSED
+            return WORKER_CLOSED
         worker = await self._take_prepared()
         if worker is not None and worker.memory != memory:
             await _discard(worker)
@@ -332,18 +288,18 @@ class LocalBackend:
             return Failed(code=WorkerDied.code, message=f"Cannot start the inference worker: {error}.")
         if self._closed:
             await worker.close()
-            return _CLOSED
-        self._worker, self.log_file = worker, worker.log
+            return WORKER_CLOSED
+        self._process, self.log_file = worker, worker.log
         try:
             event = await worker.events.get()
         except asyncio.CancelledError:
-            self._worker = None
+            self._process = None
             worker.kill()
             raise
         if isinstance(event, WorkerReady):
             self.engine = event.engine
             return None
-        self._worker = None
+        self._process = None
         await worker.close()  # what could not begin takes no commands, but may wait for some
         if isinstance(event, Failed):
             return event
@@ -364,13 +320,13 @@ class _Exchange:
         self.request_id = request_id
         self.finished = self.cancelled = False
         self.channel = ""
-        self._worker = worker
+        self._process = worker
 
     async def next_event(self) -> AnyEvent:
         """Return the next event of this command, or how the worker ended; what else failed in it is in its log."""
-        event = await self._worker.events.get()
-        while getattr(event, "request_id", self.request_id) != self.request_id and self._worker.alive:
-            event = await self._worker.events.get()
+        event = await self._process.events.get()
+        while getattr(event, "request_id", self.request_id) != self.request_id and self._process.alive:
+            event = await self._process.events.get()
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, _FINAL)
         return event

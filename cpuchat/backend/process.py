@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from cpuchat.base.errors import Interrupted, WorkerStuck
+from cpuchat.base.errors import Interrupted, WorkerDied, WorkerStuck
 from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.protocol.messages import (
@@ -50,6 +50,7 @@ ANSWER_SECONDS = 1.5
 """Seconds after which a worker that has not confirmed the shutdown counts as hung (stopped, or waiting for a disk)."""
 _DYING_SECONDS = 3.0
 _READ_BYTES = 1 << 16  # what a pipe holds
+WORKER_CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
 @dataclass(frozen=True)
@@ -94,37 +95,114 @@ def _spawn(log_dir: Path, memory: str, module: Sequence[str], environment: Mappi
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(environment),
+            # numpy must not start a thread pool of its own beside llama.cpp's.
+            env=child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **environment),
             process_group=0 if sys.platform != "win32" else None,
         )
     return Spawned(process, log, memory)
 
 
-class WorkerProcess:
-    """A running worker, as `start` makes one. Use it from one event loop only.
+class ChildProcess:
+    """A process that was spawned, until it is `gone`. Use it from one event loop only.
+
+    Attributes:
+        pid: of the process that computes; None until that is known.
+        log: its standard error; outlives it.
+        memory: the memory policy that it was started under, in words.
+    """
+
+    title = "The process"
+
+    def __init__(self, spawned: Spawned) -> None:
+        self._process = spawned.process
+        self.pid: int | None = spawned.process.pid
+        self.log, self.memory = spawned.log, spawned.memory
+        self._status: int | None = None
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def alive(self) -> bool:
+        return self._status is None
+
+    async def finished(self) -> None:
+        """Wait until the process has exited."""
+        await self._gone.wait()
+
+    async def is_gone_within(self, seconds: float) -> bool:
+        """Return whether it has exited, now or after at most `seconds`."""
+        return await _is_set_within(self._gone, seconds)
+
+    def kill(self) -> None:
+        """Kill the process and its helpers; unsaved data is lost."""
+        if self._process.poll() is None:
+            self._process.kill()
+            kill_group(self._process.pid)
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _reap(self, broken: str = "", seconds: float | None = None) -> None:
+        """Wait until it has exited, killed after so many seconds, then report that. Runs on a separate thread."""
+        assert self._process.stdout is not None
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:  # it is hung
+            ChildProcess.kill(self)
+            status = self._process.wait()
+        kill_group(self._process.pid)
+        self._process.stdout.close()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
+            self._loop.call_soon_threadsafe(self._ended, status, broken)
+
+    def _ended(self, status: int, broken: str) -> None:
+        self._status = status
+        self._gone.set()
+
+    def crash(self, broken: str = "", request_id: int = 0) -> Failed:
+        """Describe how it ended: by what its log says last, else by its exit status."""
+        tail = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            tail = last_output(file)
+        return Failed(
+            request_id=request_id,
+            code=WorkerDied.code,
+            message=f"{self.title} crashed: {exit_reason(self._status or 0, tail, broken or self._last_words(tail))}.",
+            hint=f"Log: {self.log}",
+        )
+
+    def _last_words(self, tail: str) -> str:
+        """Return the reason in the end of its log, where it says one in a form of its own; else ""."""
+        return ""
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
+class WorkerProcess(ChildProcess):
+    """A running worker, as `start` makes one.
 
     `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
     closed or killed from here. A thread of its own writes to its pipe, which may be full.
     """
 
+    title = "The inference worker"
+
     def __init__(self, spawned: Spawned) -> None:
-        self._process = process = spawned.process
-        self.pid = process.pid
-        self.log = spawned.log
-        self.memory = spawned.memory
-        """The memory policy that the worker was started under, in words."""
+        super().__init__(spawned)
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._status: int | None = None
-        self._gone = asyncio.Event()
         self._shutting_down = asyncio.Event()  # or gone
-        self._expected = False
-        self._failure: Failed | None = None
+        self._failure: Failed | None = None  # with which it was ended from here
         self._counts: dict[int, asyncio.Future[int | None]] = {}
         self._count_ids = itertools.count(1)
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{process.pid}")
-        assert process.stdout is not None
-        self._output, self._unread = process.stdout.fileno(), bytearray()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"to-{self.pid}")
+        assert self._process.stdout is not None
+        self._output, self._unread = self._process.stdout.fileno(), bytearray()
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._output, self._read)
 
@@ -132,10 +210,6 @@ class WorkerProcess:
     async def start(cls, spawner: Spawner, log_dir: Path, memory: str) -> WorkerProcess:
         """Start a worker under the memory policy `memory` ("local" or another in words). Raises OSError."""
         return cls(await asyncio.wrap_future(spawner.spawn(log_dir, lambda: memory)))
-
-    @property
-    def alive(self) -> bool:
-        return self._status is None
 
     def send(self, command: Command) -> None:
         """Queue a frame for the worker without waiting. Frames to a worker that has exited are dropped."""
@@ -154,46 +228,28 @@ class WorkerProcess:
         finally:
             del self._counts[request_id]
 
-    async def finished(self) -> None:
-        """Wait until the worker has exited and its last event is in `events`."""
-        await self._gone.wait()
-
     async def close(self) -> None:
         """Let the worker save and exit; kill it if it does not."""
-        self._expected = True
+        self._failure = self._failure or WORKER_CLOSED
         self.send(Shutdown())
-        try:
-            await asyncio.wait_for(self._shutting_down.wait(), ANSWER_SECONDS)
-            await asyncio.wait_for(self._gone.wait(), SHUTDOWN_SECONDS)
-        except TimeoutError:
-            self.kill()
-            try:
-                await asyncio.wait_for(self._gone.wait(), _DYING_SECONDS)
-            except TimeoutError:  # it hangs in the kernel and dies when that lets go of it
-                self._ended(-signal.SIGKILL, "")
+        if await _is_set_within(self._shutting_down, ANSWER_SECONDS) and await self.is_gone_within(SHUTDOWN_SECONDS):
+            return
+        self.kill()
+        if not await self.is_gone_within(_DYING_SECONDS):  # it hangs in the kernel and dies when that lets go of it
+            self._ended(-signal.SIGKILL, "")
 
     def wake(self) -> None:
         """Continue a worker that was stopped (SIGSTOP): it could not obey."""
         if self.alive and sys.platform != "win32":
             with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGCONT)
+                os.killpg(self._process.pid, signal.SIGCONT)
 
-    def kill(self) -> None:
-        """Kill the worker and its helpers; unsaved data is lost."""
-        self._expected = True
-        self._kill()
+    def kill(self, failure: Failed = WORKER_CLOSED) -> None:
+        """Kill the worker and its helpers, which reports `failure`; unsaved data is lost."""
+        self._failure = self._failure or failure
+        super().kill()
 
-    def end(self, failure: Failed) -> None:
-        """Kill the worker, which reports `failure`."""
-        self._failure = failure
-        self._kill()
-
-    def _kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            kill_group(self.pid)
-
-    def _write(self, frame: bytes) -> None:
+    def _write(self, frame: bytearray) -> None:
         """Write frames, on a separate thread: the pipe of a stopped or busy worker eventually fills up and blocks."""
         stream = self._process.stdin
         assert stream is not None
@@ -201,13 +257,9 @@ class WorkerProcess:
             stream.write(frame)
             stream.flush()
 
-    def _close_stdin(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
     def _read(self) -> None:
         """Pass on the frames that have arrived. On the loop: waking a thread for each would cost as much again."""
+        broken = ""
         try:
             data = os.read(self._output, _READ_BYTES)
             self._unread += data
@@ -217,31 +269,16 @@ class WorkerProcess:
                     break
                 self._arrived(decode_event(memoryview(self._unread)[HEADER_SIZE:end]))
                 del self._unread[:end]
+            if data:
+                return
         except BlockingIOError:
             return
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            self._kill()
-            self._end_reading(f"invalid message on its pipe ({error})")
-        else:
-            if not data:
-                self._end_reading("")
-
-    def _end_reading(self, broken: str) -> None:
+            super().kill()
+            broken = f"invalid message on its pipe ({error})"
         self._loop.remove_reader(self._output)
-        threading.Thread(target=self._reap, args=(broken,), name=f"reap-{self.pid}", daemon=True).start()
-
-    def _reap(self, broken: str) -> None:
-        """Wait until the worker has exited, then report how it ended. Runs on a separate thread."""
-        assert self._process.stdout is not None
-        try:
-            status = self._process.wait(_DYING_SECONDS)
-        except subprocess.TimeoutExpired:  # it is hung
-            self._kill()
-            status = self._process.wait()
-        kill_group(self.pid)
-        self._process.stdout.close()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
-            self._loop.call_soon_threadsafe(self._ended, status, broken)
+        reap = threading.Thread(target=self._reap, args=(broken, _DYING_SECONDS), name=f"reap-{self.pid}", daemon=True)
+        reap.start()
 
     def _arrived(self, event: AnyEvent) -> None:
         if isinstance(event, ShuttingDown):
@@ -253,38 +290,16 @@ class WorkerProcess:
             self.events.put_nowait(event)
 
     def _ended(self, status: int, broken: str) -> None:
-        if self._status is not None:  # reported as exited already
+        if not self.alive:  # reported as exited already
             return
-        self._status = status
+        super()._ended(status, broken)
         self._writer.submit(self._close_stdin)
         self._writer.shutdown(wait=False)
-        if self._failure is not None:
-            self.events.put_nowait(self._failure)
-        elif self._expected:
-            self.events.put_nowait(Failed(code=Interrupted.code, message="The inference worker was closed."))
-        else:
-            self.events.put_nowait(self._exit_failure(status, broken))
+        self.events.put_nowait(self._failure or self.crash(broken))
         for counted in self._counts.values():
             if not counted.done():
                 counted.set_result(None)
         self._shutting_down.set()
-        self._gone.set()
-
-    def _exit_failure(self, status: int, broken: str) -> Failed:
-        """Describe how the worker ended: by llama.cpp's assertion if it logged one, else by its exit status."""
-        tail = ""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            tail = last_output(file)
-        return Failed(
-            code="worker_died",
-            message=f"The inference worker crashed: {exit_reason(status, tail, broken)}.",
-            hint=f"Log: {self.log}",
-        )
-
-
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    # numpy must not start a thread pool of its own beside llama.cpp's.
-    return child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **more)
 
 
 def _new_log(log_dir: Path) -> Path:
@@ -332,12 +347,12 @@ async def watch_over(
             await asyncio.sleep(_POLL_SECONDS)
             grown = _own_bytes(process) - at_start
             if grown > most_growth:
-                worker.end(_failure(f"it took {grown / 1e9:.1f} GB for one answer"))
+                worker.kill(_failure(f"it took {grown / 1e9:.1f} GB for one answer"))
             if is_cancelled():
                 times = {one.id: one.user_time + one.system_time for one in process.threads()}
                 spent, limit = times if spent is None else spent, STUCK_CPU_SECONDS + longest_pass
                 if max((time - spent.get(id, 0.0) for id, time in times.items()), default=0.0) > limit:
-                    worker.end(_failure("it did not stop when it was told to"))
+                    worker.kill(_failure("it did not stop when it was told to"))
     except psutil.Error:  # it is gone, or hidden from us
         return
 

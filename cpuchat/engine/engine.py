@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -147,31 +147,32 @@ class Engine:
             arrived: when the request reached this process, by `perf_counter`; None: now.
         """
         arrived = perf_counter() if arrived is None else arrived
+        with self._answering(command.request_id):
+            self._answer = Answer(self._ready(), command, arrived, self._emit, self._output_thread)
+            self._answer.run()
+
+    def measure(self, command: Measure) -> None:
+        """Time random tokens. Ends with `Measured` or `Failed`."""
+        with self._answering(command.request_id):
+            seconds, cpu_wait = measure(self._ready(), command)
+            self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
+
+    @contextlib.contextmanager
+    def _answering(self, request_id: int) -> Iterator[None]:
+        """Compute for one request; what fails becomes `Failed`."""
         self._writer.pause()
         try:
-            if self._loaded is None:
-                raise UsageError("No model is loaded.", "Load a model first.")
-            self._answer = Answer(self._loaded, command, arrived, self._emit, self._output_thread)
-            self._answer.run()
+            yield
         except CpuchatError as error:
-            self._emit(Failed.of(error, command.request_id))
+            self._emit(Failed.of(error, request_id))
         finally:
             self._answer = None
             self._rest()
 
-    def measure(self, command: Measure) -> None:
-        """Time random tokens. Ends with `Measured` or `Failed`."""
-        self._writer.pause()
-        try:
-            if self._loaded is None:
-                raise UsageError("No model is loaded.", "Load a model first.")
-            seconds, cpu_wait = measure(self._loaded, command)
-        except CpuchatError as error:
-            self._emit(Failed.of(error, command.request_id))
-        else:
-            self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
-        finally:
-            self._rest()
+    def _ready(self) -> LoadedModel:
+        if self._loaded is None:
+            raise UsageError("No model is loaded.", "Load a model first.")
+        return self._loaded
 
     def _rest(self) -> None:
         """Leave the cores to others, until the next request."""

@@ -333,7 +333,13 @@ def left_recursive(bodies: list[Body]) -> Body | None:
     """Return a body that can reach itself without a character in between, None if there is none; notes in all bodies
     whether they may be empty.
     """
-    _find_empty(bodies)
+    rules: list[tuple[Body, list[Body]]] = []
+    for body in bodies:
+        for needed in ([one for one in alternate if not one.may_be_empty] for alternate in body.alternates):
+            others = [one.body for one in needed if one.body is not None]
+            rules += [(body, others)] if len(others) == len(needed) else []
+    for body in _implied(rules):
+        body.is_empty = True
     return _in_cycle({body: _firsts(body) for body in bodies})[0]
 
 
@@ -373,22 +379,29 @@ def _trees(bodies: list[Body]) -> set[Body]:
     """Return the bodies that match a text in one way at most, as the values of an enum: their alternatives begin with
     different characters, and hold texts and characters, with no other body than one of these at the end.
     """
-    ends = {body: found for body in bodies if (found := _ends(body)) is not None}
-    n_unknown = {body: len(found) for body, found in ends.items()}
-    waiting: defaultdict[Body, list[Body]] = defaultdict(list)
-    for body, found in ends.items():
-        for one in found:
-            waiting[one].append(body)
-    trees = set[Body]()
-    ready = [body for body, n in n_unknown.items() if not n]
+    return _implied((body, ends) for body in bodies if (ends := _ends(body)) is not None)
+
+
+def _implied(rules: Iterable[tuple[Body, list[Body]]]) -> set[Body]:
+    """Return the bodies of which something is true: by one of the rules, since it is of all the others in it."""
+    found, ready = set[Body](), list[Body]()
+    waiting: defaultdict[Body, list[tuple[Body, list[int]]]] = defaultdict(list)
+
+    def settle(body: Body, n_unknown: list[int]) -> None:
+        if not n_unknown[0] and body not in found:
+            found.add(body)
+            ready.append(body)
+
+    for body, others in rules:
+        n_unknown = [len(others)]
+        for other in others:
+            waiting[other].append((body, n_unknown))
+        settle(body, n_unknown)
     while ready:
-        body = ready.pop()
-        trees.add(body)
-        for one in waiting[body]:
-            n_unknown[one] -= 1
-            if not n_unknown[one]:
-                ready.append(one)
-    return trees
+        for body, n_unknown in waiting.pop(ready.pop(), ()):
+            n_unknown[0] -= 1
+            settle(body, n_unknown)
+    return found
 
 
 def _ends(body: Body) -> list[Body] | None:
@@ -415,30 +428,6 @@ def _too_many(body: Body) -> AmbiguousGrammar:
         f"the rule {body.name} can match one text in too many ways",
         "Repeat only what is never empty, and let one text match in one way: [a-z]* instead of ([a-z]*)*.",
     )
-
-
-def _find_empty(bodies: list[Body]) -> None:
-    """Note which bodies may be empty; each sequence counts its elements of which that is not yet known."""
-    waiting: defaultdict[Body, list[tuple[list[int], Body]]] = defaultdict(list)
-    ready: list[Body] = []
-
-    def settle(n_unknown: list[int], body: Body) -> None:
-        if not n_unknown[0] and not body.is_empty:
-            body.is_empty = True
-            ready.append(body)
-
-    for body in bodies:
-        for alternate in body.alternates:
-            unknown = [one for one in alternate if not one.may_be_empty]
-            n_unknown = [len(unknown)]
-            for one in unknown:
-                if one.body is not None:
-                    waiting[one.body].append((n_unknown, body))
-            settle(n_unknown, body)
-    while ready:
-        for n_unknown, body in waiting.pop(ready.pop(), ()):
-            n_unknown[0] -= 1
-            settle(n_unknown, body)
 
 
 def _leftmost(alternate: list[Element]) -> list[Element]:

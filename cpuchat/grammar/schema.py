@@ -37,6 +37,16 @@ _HINTS: Final = {
     "number": _LIMITS,
 }
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
+_KEYWORDS: Final[tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...]] = (
+    (("properties",), lambda value: isinstance(value, dict), "an object"),
+    (("required", "enum", "allOf", "anyOf", "oneOf", "prefixItems"), lambda value: isinstance(value, list), "a list"),
+    (("pattern",), lambda value: isinstance(value, str), "a string"),
+    (("type",), lambda value: isinstance(value, str | list), "a string or a list"),
+    (("required", "type"), lambda value: all(isinstance(one, str) for one in value), "a list of strings"),
+    (_LIMITS, lambda value: isinstance(value, int | float), "a number"),
+    (_COUNTS, lambda value: _is_number(value) and value >= 0 and not value % 1, "0 or a positive integer"),
+)
+"""What the values of keywords must be, in the order of the checks."""
 _FORMATS: Final = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
 _MAX_DEPTH: Final = 60
 _MOST_VISITS: Final = 20_000
@@ -167,22 +177,10 @@ class _Converter:
                 self._fail(path, f"{key} is not supported")
         if schema.get("uniqueItems") is True:
             self._fail(path, "uniqueItems is not supported")
-        for key, kind, what in (
-            ("properties", dict, "an object"), ("required", list, "a list"), ("enum", list, "a list"),
-            ("allOf", list, "a list"), ("anyOf", list, "a list"), ("oneOf", list, "a list"),
-            ("pattern", str, "a string"), ("type", (str, list), "a string or a list"), ("prefixItems", list, "a list"),
-        ):  # fmt: skip
-            if key in schema and not isinstance(schema[key], kind):
-                self._fail(path, f"{key} must be {what}")
-        for key in ("required", "type"):
-            if not all(isinstance(name, str) for name in schema.get(key, ())):
-                self._fail(path, f"{key} must be a list of strings")
-        for key in _LIMITS:
-            if key in schema and not isinstance(schema[key], int | float):
-                self._fail(path, f"{key} must be a number")
-        for key in _COUNTS:
-            if key in schema and (not _is_number(schema[key]) or schema[key] < 0 or schema[key] % 1):
-                self._fail(path, f"{key} must be 0 or a positive integer")
+        for keys, is_right, what in _KEYWORDS:
+            for key in keys:
+                if key in schema and not is_right(schema[key]):
+                    self._fail(path, f"{key} must be {what}")
         return schema
 
     def _body(self, schema: Any, path: str) -> str:

@@ -450,14 +450,17 @@ _HEADER = struct.Struct("<I")
 HEADER_SIZE = _HEADER.size
 
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(AnyCommand)
-_events = msgspec.msgpack.Decoder(AnyEvent)
+decode_command = msgspec.msgpack.Decoder(AnyCommand).decode
+decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
+"""Decode the body of a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
 
 
-def encode(message: Command | Event) -> bytes:
+def encode(message: Command | Event) -> bytearray:
     """Return one frame."""
-    body = _encoder.encode(message)
-    return _HEADER.pack(len(body)) + body
+    frame = bytearray(HEADER_SIZE)
+    _encoder.encode_into(message, frame, HEADER_SIZE)
+    _HEADER.pack_into(frame, 0, len(frame) - HEADER_SIZE)
+    return frame
 
 
 def frame_length(header: bytes | bytearray) -> int:
@@ -470,13 +473,3 @@ def frame_length(header: bytes | bytearray) -> int:
     if length > MAX_FRAME:
         raise ValueError(f"frame of {length} bytes")
     return length
-
-
-def decode_command(body: bytes) -> AnyCommand:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
-    return _commands.decode(body)
-
-
-def decode_event(body: bytes | memoryview) -> AnyEvent:
-    """Decode a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
-    return _events.decode(body)

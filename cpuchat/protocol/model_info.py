@@ -51,15 +51,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
     model's cores together in bytes per second (0: not measured), `cache_bytes` their L3 caches together (0: not known).
-    `state_memory` is the memory that kept states of chats may take, `partial_state` the size of one checkpoint (0: not
-    needed, its KV cache can be cut anywhere).
+    Kept states of chats take at most `state_memory` of memory, one checkpoint `partial_state` (0: none is needed, the
+    KV cache can be cut anywhere).
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
     why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
-
-    States of conversations take at most `state_memory` of memory; going back takes copies of `partial_state` each (0:
-    none, this memory can be cut anywhere).
 
     `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker). RPC
     workers hold the last `rpc_layers` layers.

@@ -6,7 +6,7 @@ Names are llama-server's (`prompt_n`, `cache_n`, `predicted_ms`, ...).
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -70,12 +70,9 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             later,
             passes=self.passes + joints + later.passes,
-            draft_n=self.draft_n + later.draft_n,
-            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
+            **_added(self, later, "draft_n", "draft_n_accepted", "draft_passes", "draft_ms"),
             by_position=tuple(_sum(one, other) for one, other in positions),
             by_drafter=tuple(names),
-            draft_passes=self.draft_passes + later.draft_passes,
-            draft_ms=self.draft_ms + later.draft_ms,
             plain_ms=None if self.disturbed or later.disturbed else later.plain_ms or self.plain_ms,
             disturbed=self.disturbed or later.disturbed,
         )
@@ -91,6 +88,11 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
         if tok_s is None or not self.plain_ms or not self.draft_n or predicted_n < LEAST_TOKENS:
             return None
         return tok_s * self.plain_ms / 1e3
+
+
+def _added(one: Any, other: Any, *names: str) -> dict[str, Any]:
+    """Return the sums of these fields."""
+    return {name: getattr(one, name) + getattr(other, name) for name in names}
 
 
 def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
@@ -175,21 +177,15 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             speculation = self.speculation.followed_by(later.speculation, int(is_joined))
         return msgspec.structs.replace(
             later,
-            cache_n=self.cache_n,
-            prompt_n=self.prompt_n + later.prompt_n,
-            prompt_ms=self.prompt_ms + later.prompt_ms,
+            **{name: getattr(self, name) for name in ("cache_n", "ttft_ms", "network_ms", "queue_ms")},
+            **_added(
+                self, later, "prompt_n", "prompt_ms", "draft_n", "draft_n_accepted", "reasoning_n", "reasoning_ms"
+            ),
             predicted_n=n,
             predicted_ms=ms * (n - 1) / spans if spans else ms,
-            ttft_ms=self.ttft_ms,
-            draft_n=self.draft_n + later.draft_n,
-            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
             speculation=speculation,
-            network_ms=self.network_ms,
-            queue_ms=self.queue_ms,
             approximate=self.approximate or later.approximate,
             reused_known=self.reused_known and later.reused_known,
-            reasoning_n=self.reasoning_n + later.reasoning_n,
-            reasoning_ms=self.reasoning_ms + later.reasoning_ms,
             reuse=reuse,
         )
 

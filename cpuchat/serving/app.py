@@ -145,14 +145,16 @@ class _Exchange:
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
                     if (data := self._rendered(event)) is not None:
-                        parts.put_nowait(self._reply.queued_chunk() + data if tells_queue else data)
-                        tells_queue = False
+                        if tells_queue:
+                            data = self._reply.queue_chunk(ms=round(self._reply.progress.queued_ms, 3)) + data
+                            tells_queue = False
+                        parts.put_nowait(data)
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)
         except Exception:
             traceback.print_exc()
-            parts.put_nowait(Refusal(500, "Internal error; see the server's log.", "internal_error"))
+            parts.put_nowait(_internal_error())
 
     def _rendered(self, event: AnyEvent) -> bytes | None:
         """Return what the client gets for an event; b"" starts the response."""
@@ -180,7 +182,7 @@ class _Exchange:
                 part = await asyncio.wait_for(self._parts.get(), self._longest_silence(started))
             except TimeoutError:
                 ahead = self._ahead
-                part = PING if ahead is None else self._reply.queue_chunk(ahead)
+                part = PING if ahead is None else self._reply.queue_chunk(ahead=ahead)
             if isinstance(part, Refusal):
                 if not started:
                     raise part
@@ -336,9 +338,13 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 
+def _internal_error() -> Refusal:
+    return Refusal(500, "Internal error; see the server's log.", "internal_error")
+
+
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return Response(error.body, error.status, error.headers)
+    return error.response()
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -348,7 +354,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     refusal = Refusal(
         error.status_code, f"{path}: {error.detail}.", "not_found" if error.status_code == 404 else "http"
     )
-    return Response(refusal.body, refusal.status, {**(error.headers or {}), **refusal.headers})
+    return refusal.response(error.headers)
 
 
 async def _on_hang_up(request: Request, error: Exception) -> Response:
@@ -356,8 +362,7 @@ async def _on_hang_up(request: Request, error: Exception) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    refusal = Refusal(500, "Internal error; see the server's log.", "internal_error")
-    return Response(refusal.body, refusal.status, refusal.headers)
+    return _internal_error().response()
 
 
 def make_app(
@@ -371,14 +376,13 @@ def make_app(
     """Return the ASGI app; see `Guard` for the arguments. `sessions` of the app in browser tabs, if it is there too."""
     pages = Pages(service)
 
-    def chat_reply() -> Reply:
-        return ChatReply(service.name, _build(service))
+    def reply(kind: type[Reply]) -> Callable[[], Reply]:
+        return lambda: kind(service.name, _build(service))
 
-    def completion_reply() -> Reply:
-        return CompletionReply(service.name, _build(service))
-
-    chat = AnswerEndpoint(service, ENDPOINTS[0], lambda data: service.reader.chat(data), chat_reply)
-    completions = AnswerEndpoint(service, ENDPOINTS[1], lambda data: service.reader.completion(data), completion_reply)
+    chat = AnswerEndpoint(service, ENDPOINTS[0], lambda data: service.reader.chat(data), reply(ChatReply))
+    completions = AnswerEndpoint(
+        service, ENDPOINTS[1], lambda data: service.reader.completion(data), reply(CompletionReply)
+    )
     routes: list[BaseRoute] = [
         Route("/health", pages.health),
         Route("/v1/health", pages.health),

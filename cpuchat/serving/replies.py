@@ -165,13 +165,11 @@ class Reply(ABC):
         timings = self._timings() if with_timings else {}
         return self._event([self._choice(event)], {"prompt_progress": fields, **timings})
 
-    def queue_chunk(self, ahead: int) -> bytes:
-        """Return how many requests come before this one, as a server-sent event."""
-        return self._event([self._choice(None)], {"queue": {"ahead": ahead}})
-
-    def queued_chunk(self) -> bytes:
-        """Return how long the request waited for others, as a server-sent event."""
-        return self._event([self._choice(None)], {"queue": {"ms": round(self.progress.queued_ms, 3)}})
+    def queue_chunk(self, **queue: float) -> bytes:
+        """Return how many requests come before this one (`ahead`), or the `ms` that it waited for others, as a
+        server-sent event.
+        """
+        return self._event([self._choice(None)], {"queue": queue})
 
     def last_chunks(self, event: GenerationFinished, *, with_usage: bool) -> bytes:
         """Return the end of a stream: why it ended, the usage if it is wanted, and the timings."""

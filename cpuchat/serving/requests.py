@@ -9,18 +9,21 @@ those with another one. A request that is not answered gets an error object as O
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
+from starlette.responses import Response
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import SamplingSection, Settings, explained
 from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
-from cpuchat.protocol.messages import Failed, Generate, Message, Role, Speculation
+from cpuchat.protocol.messages import Failed, Generate, Message, Role, Sampling, Speculation
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
 _BY_CODE = {
@@ -92,14 +95,14 @@ class Refusal(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
         return msgspec.json.encode({"error": error})
 
-    @property
-    def headers(self) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        """Return the response, with these headers too."""
+        found = {**(headers or {}), "content-type": "application/json"}
         if self.retry_after:
-            headers["retry-after"] = str(self.retry_after)
+            found["retry-after"] = str(self.retry_after)
         if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        return headers
+            found["www-authenticate"] = "Bearer"
+        return Response(self.body, self.status, found)
 
 
 BYTES_PER_TOKEN = 64
@@ -131,26 +134,30 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
-    """Fields that both kinds of requests share."""
+@dataclass(frozen=True)
+class Unsupported:
+    """Metadata of a field that is refused, because of `reason`, unless it is left out or has one of these values."""
+
+    reason: str
+    neutral: tuple[Any, ...]
+
+
+_NO_LOGPROBS = "log probabilities are not supported"
+
+
+class _Body(SamplingSection, kw_only=True, forbid_unknown_fields=False):
+    """Fields that both kinds of requests share; those of sampling have the bounds of the settings."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    seed: Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)] | None = None  # type: ignore[assignment]
     top_k: int | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    n: int | None = None
-    logprobs: bool | int | None = None
-    logit_bias: dict[str, Any] | None = None
+    n: Annotated[int | None, Unsupported("only one answer is supported", (1,))] = None
+    logprobs: Annotated[bool | int | None, Unsupported(_NO_LOGPROBS, (False,))] = None
+    logit_bias: Annotated[dict[str, Any] | None, Unsupported("a logit bias is not supported", ({},))] = None
     response_format: dict[str, Any] | None = None
     grammar: str | None = None
     json_schema: Any = None
@@ -162,21 +169,28 @@ class _Body(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
-class ChatBody(_Body):
+class ChatBody(_Body, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    modalities: list[str] | None = None
+    tools: Annotated[list[Any] | None, Unsupported(_NO_TOOLS, ([],))] = None
+    functions: Annotated[list[Any] | None, Unsupported(_NO_TOOLS, ([],))] = None
+    top_logprobs: Annotated[int | None, Unsupported(_NO_LOGPROBS, (0,))] = None
+    modalities: Annotated[list[str] | None, Unsupported("only text is supported", ([], ["text"]))] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionBody(_Body):
+class CompletionBody(_Body, kw_only=True):
     prompt: str | list[Any]
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
+    best_of: Annotated[int | None, Unsupported("only one completion is supported", (1,))] = None
+    echo: Annotated[bool | None, Unsupported("echo is not supported", (False,))] = None
+    suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
+
+
+@cache
+def _unsupported(kind: type[_Body]) -> dict[str, Unsupported]:
+    """Return the fields of a body that are refused."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return {name: one for name, hint in hints for one in get_args(hint) if isinstance(one, Unsupported)}
 
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -232,12 +246,6 @@ class RequestReader:
         """Read the body of a chat completion. Raises Refusal."""
         body = _decoded(data, ChatBody)
         self._check(body)
-        _refuse_unsupported(
-            ("tools", bool(body.tools), _NO_TOOLS),
-            ("functions", bool(body.functions), _NO_TOOLS),
-            ("top_logprobs", bool(body.top_logprobs), "log probabilities are not supported"),
-            ("modalities", bool(set(body.modalities or ()) - {"text"}), "only text is supported"),
-        )
         if len(body.messages) > self._n_ctx:  # a template writes a token or more for each
             raise self._too_long(f"{len(body.messages):,} messages", "messages")
         messages = tuple(_messages(body.messages))
@@ -250,11 +258,6 @@ class RequestReader:
         """Read the body of a plain completion. Raises Refusal."""
         body = _decoded(data, CompletionBody)
         self._check(body)
-        _refuse_unsupported(
-            ("best_of", body.best_of not in (None, 1), "only one completion is supported"),
-            ("echo", bool(body.echo), "echo is not supported"),
-            ("suffix", bool(body.suffix), "a suffix is not supported"),
-        )
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if len(prompts) != 1 or not isinstance(prompts[0], str):
             raise Refusal(
@@ -268,11 +271,9 @@ class RequestReader:
             served = ", ".join(f"`{name}`" for name in self._names)
             message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
             raise Refusal(404, message, "model_not_found", param="model")
-        _refuse_unsupported(
-            ("n", body.n not in (None, 1), "only one answer is supported"),
-            ("logprobs", body.logprobs not in (None, False), "log probabilities are not supported"),
-            ("logit_bias", bool(body.logit_bias), "a logit bias is not supported"),
-        )
+        for name, field in _unsupported(type(body)).items():
+            if getattr(body, name) not in (None, *field.neutral):
+                raise _field_error(name, field.reason, "unsupported")
 
     def _check_length(self, param: str, texts: Iterable[str]) -> None:
         """Refuse what is not valid Unicode, or so long that it cannot fit."""
@@ -290,7 +291,7 @@ class RequestReader:
     def _parsed(self, body: _Body, max_tokens: int | None, **what: Any) -> ParsedRequest:
         stream = bool(body.stream)
         request = Generate(
-            sampling=self._sampling(body).sampling(),
+            sampling=self._sampling(body),
             max_tokens=self._limit(max_tokens),
             stop=_stops(body.stop),
             speculation=self._speculation,
@@ -312,20 +313,16 @@ class RequestReader:
             with_queue=stream and bool(body.return_queue),
         )
 
-    def _sampling(self, body: _Body) -> SamplingSection:
-        """Return the settings with what the request gives; the same bounds apply."""
+    def _sampling(self, body: _Body) -> Sampling:
+        """Return the settings with what the request gives."""
+        if body.top_k is not None and body.top_k < -1:
+            raise _field_error("top_k", "expected `int` >= 0")
         values = msgspec.structs.asdict(self._settings.sampling)
-        for name in values:
-            given = getattr(body, name)
-            if given is not None:
-                values[name] = min(given, _INT32) if name in ("top_k", "repeat_last_n") else given
-        if values["top_k"] == -1:  # "off" in other servers
-            values["top_k"] = 0
-        try:
-            return msgspec.convert(values, SamplingSection)
-        except msgspec.ValidationError as error:
-            name, reason = explained(error)
-            raise _field_error(name, reason) from None
+        values |= {name: given for name in values if (given := getattr(body, name)) is not None}
+        for name in ("top_k", "repeat_last_n"):
+            if values[name] is not None:
+                values[name] = max(min(values[name], _INT32), 0)  # -1 is "off" in other servers
+        return SamplingSection(**values).sampling()
 
     def _budget(self, given: int | None) -> int | None:
         """Return `Generate.reasoning_budget`; -1 means "no limit" in llama-server."""
@@ -409,6 +406,9 @@ def _decoded(data: bytes, kind: type[B]) -> B:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
+        name, bound = explained(error)
+        if name in SamplingSection.__struct_fields__ and "got" not in bound:
+            raise _field_error(name, bound) from None
         reason, _, where = str(error).partition(" - at ")
         param = where.strip("`").removeprefix("$").lstrip(".") or None
         missing = "missing required field" in reason
@@ -417,13 +417,6 @@ def _decoded(data: bytes, kind: type[B]) -> B:
         raise Refusal(400, "The JSON is nested too deeply.", "invalid_json") from None
     except ValueError as error:  # msgspec.DecodeError, and text that is not UTF-8
         raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
-
-
-def _refuse_unsupported(*fields: tuple[str, bool, str]) -> None:
-    """Raise Refusal for the first (field, is asked for, why not) that is asked for."""
-    for name, asked, reason in fields:
-        if asked:
-            raise _field_error(name, reason, "unsupported")
 
 
 def _messages(given: list[ChatMessage]) -> Iterable[Message]:

@@ -28,7 +28,6 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -278,7 +277,7 @@ class Guard:
         kind = scope["type"]
         if kind in ("http", "websocket") and (refusal := self._refusal(scope)) is not None:
             if kind == "http":
-                await Response(refusal.body, refusal.status, refusal.headers)(scope, receive, send)
+                await refusal.response()(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return

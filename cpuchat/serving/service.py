@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, ModelLoaded, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -26,9 +26,29 @@ from cpuchat.telemetry.metric import Metric
 _PREFIX = "cpuchat_"
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-RESULTS = ("ok", "cancelled", "refused", "queue_full", "failed")
-"""How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
 Result = Literal["ok", "cancelled", "refused", "queue_full", "failed"]
+"""How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
+RESULTS: Final[tuple[Result, ...]] = get_args(Result)
+
+
+_LLAMA = "llamacpp:"
+"""Prefix of what llama-server tells too, by its names: for dashboards and programs that know that server."""
+_COUNTERS: Final = (
+    ("loads", "model_loads_total", "", "Loads of the model; after the first one, because the worker died."),
+    ("prompt", "prompt_tokens_total", "prompt_tokens_total", "Prompt tokens evaluated."),
+    ("cached", "prompt_tokens_cached_total", "prompt_tokens_cached_total", "Prompt tokens reused from a KV cache."),
+    ("prompt_s", "prompt_seconds_total", "prompt_seconds_total", "Time evaluating prompts."),
+    ("predicted", "predicted_tokens_total", "tokens_predicted_total", "Tokens generated."),
+    ("predicted_s", "predicted_seconds_total", "tokens_predicted_seconds_total",
+     "Time from the first to the last token."),
+    ("steps", "decode_steps_total", "", "Tokens generated after the first of each answer."),
+    ("passes", "passes_total", "", "Passes of the target model that generated these."),
+    ("drafted", "draft_tokens_total", "spec_decode_num_draft_tokens_total", "Drafted tokens that were verified."),
+    ("accepted", "draft_tokens_accepted_total", "spec_decode_num_accepted_tokens_total",
+     "Drafted tokens that were accepted."),
+)  # fmt: skip
+"""What is counted: the key in `Metrics`, the name, llama-server's name, and the help."""
+_BY_POSITION: Final = "Drafted tokens verified (accepted), by position in the draft, from 0."
 
 
 class Metrics:
@@ -36,11 +56,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
-        self.loads = 0
-        """Loads of the model, the first one included."""
-        self._sums: Counter[str] = Counter()
-        self._seconds: dict[str, float] = {"queue": 0.0, "prompt": 0.0, "predicted": 0.0, "ttft": 0.0}
+        self._totals: defaultdict[str, float] = defaultdict(float)
         self._positions: list[tuple[int, int]] = []
+
+    def count_load(self) -> None:
+        """Count a load of the model, the first one included."""
+        self._totals["loads"] += 1
 
     def count_request(self, endpoint: str, result: Result) -> None:
         """Count a request that has ended."""
@@ -48,8 +69,11 @@ class Metrics:
 
     def count_queued(self, seconds: float) -> None:
         """Count a request that has left the queue for the engine."""
-        self._sums["queue"] += 1
-        self._seconds["queue"] += seconds
+        self._add(queue=1, queue_s=seconds)
+
+    def _add(self, **counts: float) -> None:
+        for name, count in counts.items():
+            self._totals[name] += count
 
     def count_answer(self, timings: Timings, ttft_s: float | None, figured_n: int | None = None) -> None:
         """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included;
@@ -58,7 +82,7 @@ class Metrics:
         figures = timings.speculation
         # Steps and passes are about the same tokens; what a cut answer wrote after its last figures is in neither.
         steps = max((timings.predicted_n if figured_n is None else figured_n) - 1, 0)
-        self._sums.update(
+        self._add(
             prompt=timings.prompt_n,
             cached=timings.cache_n,
             predicted=timings.predicted_n,
@@ -66,12 +90,11 @@ class Metrics:
             passes=figures.passes if figures is not None and figures.passes else steps,
             drafted=timings.draft_n,
             accepted=timings.draft_n_accepted,
+            prompt_s=timings.prompt_ms / 1e3,
+            predicted_s=timings.predicted_ms / 1e3,
         )
-        self._seconds["prompt"] += timings.prompt_ms / 1e3
-        self._seconds["predicted"] += timings.predicted_ms / 1e3
         if ttft_s is not None:
-            self._sums["ttft"] += 1
-            self._seconds["ttft"] += ttft_s
+            self._add(ttft=1, ttft_s=ttft_s)
         for position, (drafted, accepted) in enumerate(figures.by_position if figures is not None else ()):
             if position == len(self._positions):
                 self._positions.append((0, 0))
@@ -90,8 +113,7 @@ class Metrics:
         page.one("requests_running", "gauge", "Requests that the engine answers now.", state["running"])
         page.one("requests_waiting", "gauge", "Requests in the queue.", state["waiting"])
         page.one("requests_waiting_limit", "gauge", "Requests that may wait.", state["limit"])
-        self._add_counts(page)
-        self._add_llama_names(page, state)
+        self._add_counts(page, state)
         self._add_figures(page, now)
         if model is not None:
             page.one("context_tokens", "gauge", "Tokens of the context.", model.n_ctx)
@@ -102,52 +124,31 @@ class Metrics:
             )  # fmt: skip
         return page.text
 
-    def _add_counts(self, page: _Page) -> None:
-        sums, seconds = self._sums, self._seconds
-        loads = "Loads of the model; after the first one, because the worker died."
-        page.one("model_loads_total", "counter", loads, self.loads)
-        page.one("prompt_tokens_total", "counter", "Prompt tokens evaluated.", sums["prompt"])
-        page.one("prompt_tokens_cached_total", "counter", "Prompt tokens reused from a KV cache.", sums["cached"])
-        page.one("prompt_seconds_total", "counter", "Time evaluating prompts.", seconds["prompt"])
-        page.one("predicted_tokens_total", "counter", "Tokens generated.", sums["predicted"])
-        page.one("predicted_seconds_total", "counter", "Time from the first to the last token.", seconds["predicted"])
-        page.one("decode_steps_total", "counter", "Tokens generated after the first of each answer.", sums["steps"])
-        page.one("passes_total", "counter", "Passes of the target model that generated these.", sums["passes"])
-        page.one("draft_tokens_total", "counter", "Drafted tokens that were verified.", sums["drafted"])
-        page.one("draft_tokens_accepted_total", "counter", "Drafted tokens that were accepted.", sums["accepted"])
-        for name, part in (("draft_tokens_per_position_total", 0), ("draft_tokens_accepted_per_position_total", 1)):
-            page.family(name, "counter", "Drafted tokens verified (accepted), by position in the draft, from 0.")
+    def _add_counts(self, page: _Page, state: Mapping[str, int]) -> None:
+        totals, theirs = self._totals, "As llama-server's."
+        for key, name, llama_name, text in _COUNTERS:
+            page.one(name, "counter", text, totals[key])
+            if llama_name:
+                page.one(llama_name, "counter", theirs, totals[key], prefix=_LLAMA)
+        drafts = self._positions[0][0] if self._positions else 0  # each has a first token
+        page.one("spec_decode_num_drafts_total", "counter", theirs, drafts, prefix=_LLAMA)
+        page.one("requests_processing", "gauge", theirs, state["running"], prefix=_LLAMA)
+        page.one("requests_deferred", "gauge", theirs, state["waiting"], prefix=_LLAMA)
+        for prefix, name, text, part in (
+            (_PREFIX, "draft_tokens_per_position_total", _BY_POSITION, 0),
+            (_PREFIX, "draft_tokens_accepted_per_position_total", _BY_POSITION, 1),
+            (_LLAMA, "spec_decode_num_accepted_tokens_per_pos_total", theirs, 1),
+        ):
+            page.family(name, "counter", text, prefix=prefix)
             for position, counts in enumerate(self._positions):
-                page.sample(name, counts[part], position=str(position))
+                page.sample(name, counts[part], prefix=prefix, position=str(position))
         for name, key, text in (
             ("queue_seconds", "queue", "Time requests spent queued."),
             ("time_to_first_token_seconds", "ttft", "From a request's arrival to its first token, the queue included."),
         ):
             page.family(name, "summary", text)
-            page.sample(f"{name}_sum", seconds[key])
-            page.sample(f"{name}_count", sums[key])
-
-    def _add_llama_names(self, page: _Page, state: Mapping[str, int]) -> None:
-        """Add what llama-server tells too, by its names: for dashboards and programs that know that server."""
-        sums, seconds = self._sums, self._seconds
-        drafts = self._positions[0][0] if self._positions else 0  # each has a first token
-        for name, kind, value in (
-            ("prompt_tokens_total", "counter", sums["prompt"]),
-            ("prompt_tokens_cached_total", "counter", sums["cached"]),
-            ("prompt_seconds_total", "counter", seconds["prompt"]),
-            ("tokens_predicted_total", "counter", sums["predicted"]),
-            ("tokens_predicted_seconds_total", "counter", seconds["predicted"]),
-            ("spec_decode_num_drafts_total", "counter", drafts),
-            ("spec_decode_num_draft_tokens_total", "counter", sums["drafted"]),
-            ("spec_decode_num_accepted_tokens_total", "counter", sums["accepted"]),
-            ("requests_processing", "gauge", state["running"]),
-            ("requests_deferred", "gauge", state["waiting"]),
-        ):
-            page.one(name, kind, "As llama-server's.", value, prefix="llamacpp:")
-        by_position = "spec_decode_num_accepted_tokens_per_pos_total"
-        page.family(by_position, "counter", "As llama-server's.", prefix="llamacpp:")
-        for position, (_, accepted) in enumerate(self._positions):
-            page.sample(by_position, accepted, prefix="llamacpp:", position=str(position))
+            page.sample(f"{name}_sum", totals[f"{key}_s"])
+            page.sample(f"{name}_count", totals[key])
 
     def _add_figures(self, page: _Page, now: Figures) -> None:
         """Add the gauges; one that is not known has no sample."""
@@ -319,7 +320,7 @@ class Service:
     def loaded(self, model: ModelInfo) -> None:
         """Begin to answer with this model."""
         self._info, self._reader, self._is_lost = model, None, False
-        self.metrics.loads += 1
+        self.metrics.count_load()
 
     @contextlib.contextmanager
     def place(self, endpoint: str, client: str) -> Iterator[Place]:

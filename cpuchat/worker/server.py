@@ -109,14 +109,17 @@ class _EngineThread(threading.Thread):
         with self._lock:
             if request_id in self._waiting:
                 self._cancelled.add(request_id)
-            if request_id and request_id == self._running and self._engine is not None:
-                self._engine.cancel()
+            if (engine := self._engine_at(request_id)) is not None:
+                engine.cancel()
 
     def end_reasoning(self, request_id: int) -> None:
         """End the reasoning of that request if it runs, else do nothing. Called from the main thread."""
         with self._lock:
-            if request_id and request_id == self._running and self._engine is not None:
-                self._engine.end_reasoning()
+            if (engine := self._engine_at(request_id)) is not None:
+                engine.end_reasoning()
+
+    def _engine_at(self, request_id: int) -> Engine | None:
+        return self._engine if request_id and request_id == self._running else None
 
     def shut_down(self) -> None:
         """Stop everything, save, end. Called from the main thread."""

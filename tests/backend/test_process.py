@@ -14,7 +14,7 @@ import pytest
 
 from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.backend.process import ChildProcess, Spawner, WorkerProcess
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -123,7 +123,7 @@ async def test_a_worker_that_hangs_in_the_kernel_keeps_nobody_waiting(
     await collect(backend.load(tiny_model, OPTIONS))
     worker = psutil.Process(backend.pid)
     with monkeypatch.context() as unkillable:
-        unkillable.setattr(WorkerProcess, "_kill", lambda _: None)
+        unkillable.setattr(ChildProcess, "kill", lambda _: None)
         worker.suspend()
         waiting = asyncio.create_task(rest(backend.generate(chat("hello"))))
         await asyncio.sleep(0)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.base import ModelBackend
 from cpuchat.backend.heads.server import Drafting, ServerPlan, ServerProcess
 from cpuchat.backend.process import Spawner
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
-from cpuchat.config.servers import ServerModel, Source, parse_workers
+from cpuchat.config.servers import ServerModel, parse_workers
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.heads import ENGINE
 from cpuchat.protocol.messages import (
@@ -33,10 +33,8 @@ from cpuchat.protocol.messages import (
     LoadProgress,
     ModelLoaded,
     ServerLoad,
-    Speculation,
 )
-from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol.timings import Timings
+from cpuchat.protocol.model_info import EngineInfo
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
@@ -88,46 +86,22 @@ _GONE_SECONDS = 1.0
 _CLOSED = Failed(code=Interrupted.code, message="llama-server was closed.")
 
 
-class HeadBackend:
+class HeadBackend(ModelBackend[ServerProcess]):
     """See `backend.base.Backend`. Nothing of a chat stays after the server has exited: `forget` has nothing to delete.
 
     `spawner` starts the server, as it does workers: their priority must not be that of the user interface.
     """
 
     def __init__(self, spawner: Spawner, log_dir: Path | None = None) -> None:
+        super().__init__()
         self._spawner, self._log_dir = spawner, log_dir or paths.log_dir()
-        self._server: ServerProcess | None = None
         self._remote: RemoteBackend | None = None
-        self._model: ModelInfo | None = None
-        self._wanted: tuple[Path, LoadOptions, PlacementSpec] | None = None
         self._plan: ServerPlan | None = None
-        self._cancelled = asyncio.Event()
-        self._closed = False
-        self.engine: EngineInfo | None = None
         self.log_file: Path | None = None
 
-    @property
-    def model(self) -> ModelInfo | None:
-        return self._model if self._is_alive else None
-
-    @property
-    def pid(self) -> int | None:
-        return self._server.pid if self._server is not None and self._server.alive else None
-
-    @property
-    def _is_alive(self) -> bool:
-        return self._server is not None and self._server.alive
-
-    def load(
-        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
-    ) -> AsyncGenerator[AnyEvent, None]:
-        """Start a llama-server for `path` with the head `options.draft_path`; `path` itself is the one it contains."""
-        assert isinstance(path, Path)
-        self._cancelled.clear()
-        return self._load(path, options, spec)
-
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
-        self._wanted, self._model = (path, options, spec), None
+        """Start a llama-server for `path` with the head `options.draft_path`; `path` itself is the one it contains."""
+        self._model = None
         await self._stop()
         try:
             self._plan = plan = await asyncio.to_thread(ServerPlan.of, path, options, spec)
@@ -138,7 +112,7 @@ class HeadBackend:
                 yield _CLOSED if self._closed else LoadCancelled()
                 return
             memory = plan.placement.memory.words
-            self._server = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
+            self._process = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
             yield Failed.of(error)
             return
@@ -218,29 +192,25 @@ class HeadBackend:
         """Return why the server is gone."""
         if self._closed:
             return msgspec.structs.replace(_CLOSED, request_id=request_id)
-        return server.failure(request_id)
+        return server.crash(request_id=request_id)
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        self._cancelled.clear()
-        return self._generate(request)
-
-    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        if self._wanted is None:
-            yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-            return
-        if not self._is_alive or self._model is None or not self._drafts_as(request.speculation):
+        if self._wanted is not None:
             path, options, spec = self._wanted
             self._wanted = path, msgspec.structs.replace(options, speculation=request.speculation), spec
-            async with contextlib.aclosing(self._load(*self._wanted)) as events:
-                async for event in events:
-                    if not isinstance(event, LoadCancelled):
-                        yield event
-        if self._cancelled.is_set():
-            yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
-            return
-        server, remote = self._server, self._remote
+        return super().generate(request)
+
+    def _is_ready(self, request: Generate) -> bool:
+        """Return whether the server runs, and was started for this kind of drafting."""
+        if self.model is None or self._plan is None:
+            return False
+        server = self._plan.server
+        return server.drafting == Drafting.of(request.speculation, server.kind)
+
+    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        server, remote = self._process, self._remote
         if server is None or remote is None or self._model is None:
-            return  # the failure was reported
+            return
         async with (
             self._watched(server, remote),
             # Its own defaults are not those of this app.
@@ -262,25 +232,13 @@ class HeadBackend:
                     case _:
                         yield event
 
-    def _drafts_as(self, wanted: Speculation) -> bool:
-        """Return whether the server was started for this kind of drafting; else it has to be started again."""
-        plan = self._plan
-        return plan is not None and plan.server.drafting == Drafting.of(wanted, plan.server.kind)
-
     async def cancel(self) -> None:
-        self._cancelled.set()
+        await super().cancel()
         if self._remote is not None:
             await self._remote.cancel()
 
     async def end_reasoning(self) -> bool:
         return self._remote is not None and await self._remote.end_reasoning()
-
-    async def count_tokens(self, text: str) -> int | None:
-        """Return None: the server is not asked."""
-        return None
-
-    async def forget(self, chat_id: str) -> None:
-        """Do nothing: the server saves no chats."""
 
     async def unload(self) -> None:
         await self._stop()
@@ -288,8 +246,8 @@ class HeadBackend:
     def kill(self) -> None:
         self._closed = True
         self._cancelled.set()
-        if self._server is not None:
-            self._server.kill()
+        if self._process is not None:
+            self._process.kill()
         if self._remote is not None:
             self._remote.kill()
 
@@ -302,7 +260,7 @@ class HeadBackend:
     async def _stop(self) -> None:
         """Disconnect and let the server exit."""
         remote, self._remote = self._remote, None
-        server, self._server = self._server, None
+        server, self._process = self._process, None
         if remote is not None:
             await remote.close()
         if server is not None:

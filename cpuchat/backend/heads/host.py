@@ -17,13 +17,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
-from cpuchat.backend.heads.server import HOST, KEY_VARIABLE, ServerOptions, command
+from cpuchat.backend.heads.server import HOST, KEY_VARIABLE, ServerOptions, arguments, command
 from cpuchat.models.heads import WHEEL
-from cpuchat.protocol.messages import LoadOptions
 
 _ENDING_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -92,51 +92,51 @@ def _run_wheel(server: ServerOptions) -> int:
     os._exit(0)  # what runs there has nothing to save
 
 
+_FIELDS: Final = {
+    "--model": "model.path", "--port": "port", "--ctx-size": "n_ctx", "--parallel": "n_parallel",
+    "--cache-ram": "cache_ram_mib", "--batch-size": "n_batch", "--ubatch-size": "n_ubatch",
+    "--metrics": "endpoint_metrics", "--no-repack": "no_extra_bufts", "--cache-type-k": "cache_type_k",
+    "--cache-type-v": "cache_type_v", "--flash-attn": "flash_attn_type", "--load-mode": "load_mode",
+    "--spec-type": "speculative.types", "--spec-draft-model": "speculative.draft.mparams.path",
+    "--spec-draft-n-max": "speculative.draft.n_max", "--spec-draft-p-min": "speculative.draft.p_min",
+}  # fmt: skip
+"""What the wheel calls the options of a llama-server."""
+_ENUMS: Final = {
+    "--cache-type-k": "ggml_type.GGML_TYPE", "--cache-type-v": "ggml_type.GGML_TYPE",
+    "--flash-attn": "llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE", "--load-mode": "llama_load_mode.LLAMA_LOAD_MODE",
+    "--spec-type": "common_speculative_type.COMMON_SPECULATIVE_TYPE",
+}  # fmt: skip
+_MEMBERS: Final = {"on": "enabled", "off": "disabled"}
+_DEFAULTS: Final = ("f16", "auto")
+"""Values that are not set: enumerations may be named otherwise in another version of the wheel."""
+
+
 def parameters(server: ServerOptions, xllamacpp: Any) -> Any:
-    """Return the parameters of the wheel's server: those of `options.command`."""
-    params, options = xllamacpp.CommonParams(), server.options
-    params.model.path = server.model
+    """Return the parameters of the wheel's server for the same `arguments`."""
+    params = xllamacpp.CommonParams()
+    for option, text in arguments(server).items():
+        value: Any = text
+        if option in _ENUMS:
+            if text in _DEFAULTS:
+                continue
+            member = _MEMBERS.get(text, text).upper().replace("-", "_").replace("+", "_")
+            value = attrgetter(f"{_ENUMS[option]}_{member}")(xllamacpp)
+        if option in _FIELDS:
+            path, _, name = f".{_FIELDS[option]}".rpartition(".")
+            part = attrgetter(path[1:])(params) if path else params
+            kind = type(getattr(part, name))
+            setattr(part, name, [value] if kind is list else not text or value if kind is bool else kind(value))
+    params.endpoint_slots = True
     params.hostnames = [HOST]
-    params.port = server.port
-    params.n_ctx = server.n_ctx
-    params.n_parallel = 1
-    params.cache_ram_mib = server.cache_mib
-    params.n_batch = options.n_batch
-    params.n_ubatch = min(options.n_ubatch, options.n_batch)
     draft = params.speculative.draft
     for cpu in (params.cpuparams, params.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
-        cpu.n_threads = len(server.cpus)
-        cpu.poll = 0
+        cpu.n_threads, cpu.poll = len(server.cpus), 0
         cpu.cpumask = [number in server.cpus for number in range(len(cpu.cpumask))]
         cpu.mask_valid = cpu.strict_cpu = True
-    params.no_extra_bufts = options.from_disk or not options.use_repack
-    params.endpoint_metrics = True
-    params.endpoint_slots = True
-    _set_types(params, options, xllamacpp)
+    params.load_mtp = server.kind == "mtp" and not server.head and bool(server.drafting.depth)
     if key := os.environ.get(KEY_VARIABLE):
         params.api_keys = [key]
-    if server.drafting.depth and server.kind is not None:
-        kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_DRAFT_{server.kind.upper()}")
-        params.speculative.types = [kind]
-        params.load_mtp = server.kind == "mtp" and not server.head
-        draft.n_max, draft.p_min = server.drafting.depth, server.drafting.min_p
-        if server.head:
-            draft.mparams.path = server.head
     return params
-
-
-def _set_types(params: Any, options: LoadOptions, xllamacpp: Any) -> None:
-    """Set what is not the default: enumerations of the wheel, which may be named otherwise in another version."""
-    modes = {("mmap", True): "MMAP_MLOCK", ("read", False): "NONE", ("read", True): "MLOCK"}
-    if mode := modes.get((options.load_mode, options.mlock)):
-        params.load_mode = getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{mode}")
-    if options.flash_attn != "auto":
-        wanted = "ENABLED" if options.flash_attn == "on" else "DISABLED"
-        params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{wanted}")
-    if options.type_k != "f16":
-        params.cache_type_k = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{options.type_k.upper()}")
-    if options.type_v != "f16":
-        params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{options.type_v.upper()}")
 
 
 if __name__ == "__main__":

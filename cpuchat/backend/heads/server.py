@@ -1,9 +1,5 @@
-"""The process that hosts a llama-server: starts it, waits until it listens, and reports how it ended.
-
-How a llama-server is started for a model and its draft head, as a command line and as data for the process that does
-it.
-
-What a llama-server for draft heads or RPC workers is started with: by the files, the free memory and the cores.
+"""A llama-server for draft heads or RPC workers: its options, by the files, the free memory and the cores, and the
+process that hosts it.
 """
 
 from __future__ import annotations
@@ -21,9 +17,8 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.backend.base import place_here
-from cpuchat.backend.process import Spawned, Spawner
+from cpuchat.backend.process import ChildProcess, Spawned, Spawner
 from cpuchat.base.errors import DoesNotFit, EngineMissing
-from cpuchat.base.processes import exit_reason, kill_group, last_output
 from cpuchat.config.servers import parse_workers
 from cpuchat.hardware.memory import available_bytes, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
@@ -32,7 +27,7 @@ from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_e
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
 from cpuchat.models.traffic import slowness, where_needed
-from cpuchat.protocol.messages import Failed, LoadOptions, Speculation
+from cpuchat.protocol.messages import LoadOptions, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
@@ -85,45 +80,47 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(server: ServerOptions) -> list[str]:
     """Return the command line of a llama-server from PATH."""
-    options, threads = server.options, str(len(server.cpus))
-    found = [
-        server.program, "--model", server.model, "--host", HOST, "--port", str(server.port),
-        "--ctx-size", str(server.n_ctx), "--parallel", "1", "--metrics",
-        "--cache-ram", str(server.cache_mib),
-        "--threads", threads, "--threads-batch", threads,
-        "--cpu-mask", cpu_mask(server.cpus), "--cpu-strict", "1", "--poll", "0",
-        "--batch-size", str(options.n_batch), "--ubatch-size", str(min(options.n_ubatch, options.n_batch)),
-        "--cache-type-k", options.type_k, "--cache-type-v", options.type_v, "--flash-attn", options.flash_attn,
-    ]  # fmt: skip
-    found += _devices(server)
-    drafting = server.drafting
+    return [server.program, *(word for option in arguments(server).items() for word in option if word)]
+
+
+def arguments(server: ServerOptions) -> dict[str, str]:
+    """Return the options of a llama-server, with their values; "" for one that takes none."""
+    options, drafting, threads = server.options, server.drafting, str(len(server.cpus))
+    found = {
+        "--model": server.model, "--host": HOST, "--port": str(server.port),
+        "--ctx-size": str(server.n_ctx), "--parallel": "1", "--metrics": "", "--cache-ram": str(server.cache_mib),
+        "--threads": threads, "--threads-batch": threads,
+        "--cpu-mask": cpu_mask(server.cpus), "--cpu-strict": "1", "--poll": "0",
+        "--batch-size": str(options.n_batch), "--ubatch-size": str(min(options.n_ubatch, options.n_batch)),
+        "--cache-type-k": options.type_k, "--cache-type-v": options.type_v, "--flash-attn": options.flash_attn,
+        **_devices(server),
+    }  # fmt: skip
     if drafting.depth:
-        found += ["--spec-type", f"draft-{server.kind}", "--spec-draft-n-max", str(drafting.depth)]
-        found += ["--spec-draft-p-min", str(drafting.min_p)]
+        found |= {"--spec-type": f"draft-{server.kind}", "--spec-draft-n-max": str(drafting.depth)}
+        found["--spec-draft-p-min"] = str(drafting.min_p)
         if server.head:
-            found += ["--spec-draft-model", server.head, "--spec-draft-device", "none"]
+            found |= {"--spec-draft-model": server.head, "--spec-draft-device": "none"}
     if options.mlock or options.load_mode == "read":
-        modes = ["mmap"] if options.load_mode == "mmap" else []
-        found += ["--load-mode", "+".join([*modes, *(["mlock"] if options.mlock else [])]) or "none"]
+        modes = {"mmap": options.load_mode == "mmap", "mlock": options.mlock}
+        found["--load-mode"] = "+".join(name for name, is_on in modes.items() if is_on) or "none"
     if options.from_disk or not options.use_repack:
-        found.append("--no-repack")
+        found["--no-repack"] = ""
     return found
 
 
-def _devices(server: ServerOptions) -> list[str]:
+def _devices(server: ServerOptions) -> dict[str, str]:
     """Return who computes besides the CPU here: the RPC workers, in their order, the last layers.
 
     Embedding and output stay here, so that a worker gets and sends hidden states only, no logits.
     """
     workers = parse_workers(server.options.rpc)
     if not workers or not server.rpc_layers:
-        return ["--device", "none"]
-    names = ",".join(f"RPC{number}" for number in range(len(workers)))
-    return [
-        "--rpc", ",".join(workers), "--device", names, "--fit", "off",
-        "--n-gpu-layers", str(server.rpc_layers + 1),  # llama.cpp counts the output as one
-        "--override-tensor", "^output=CPU,^token_embd=CPU",
-    ]  # fmt: skip
+        return {"--device": "none"}
+    return {
+        "--rpc": ",".join(workers), "--device": ",".join(f"RPC{number}" for number in range(len(workers))),
+        "--fit": "off", "--n-gpu-layers": str(server.rpc_layers + 1),  # llama.cpp counts the output as one
+        "--override-tensor": "^output=CPU,^token_embd=CPU",
+    }  # fmt: skip
 
 
 def cpu_mask(cpus: Sequence[int]) -> str:
@@ -132,7 +129,7 @@ def cpu_mask(cpus: Sequence[int]) -> str:
 
 
 MODULE = "cpuchat.backend.heads.host"
-_TOLD = re.compile(
+_LAST_WORDS = re.compile(
     r'^(?:error: |error while handling argument "[^"]*": |\S+\.(?:cpp|c|h):\d+: )(.+)$', re.MULTILINE
 )  # fmt: skip
 """What it says last: about its arguments, or as ggml's GGML_ABORT does."""
@@ -140,20 +137,15 @@ _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 5.0
 
 
-class ServerProcess:
-    """A running host, as `start` makes one. Use it from one event loop only.
+class ServerProcess(ChildProcess):
+    """A running host, as `start` makes one; `pid` is None until it has reported it. `key` is what its server wants."""
 
-    `pid` is the process that computes, None until the host has reported it; `key` is what its server wants.
-    """
+    title = "llama-server"
 
     def __init__(self, spawned: Spawned, port: int, key: str) -> None:
-        self._process = spawned.process
-        self.log, self.memory = spawned.log, spawned.memory
-        self.port, self.key = port, key
-        self.pid: int | None = None
-        self._gone = asyncio.Event()
-        self._status: int | None = None
-        self._loop = asyncio.get_running_loop()
+        super().__init__(spawned)
+        self.pid, self.key = None, key
+        self._port, self.url = port, f"http://{HOST}:{port}"
         threading.Thread(target=self._watch, name=f"llama-server-{self._process.pid}", daemon=True).start()
 
     @classmethod
@@ -164,39 +156,20 @@ class ServerProcess:
         spawning = spawner.spawn(log_dir, lambda: memory, (MODULE, text), **more)
         return cls(await asyncio.wrap_future(spawning), server.port, key)
 
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
-
-    @property
-    def alive(self) -> bool:
-        return self._status is None
-
     def _watch(self) -> None:
         """Read the PID, then wait for the end. Runs on a separate thread."""
-        output = self._process.stdout
-        assert output is not None
-        line = output.readline()
+        assert self._process.stdout is not None
         with contextlib.suppress(ValueError):
-            self.pid = int(line)
-        status = self._process.wait()
-        kill_group(self._process.pid)
-        output.close()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
-            self._loop.call_soon_threadsafe(self._ended, status)
-
-    def _ended(self, status: int) -> None:
-        self._status = status
-        self._gone.set()
+            self.pid = int(self._process.stdout.readline())
+        self._reap()
 
     async def listening(self) -> bool:
         """Wait until the server accepts connections; False when it ended instead. It may be loading its model still."""
         while self.alive:
             try:
-                _, writer = await asyncio.open_connection(HOST, self.port)
+                _, writer = await asyncio.open_connection(HOST, self._port)
             except OSError:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._gone.wait(), _POLL_SECONDS)
+                await self.is_gone_within(_POLL_SECONDS)
                 continue
             writer.close()
             with contextlib.suppress(OSError):
@@ -204,44 +177,15 @@ class ServerProcess:
             return True
         return False
 
-    async def finished(self) -> None:
-        """Wait until the process has exited."""
-        await self._gone.wait()
-
-    async def is_gone_within(self, seconds: float) -> bool:
-        """Return whether it has exited, now or after at most `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._gone.wait(), seconds)
-        return not self.alive
-
-    def kill(self) -> None:
-        """Kill the server and its host."""
-        if self._process.poll() is None:
-            self._process.kill()
-            kill_group(self._process.pid)
-
     async def close(self) -> None:
         """Let the server exit; kill it if it takes longer than a few seconds."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError):
-            stdin.close()
+        self._close_stdin()
         if not await self.is_gone_within(_ENDING_SECONDS):
             self.kill()
             await self.is_gone_within(_ENDING_SECONDS)
 
-    def failure(self, request_id: int = 0) -> Failed:
-        """Describe how the server ended, from its log."""
-        tail = ""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            tail = last_output(file)
-        told = next(iter(_TOLD.findall(tail)), "").rstrip(".")
-        return Failed(
-            request_id=request_id,
-            code="worker_died",
-            message=f"llama-server crashed: {exit_reason(self._status or 0, tail, told)}.",
-            hint=f"Log: {self.log}",
-        )
+    def _last_words(self, tail: str) -> str:
+        return next(iter(_LAST_WORDS.findall(tail)), "").rstrip(".")
 
 
 def free_port() -> int:

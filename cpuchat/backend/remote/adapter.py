@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+import httpx
 import msgspec
 
 from cpuchat.backend.remote.connection import Connection, Status
-from cpuchat.backend.remote.stream import Chunk, Numbers, Reported, valid_text, with_calls
-from cpuchat.base.errors import ServerError
+from cpuchat.backend.remote.stream import Chunk, Numbers, valid_text, with_calls
+from cpuchat.base.errors import CpuchatError, ServerError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, host
 from cpuchat.models.file_names import quantization_of
@@ -27,6 +28,9 @@ from cpuchat.protocol.timings import SpeculationFigures
 
 _LONGEST_NAME = 300
 _MOST_MODELS = 2_000
+_WORDS, _LONGEST_WORD = frozenset({"quantization", "architecture"}), 40
+FAILURES = (Status, httpx.HTTPError, CpuchatError)
+"""What a request to a server raises."""
 OPTIONS = (*Sampling.__struct_fields__, "reasoning", "reasoning_budget")
 """Options of a request that some servers do not take."""
 _PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
@@ -48,12 +52,56 @@ class ListedModel:
     loaded: bool | None = None
 
 
+_NOT, _AT_END, _ONCE_LOADED = "not reported", "reported at the end of the answer", "known once the model is loaded"
+_VLLM = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
+_UNREPORTED: Final[dict[str, dict[str, str]]] = {
+    "": {
+        "tokens": _AT_END, "prefill_tok_s": _NOT, "prefill_cached": _NOT, "queue_s": _NOT,
+        "acceptance": "not reported by this server", "n_ctx": _NOT,
+    },
+    "llama-server": {
+        "kv_used": "not reported by llama-server", "running": "start llama-server with --metrics",
+        "acceptance": "speculation is off: start it with --spec-default or --spec-draft-model", "n_ctx": _ONCE_LOADED,
+    },
+    "cpuchat serve": {
+        "kv_used": "not reported by cpuchat serve", "running": "start llama-server with --metrics",
+        "acceptance": "speculation is off: start it with --drafters auto", "n_ctx": _ONCE_LOADED,
+    },
+    "LM Studio": {
+        "tokens": _AT_END, "prefill_tok_s": _NOT, "prefill_cached": _NOT, "queue_s": _NOT, "running": _NOT,
+        "acceptance": "only for draft models of LM Studio", "n_ctx": _NOT,
+    },
+    "Ollama": {
+        "tokens": _AT_END, "prefill_tok_s": "reused tokens not reported", "prefill_cached": _NOT, "running": _NOT,
+        "acceptance": "not reported by Ollama", "n_ctx": _ONCE_LOADED,
+    },
+    # Without the tokens that its prefix cache had, which the second option reports, a prefill rate means nothing.
+    "vLLM": {
+        "prefill_tok_s": _VLLM, "prefill_cached": _VLLM, "queue_s": _VLLM, "running": "its /metrics cannot be read",
+        "own_acceptance": "start vLLM with --per-request-spec-decode-metrics summary",
+        "acceptance": "speculation is off: start it with --speculative-config", "n_ctx": _NOT,
+    },
+}  # fmt: skip
+"""By the kind of a server: the figures that it does not report, and why, or how to get them."""
+_FEATURES: Final = {"running": "metrics", "acceptance": "drafts", "own_acceptance": "no drafts", "n_ctx": "n_ctx"}
+"""The features of a server or a model with which these figures are reported after all."""
+
+
 class Adapter:
-    """Speaks to one server. `kind` is what the server calls itself; `by_line`: it streams one object per line;
-    `counts_beside`: its speculation figures are read beside the answer, and once more at its end; `continues`: it goes
-    on with an answer at the end of the messages; `takes_grammars`: its answers match the grammar of a request, others
-    get its JSON schema; `takes`: the options of a request that it gets; `names`: what it calls those whose name is
-    another one; `arguments_as_text`: arguments of calls of tools are JSON in a string.
+    """Speaks to one server, and to one whose kind is not known.
+
+    Attributes:
+        kind: what the server calls itself.
+        by_line: it streams one object per line.
+        counts_beside: its speculation figures are read beside the answer, and once more at its end.
+        continues: it goes on with an answer at the end of the messages.
+        takes_grammars: its answers match the grammar of a request, others get its JSON schema.
+        takes: the options of a request that it gets; `names`: what it calls those whose name is another one.
+        constants: what every request has.
+        reasoning_field: of a message, for the reasoning of earlier answers; "" = it takes none.
+        arguments_as_text: arguments of calls of tools are JSON in a string.
+        figures: by the path of an object in a part of an answer, what it calls the fields of `Reported`.
+        has: features (`_FEATURES`).
     """
 
     kind = "OpenAI-compatible server"
@@ -61,19 +109,19 @@ class Adapter:
     counts_beside = False
     takes_grammars = continues = False
     arguments_as_text = True
+    reasoning_field = ""
     takes = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
     names: ClassVar[Mapping[str, str]] = {}
-    unreported: tuple[tuple[str, str], ...] = (
-        ("tokens", "reported at the end of the answer"),
-        ("prefill_tok_s", "not reported"),
-        ("prefill_cached", "not reported"),
-        ("queue_s", "not reported"),
-        ("acceptance", "not reported by this server"),
-    )
+    constants: ClassVar[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
+    figures: ClassVar[dict[str, dict[str, str]]] = {
+        "usage": {"prompt_total": "prompt_tokens", "predicted_n": "completion_tokens"},
+        "usage.prompt_tokens_details": {"cache_n": "cached_tokens"},
+    }
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...] = ()) -> None:
         self.connection = connection
         self.models = models
+        self.has: set[str] = set()
         self._rejected: set[str] = set()
 
     async def describe(self, name: str) -> ModelInfo:
@@ -106,6 +154,9 @@ class Adapter:
 
     def _info(self, model: ListedModel) -> ModelInfo:
         source = ServerModel(self.connection.server, model.name)
+        has = self.has | ({"n_ctx"} if model.n_ctx else set()) | (set() if "drafts" in self.has else {"no drafts"})
+        reasons = _UNREPORTED.get(self.kind, _UNREPORTED[""]).items()
+        unreported = tuple((figure, why) for figure, why in reasons if _FEATURES.get(figure) not in has)
         return ModelInfo(
             path=str(source),
             name=source.stem,
@@ -120,13 +171,10 @@ class Adapter:
             n_threads=0,
             notes=self._notes(),
             server=f"{self.kind} at {self.place}",
-            unreported=self._unreported(model),
+            unreported=unreported,
             ignored=self.ignored,
-            no_speculation=dict(self._unreported(model)).get("acceptance", ""),
+            no_speculation=dict(unreported).get("acceptance", ""),
         )
-
-    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
-        return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "not reported"))
 
     def _notes(self) -> tuple[str, ...]:
         connection = self.connection
@@ -141,7 +189,7 @@ class Adapter:
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""
-        content: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        content: dict[str, Any] = {"model": model, **self.constants}
         for name, value in {**msgspec.structs.asdict(request.sampling), "seed": seed}.items():
             if name in self.takes and (value or name not in _PENALTIES):
                 content[self.names.get(name, name)] = value
@@ -178,7 +226,10 @@ class Adapter:
         return [name for name in self.ignored if _option(request, name) != _option(_DEFAULT, name)]
 
     def message(self, message: Message) -> dict[str, Any]:
-        return with_calls({"role": message.role, "content": message.content}, message, as_text=self.arguments_as_text)
+        found: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning and self.reasoning_field:
+            found[self.reasoning_field] = message.reasoning
+        return with_calls(found, message, as_text=self.arguments_as_text)
 
     def without_rejected(self, status: Status) -> bool:
         """Leave out from now on the option that the server rejected; False when it names none that can be left out."""
@@ -218,15 +269,8 @@ class Adapter:
                 chunk.reasoning = valid_text(delta.get("reasoning_content")) or valid_text(delta.get("reasoning"))
                 chunk.calls = delta.get("tool_calls")
             chunk.finish = valid_text(choice.get("finish_reason"))
-        usage = Numbers(data.get("usage"))
-        if usage:
-            details = usage.part("prompt_tokens_details")
-            chunk.reported = Reported(
-                prompt_total=usage.count("prompt_tokens"),
-                cache_n=details.count("cached_tokens"),
-                predicted_n=usage.count("completion_tokens"),
-            )
-            chunk.lies = usage.lies + details.lies
+        for path, names in self.figures.items():
+            chunk.report(value_at(data, path), names)
         return chunk
 
     def failure(self, error: Any) -> ServerError:
@@ -264,10 +308,32 @@ def _option(request: Generate, name: str) -> Any:
     return getattr(sampling if name in Sampling.__struct_fields__ else request, name)
 
 
-def extend_template(content: dict[str, Any], request: Generate) -> None:
-    """Ask the chat template for reasoning or for none, where it offers the choice."""
+def extend_engine(content: dict[str, Any], request: Generate) -> None:
+    """Add what servers take that are little more than the engine: they render the chat template as they are told."""
+    if request.ignore_eos:
+        content["ignore_eos"] = True
     if request.reasoning is not None and request.prompt is None:
         content["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
+
+
+def value_at(data: Any, path: str) -> Any:
+    """Return the value at a path of names, "meta.size"; None where there is none."""
+    for name in path.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def models_in(
+    data: dict[str, Any], key: str = "data", name: str = "id", **paths: str
+) -> Iterator[tuple[dict[str, Any], ListedModel]]:
+    """Yield the entries of a list that have a name, each as a model: `paths` tell where its fields are."""
+    for entry in listed(data, key):
+        if shown := name_of(entry, name):
+            values: dict[str, Any] = {field: value_at(entry, path) for field, path in paths.items()}
+            numbers = Numbers(values)
+            for field, value in values.items():
+                values[field] = valid_text(value)[:_LONGEST_WORD] if field in _WORDS else numbers.count(field) or 0
+            yield entry, ListedModel(shown, **values)
 
 
 def listed(data: dict[str, Any], key: str = "data") -> list[dict[str, Any]]:
@@ -318,6 +384,11 @@ class Metrics:
         return tuple(max(0, int(a - b)) for a, b in zip(now, then, strict=False))
 
 
+async def read_metrics(connection: Connection) -> Metrics:
+    """Return the metrics of a server now. Raises as a connection does."""
+    return parse((await connection.get_bytes("/metrics")).decode(errors="replace"))
+
+
 def parse(text: str) -> Metrics:
     """Parse metrics. Skips what is malformed."""
     values: dict[str, float] = {}
@@ -340,7 +411,5 @@ def parse(text: str) -> Metrics:
         if at is not None and int(at[1]) < _MOST_POSITIONS:
             by_position = positions.setdefault(name, {})
             by_position[int(at[1])] = by_position.get(int(at[1]), 0.0) + value
-    ordered = {
-        name: tuple(found.get(n, 0.0) for n in range(max(found) + 1)) for name, found in positions.items()
-    }  # fmt: skip
+    ordered = {name: tuple(at.get(n, 0.0) for n in range(max(at) + 1)) for name, at in positions.items()}
     return Metrics(values, ordered, series)

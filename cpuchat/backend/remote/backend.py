@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.backend.base import ModelBackend
+from cpuchat.backend.process import ChildProcess
 from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.adapter import Adapter, ListedModel
-from cpuchat.backend.remote.connection import Connection, Retries, Status
+from cpuchat.backend.remote.connection import Connection, Retries, Status, read_body
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.servers import identify
 from cpuchat.backend.remote.stream import Attempt, Chunk, Tally, decoded, objects
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, ServerError, ServerUnreachable, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.config.servers import ServerModel, Source, host
+from cpuchat.config.servers import ServerModel, host
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import (
     ANSWER_SHARE,
@@ -45,8 +45,8 @@ from cpuchat.protocol.messages import (
     StopReason,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Timings
 
+_T = TypeVar("_T")
 _PER_MESSAGE = 16  # characters that a template adds, about
 
 
@@ -222,7 +222,8 @@ class Exchange:
                 )
             await self.items.put(attempt)
             if kind == "application/json" and not adapter.by_line:
-                await self._take(decoded(await _whole(response)))
+                too_long = ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
+                await self._take(decoded(await read_body(response.aiter_raw(), MOST_TEXT, too_long)))
                 self._finished = True
             else:
                 await self._read(response)
@@ -261,55 +262,36 @@ class Exchange:
                 await asyncio.sleep(_LOAD_SECONDS)
 
 
-async def _whole(response: httpx.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > MOST_TEXT:
-            raise ServerError("The server's answer is too long.", "Set Max tokens in the settings.")
-    return bytes(body)
-
-
 STOP_SECONDS = 1.0
 """Seconds in which a server has to stop after its connection was closed, before a note says that it has not."""
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _LATE_SECONDS = 0.02, 0.2
 _LAST_LOAD_SECONDS = 1.0
 _LISTING_SECONDS = 20.0
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
 
-class RemoteBackend:
+class RemoteBackend(ModelBackend[ChildProcess]):
     """See `backend.base.Backend`. Nothing of a chat stays here: `forget` has nothing to delete."""
 
-    engine = None
-    pid = None
-
     def __init__(self, keys: KeyRing | None = None) -> None:
+        super().__init__()
         self._keys = keys or KeyRing()
         self._adapter: Adapter | None = None
-        self._model: ModelInfo | None = None  # also while its server is away
-        self._wanted: ServerModel | None = None
         self._lost = False  # the server was not reached last time: it may have been started anew
-        self._request_ids = itertools.count(1)
-        self._cancelled = asyncio.Event()
+        self._arrived = 0.0  # when the newest request did, monotonic seconds
         self._answer_id = ""
         self._killed = False
 
     @property
     def model(self) -> ModelInfo | None:
+        """Return the model, also while its server is away."""
         return self._model
 
-    def load(
-        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+    async def _load(
+        self, source: ServerModel, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Connect to the server of `path` and describe its model; the server decides on options and placement."""
-        assert isinstance(path, ServerModel)
-        self._wanted, self._model = path, None
-        self._cancelled.clear()
-        return self._load(path)
-
-    async def _load(self, source: ServerModel) -> AsyncGenerator[AnyEvent, None]:
+        """Connect to the server and describe its model; the server decides on options and placement."""
         loading = asyncio.Event()
         connecting = asyncio.ensure_future(self._connect(source, loading))
         try:
@@ -394,37 +376,28 @@ class RemoteBackend:
             await connection.close()
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        self._cancelled.clear()
-        return self._generate(request)
+        self._arrived = time.monotonic()
+        return super().generate(request)
 
-    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        started = time.monotonic()
-        if self._wanted is None:
-            yield Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
-            return
-        if self._model is None or self._adapter is None or self._lost:
-            async with contextlib.aclosing(self._load(self._wanted)) as events:
-                async for event in events:
-                    if not isinstance(event, LoadCancelled):
-                        yield event
-        request_id = next(self._request_ids)
-        if self._cancelled.is_set():
-            yield GenerationFinished(request_id=request_id, stop_reason="cancelled", timings=Timings())
-            return
+    def _is_ready(self, request: Generate) -> bool:
+        return self._model is not None and self._adapter is not None and not self._lost
+
+    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        request_id = request.request_id
         adapter, model = self._adapter, self._model
         if adapter is None or model is None:
-            return  # the failure was reported
-        if request.grammar and not (adapter.takes_grammars or request.json_schema):
-            yield _no_grammar(adapter, request_id)
             return
-        if request.continues and not adapter.continues:
-            message = f"{adapter.kind} at {adapter.place} cannot continue an answer."
-            hint = "Regenerate it, or use a llama-server, a vLLM or a model on this machine."
-            yield Failed(request_id=request_id, code=UsageError.code, message=message, hint=hint)
+        problem = hint = ""
+        if request.grammar and not (adapter.takes_grammars or request.json_schema):
+            problem, hint = f"{adapter.kind} at {adapter.place} takes no grammars.", "Give a JSON schema"
+        elif request.continues and not adapter.continues:
+            problem, hint = f"{adapter.kind} at {adapter.place} cannot continue an answer.", "Regenerate it"
+        if problem:
+            hint = f"{hint}, or use a llama-server, a vLLM or a model on this machine."
+            yield Failed(request_id=request_id, code=UsageError.code, message=problem, hint=hint)
             return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
-        tally = Tally(request_id, started, model.n_ctx, adapter.connection.round_trip)
-        request = msgspec.structs.replace(request, request_id=request_id)
+        tally = Tally(request_id, self._arrived, model.n_ctx, adapter.connection.round_trip)
         failed: Failed | None = None
         async with (
             Exchange(adapter, request, ServerModel.of(model.path).name, seed) as exchange,
@@ -446,8 +419,8 @@ class RemoteBackend:
             yield failed
             return
         needs_load = adapter.counts_beside and not self._cancelled.is_set()
-        if needs_load and (load := await self._last_load(adapter, request_id)) is not None:
-            tally.speculate(adapter.speculation(tally.predicted_n))
+        if needs_load and (load := await _in_time(adapter.load(request_id), _LAST_LOAD_SECONDS)) is not None:
+            tally.server_figures = adapter.speculation(tally.predicted_n)
             yield load
         yield await self._finished(adapter, tally, request, seed)
 
@@ -491,28 +464,21 @@ class RemoteBackend:
                 self._answer_id = tally.id
                 return found
             case Attempt():
-                tally.attempted(item)
+                tally.attempt = item
                 return []
             case ServerLoad():
                 tally.seen(item)
-                tally.speculate(adapter.speculation(tally.predicted_n))
+                tally.server_figures = adapter.speculation(tally.predicted_n)
                 return [item]
             case None:
                 return []
         return [item]
 
-    async def _last_load(self, adapter: Adapter, request_id: int) -> ServerLoad | None:
-        """Return the load at the end of an answer; reads what was drafted for its last tokens."""
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_LAST_LOAD_SECONDS):
-                return await adapter.load(request_id)
-        return None
-
     async def _finished(self, adapter: Adapter, tally: Tally, request: Generate, seed: int) -> GenerationFinished:
         notes: list[str] = []
         if self._cancelled.is_set():
             reason: StopReason = "cancelled"
-            if await self._has_stopped(adapter, seed) is False:
+            if await _in_time(_stopped(adapter, seed), STOP_SECONDS + _LATE_SECONDS) is False:
                 notes.append("server still generating")
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
@@ -536,32 +502,11 @@ class RemoteBackend:
             calls=tally.calls.calls(),
         )
 
-    async def _has_stopped(self, adapter: Adapter, seed: int) -> bool | None:
-        """Return whether the server has stopped computing; None when it does not report that, or not in time."""
-        stopped: bool | None = None
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(STOP_SECONDS):
-                while (stopped := await adapter.is_idle(seed)) is False:
-                    await asyncio.sleep(_POLL_SECONDS)
-        return stopped
-
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when the server cannot, or nothing is written."""
         if self._adapter is None or not self._answer_id:
             return False
-        with contextlib.suppress(Exception):
-            return await self._adapter.end_reasoning(self._answer_id)
-        return False
-
-    async def count_tokens(self, text: str) -> int | None:
-        """Return None: what the user has not sent yet is not for a server."""
-        return None
-
-    async def cancel(self) -> None:
-        self._cancelled.set()
-
-    async def forget(self, chat_id: str) -> None:
-        """Do nothing: the server keeps no chats."""
+        return await _in_time(self._adapter.end_reasoning(self._answer_id), None) or False
 
     async def unload(self) -> None:
         await self._disconnect()
@@ -581,10 +526,17 @@ class RemoteBackend:
             await adapter.connection.close()
 
 
-def _no_grammar(adapter: Adapter, request_id: int) -> Failed:
-    return Failed(
-        request_id=request_id,
-        code=UsageError.code,
-        message=f"{adapter.kind} at {adapter.place} takes no grammars.",
-        hint="Give a JSON schema, or use a llama-server, a vLLM or a model on this machine.",
-    )
+async def _in_time(work: Coroutine[Any, Any, _T], seconds: float | None) -> _T | None:
+    """Return the result of what does not matter much; None when it fails, or takes longer."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(seconds):
+            return await work
+    return None
+
+
+async def _stopped(adapter: Adapter, seed: int) -> bool | None:
+    """Return whether the server has stopped computing an answer, soon; None when it does not report that."""
+    until = time.monotonic() + STOP_SECONDS
+    while (stopped := await adapter.is_idle(seed)) is False and time.monotonic() < until:
+        await asyncio.sleep(_POLL_SECONDS)
+    return stopped

@@ -45,11 +45,6 @@ class Status(Exception):
         """Return the server's own words on one line."""
         return clean_line(str(self.error.get("message") or ""))[:_LONGEST_REASON]
 
-    @property
-    def is_transient(self) -> bool:
-        """Return whether the same request may succeed soon."""
-        return self.code in (429, _LOADING) or self.code in _GATEWAY
-
 
 class Connection:
     """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
@@ -205,7 +200,8 @@ class Retries:
 def _may_pass(error: Exception) -> bool:
     """Return whether another attempt may succeed within the back-off."""
     if isinstance(error, Status):
-        return error.is_transient and (error.retry_after or 0.0) <= BACK_OFF[-1]
+        is_transient = error.code in (429, _LOADING) or error.code in _GATEWAY
+        return is_transient and (error.retry_after or 0.0) <= BACK_OFF[-1]
     if isinstance(error, httpx.ConnectError) and _is_certificate(error):
         return False
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError)
@@ -269,16 +265,20 @@ async def _require_identity(response: httpx.Response) -> None:
         )
 
 
+async def read_body(chunks: AsyncIterator[bytes], most: int, too_long: ServerError) -> bytes:
+    """Read a whole response of at most `most` bytes. Raises `too_long`."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > most:
+            raise too_long
+    return bytes(body)
+
+
 async def _body(response: httpx.Response) -> bytes:
     """Read a small response. Raises ServerError for a large one."""
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _MOST_BODY:
-            raise ServerError(
-                f"The server sent more than {_MOST_BODY >> 20} MiB.", "Is this really an inference server?"
-            )
-    return bytes(body)
+    too_long = ServerError(f"The server sent more than {_MOST_BODY >> 20} MiB.", "Is this really an inference server?")
+    return await read_body(response.aiter_bytes(), _MOST_BODY, too_long)
 
 
 def _is_certificate(error: BaseException | None) -> bool:

@@ -15,28 +15,28 @@ import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import httpx
 import msgspec
 
 from cpuchat.backend.remote.adapter import (
+    FAILURES,
     OPTIONS,
     Adapter,
     ListedModel,
     Metrics,
-    extend_template,
+    extend_engine,
     listed,
-    name_of,
-    parse,
+    models_in,
+    read_metrics,
+    value_at,
 )
 from cpuchat.backend.remote.connection import SILENCE, Connection, Status
-from cpuchat.backend.remote.stream import Chunk, Numbers, Reported, decoded, valid_text
-from cpuchat.base.errors import CpuchatError, ServerError
+from cpuchat.backend.remote.stream import Chunk, Numbers, decoded, valid_text
+from cpuchat.base.errors import ServerError
 from cpuchat.config.servers import host
-from cpuchat.protocol.messages import Generate, Message, ServerLoad
+from cpuchat.protocol.messages import Generate, ServerLoad
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SERVER_WIDE, SpeculationFigures
 
-_NO_METRICS = "start llama-server with --metrics"
 _OVER_CONTEXT_TYPE = "exceed_context_size_error"
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 
@@ -47,32 +47,31 @@ class LlamaServer(Adapter):
     kind = "llama-server"
     takes_grammars = continues = True
     takes = frozenset(OPTIONS)
-    no_drafts = "speculation is off: start it with --spec-default or --spec-draft-model"
+    reasoning_field = "reasoning_content"
+    constants: ClassVar = Adapter.constants | dict.fromkeys(
+        ("cache_prompt", "timings_per_token", "return_progress", "reasoning_control"), True
+    )
+    figures: ClassVar = Adapter.figures | {
+        "timings": {name: name for name in (
+            "cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted",
+        )},
+    }  # fmt: skip
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], props: dict[str, Any]) -> None:
         super().__init__(connection, models)
-        self._has_metrics = props.get("endpoint_metrics") is True
+        if props.get("endpoint_metrics") is True:
+            self.has.add("metrics")
         self._has_slots = props.get("endpoint_slots") is not False
-        self._is_drafting = False
         self._is_router = len(models) > 1
         self._is_own_seed = False  # nobody else has it
 
     async def describe(self, name: str) -> ModelInfo:
         model = self.choose(name)
         if not self._is_router:
-            with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
-                self._is_drafting = any(slot.get("speculative") is True for slot in await self._slots())
+            with contextlib.suppress(*FAILURES):
+                if any(slot.get("speculative") is True for slot in await self._slots()):
+                    self.has.add("drafts")
         return self._info(model)
-
-    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
-        found = [("kv_used", f"not reported by {self.kind}")]
-        if not self._has_metrics:
-            found.append(("running", _NO_METRICS))
-        if not self._is_drafting:
-            found.append(("acceptance", self.no_drafts))
-        if not model.n_ctx:
-            found.append(("n_ctx", "known once the model is loaded"))
-        return tuple(found)
 
     def begin(self, request: Generate) -> None:
         self._is_own_seed = request.sampling.seed is None
@@ -83,24 +82,14 @@ class LlamaServer(Adapter):
             "seed": content["seed"] % _SEED_LIMIT,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
-            "cache_prompt": True,
-            "timings_per_token": True,
-            "return_progress": True,
-            "reasoning_control": True,
         }
         if salt := os.environ.get("CPUCHAT_CACHE_SALT"):  # of an app in a browser tab
             content["cache_salt"] = salt
-        if request.ignore_eos:
-            content["ignore_eos"] = True
         if request.grammar:
             content["grammar"] = request.grammar
         if request.reasoning_budget is not None:
             content["reasoning_budget_tokens"] = request.reasoning_budget
-        extend_template(content, request)
-
-    def message(self, message: Message) -> dict[str, Any]:
-        found = super().message(message)
-        return {**found, "reasoning_content": message.reasoning} if message.reasoning else found
+        extend_engine(content, request)
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
         if status.error.get("type") != _OVER_CONTEXT_TYPE:
@@ -110,20 +99,10 @@ class LlamaServer(Adapter):
         return (needed, n_ctx) if needed and n_ctx else None
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
-        chunk = super().chunk(data)
-        timings = Numbers(data.get("timings"))
-        if timings:
-            # `usage` counts the same, but without what was reused.
-            chunk.reported = Reported(
-                cache_n=timings.count("cache_n"),
-                prompt_n=timings.count("prompt_n"),
-                prompt_ms=timings.ms("prompt_ms"),
-                predicted_n=timings.count("predicted_n") or None,
-                predicted_ms=timings.ms("predicted_ms"),
-                draft_n=timings.count("draft_n"),
-                draft_n_accepted=timings.count("draft_n_accepted"),
-            )
-            chunk.lies += timings.lies
+        # `usage` counts the same as `timings`, but without what was reused.
+        chunk = super().chunk({**data, "usage": None} if data.get("timings") else data)
+        if data.get("timings"):
+            chunk.reported.predicted_n = chunk.reported.predicted_n or None
         progress = Numbers(data.get("prompt_progress"))
         if progress:
             total, processed = progress.count("total"), progress.count("processed")
@@ -133,10 +112,9 @@ class LlamaServer(Adapter):
         return chunk
 
     async def load(self, request_id: int) -> ServerLoad | None:
-        if not self._has_metrics:
+        if "metrics" not in self.has:
             return None
-        text = (await self.connection.get_bytes("/metrics")).decode(errors="replace")
-        count = parse(text).count
+        count = (await read_metrics(self.connection)).count
         return ServerLoad(
             request_id=request_id,
             running=count("llamacpp:requests_processing"),
@@ -175,46 +153,30 @@ class CpuchatServe(LlamaServer):
 
     kind = "cpuchat serve"
     continues = False
-    no_drafts = "speculation is off: start it with --drafters auto"
-
-    def extend(self, content: dict[str, Any], request: Generate) -> None:
-        super().extend(content, request)
-        content["return_queue"] = True
+    constants: ClassVar = LlamaServer.constants | {"return_queue": True}
+    figures: ClassVar = LlamaServer.figures | {"queue": {"queue_ms": "ms"}}
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
-        error = data.get("error")
-        if (
-            isinstance(error, dict) and error.get("type") == _OVER_CONTEXT_TYPE
-        ):  # after the queue, when the response has begun
-            raise Status(400, error, None)
+        if value_at(data, "error.type") == _OVER_CONTEXT_TYPE:  # after the queue, when the response has begun
+            raise Status(400, data["error"], None)
         chunk, queue = super().chunk(data), Numbers(data.get("queue"))
         chunk.ahead = queue.count("ahead")
-        chunk.reported.queue_ms = queue.ms("ms")
         chunk.lies += queue.lies
         return chunk
 
 
-def parse_llama_server_models(data: dict[str, Any], props: dict[str, Any]) -> tuple[ListedModel, ...]:
+def _llama_server_models(data: dict[str, Any], props: dict[str, Any]) -> tuple[ListedModel, ...]:
     """Return the models of `/v1/models`; the context size of a single one also from `/props`."""
-    found: list[ListedModel] = []
-    for entry in listed(data):
-        meta = Numbers(entry.get("meta"))
-        status = entry.get("status")
-        value = status.get("value") if isinstance(status, dict) else "loaded"
-        ftype = entry["meta"].get("ftype") if isinstance(entry.get("meta"), dict) else None
-        if name := name_of(entry):
-            found.append(
-                ListedModel(
-                    name,
-                    quantization=_quantization(valid_text(ftype)),
-                    size=meta.count("size") or 0,
-                    n_params=meta.count("n_params") or 0,
-                    n_ctx=meta.count("n_ctx") or 0,
-                    n_ctx_train=meta.count("n_ctx_train") or 0,
-                    n_vocab=meta.count("n_vocab") or 0,
-                    loaded=value == "loaded",
-                )
-            )
+    names = ("size", "n_params", "n_ctx", "n_ctx_train", "n_vocab")
+    entries = models_in(data, quantization="meta.ftype", **{name: f"meta.{name}" for name in names})
+    found = [
+        replace(
+            model,
+            quantization=_quantization(model.quantization),
+            loaded=not isinstance(entry.get("status"), dict) or entry["status"].get("value") == "loaded",
+        )
+        for entry, model in entries
+    ]
     if len(found) == 1 and not found[0].n_ctx:
         n_ctx = Numbers(props.get("default_generation_settings")).count("n_ctx") or 0
         found = [replace(found[0], n_ctx=n_ctx)]
@@ -232,45 +194,31 @@ class LMStudio(Adapter):
 
     kind = "LM Studio"
     takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty"}
-    unreported = (
-        ("tokens", "reported at the end of the answer"),
-        ("prefill_tok_s", "not reported"),
-        ("prefill_cached", "not reported"),
-        ("queue_s", "not reported"),
-        ("running", "not reported"),
-        ("acceptance", "only for draft models of LM Studio"),
-    )
-
-    def chunk(self, data: dict[str, Any]) -> Chunk:
-        chunk = super().chunk(data)
-        stats = Numbers(data.get("stats"))
-        if stats:
-            chunk.reported.draft_n = stats.count("total_draft_tokens_count")
-            chunk.reported.draft_n_accepted = stats.count("accepted_draft_tokens_count")
-            chunk.lies += stats.lies
-        return chunk
+    figures: ClassVar = Adapter.figures | {
+        "stats": {"draft_n": "total_draft_tokens_count", "draft_n_accepted": "accepted_draft_tokens_count"}
+    }
 
 
-def parse_lm_studio_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
+def _lm_studio_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
     """Return the models of `/api/v0/models` that answer."""
-    found = []
-    for entry in listed(data):
-        numbers = Numbers(entry)
-        if (name := name_of(entry)) and entry.get("type") != "embeddings":
-            found.append(
-                ListedModel(
-                    name,
-                    quantization=valid_text(entry.get("quantization"))[:20],
-                    n_ctx=numbers.count("loaded_context_length") or 0,
-                    n_ctx_train=numbers.count("max_context_length") or 0,
-                    architecture=valid_text(entry.get("arch"))[:40],
-                    loaded=entry.get("state") == "loaded",
-                )
-            )
-    return tuple(found)
+    entries = models_in(
+        data, quantization="quantization", architecture="arch",
+        n_ctx="loaded_context_length", n_ctx_train="max_context_length",
+    )  # fmt: skip
+    return tuple(
+        replace(model, loaded=entry.get("state") == "loaded")
+        for entry, model in entries
+        if entry.get("type") != "embeddings"
+    )
 
 
 _NS = 1e-6  # in ms
+# The first token comes from the prompt, whose time `prompt_eval_duration` includes. `prompt_eval_count` holds reused
+# tokens, too (numPromptInputs in its runner), so there is no rate.
+_OLLAMA_FIGURES = {
+    "prompt_total": "prompt_eval_count", "prompt_ms": "prompt_eval_duration", "predicted_n": "eval_count",
+    "predicted_ms": "eval_duration", "load_ms": "load_duration",
+}  # fmt: skip
 _OVER_CONTEXT = re.compile(r"exceeds? (?:the )?(?:available |maximum )?context")
 
 
@@ -280,36 +228,27 @@ class Ollama(Adapter):
     kind = "Ollama"
     by_line = True
     arguments_as_text = False
+    reasoning_field = "thinking"
     takes = frozenset(OPTIONS) - {"reasoning_budget"}
-    unreported = (
-        ("tokens", "reported at the end of the answer"),
-        ("prefill_tok_s", "reused tokens not reported"),
-        ("prefill_cached", "not reported"),
-        ("running", "not reported"),
-        ("acceptance", "not reported by Ollama"),
-    )
+    # Otherwise it leaves out the oldest messages without a word.
+    constants: ClassVar = {"stream": True, "truncate": False, "shift": False}
 
     async def describe(self, name: str) -> ModelInfo:
         model = self.choose(name)
         if not model.n_ctx:
             # Only a loaded model has its context size: an empty request loads it.
-            with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
+            with contextlib.suppress(*FAILURES):
                 await self.connection.post("/api/generate", {"model": model.name, "stream": False}, SILENCE)
-                self.models = await fetch_models(self.connection)
+                self.models = await _ollama_models(self.connection)
                 model = self.choose(model.name)
         return self._info(model)
-
-    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
-        return self.unreported if model.n_ctx else (*self.unreported, ("n_ctx", "known once the model is loaded"))
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         wanted = {**msgspec.structs.asdict(request.sampling), "seed": seed, "num_predict": request.max_tokens or -1}
         options: dict[str, Any] = {name: value for name, value in wanted.items() if name not in request.unset}
         if request.stop:
             options["stop"] = list(request.stop)
-        # Otherwise it leaves out the oldest messages without a word.
-        content: dict[str, Any] = {"model": model, "stream": True, "truncate": False, "shift": False}
-        content["options"] = options
+        content: dict[str, Any] = {"model": model, **self.constants, "options": options}
         if request.json_schema:
             content["format"] = json.loads(request.json_schema)
         if request.reasoning is not None:
@@ -326,10 +265,6 @@ class Ollama(Adapter):
         n_ctx = next((model.n_ctx for model in self.models if model.loaded and model.n_ctx), 0)
         return (n_ctx + 1, n_ctx) if n_ctx else None  # it reports neither
 
-    def message(self, message: Message) -> dict[str, Any]:
-        found = super().message(message)
-        return {**found, "thinking": message.reasoning} if message.reasoning else found
-
     def chunk(self, data: dict[str, Any]) -> Chunk:
         if data.get("error"):
             raise self.failure(data["error"])
@@ -341,46 +276,27 @@ class Ollama(Adapter):
             chunk.calls = message.get("tool_calls")
         if data.get("done") is True:
             chunk.finish = valid_text(data.get("done_reason")) or "stop"
-            numbers = Numbers(data)
-            # The first token comes from the prompt, whose time this includes. `prompt_eval_count` holds reused tokens,
-            # too (numPromptInputs in its runner), so there is no rate.
-            chunk.reported = Reported(
-                prompt_total=numbers.count("prompt_eval_count"),
-                prompt_ms=numbers.ms("prompt_eval_duration", _NS),
-                predicted_n=numbers.count("eval_count"),
-                predicted_ms=numbers.ms("eval_duration", _NS),
-                load_ms=numbers.ms("load_duration", _NS),
-            )
-            chunk.lies = numbers.lies
+            chunk.report(data, _OLLAMA_FIGURES, _NS)
         return chunk
 
 
-async def fetch_models(connection: Connection) -> tuple[ListedModel, ...]:
+async def _ollama_models(connection: Connection) -> tuple[ListedModel, ...]:
     """Return the models on the server, with the context of those that are loaded.
 
     Raises:
         Status, httpx.HTTPError, ServerError: as a connection does.
     """
     contexts: dict[str, int] = {}
-    with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
-        for entry in listed(await connection.get("/api/ps"), "models"):
-            contexts[name_of(entry, "name")] = Numbers(entry).count("context_length") or 0
-    found = []
-    for entry in listed(await connection.get("/api/tags"), "models"):
-        details = entry.get("details")
-        details = details if isinstance(details, dict) else {}
-        if name := name_of(entry, "name"):
-            found.append(
-                ListedModel(
-                    name,
-                    quantization=valid_text(details.get("quantization_level"))[:20],
-                    size=Numbers(entry).count("size") or 0,
-                    architecture=valid_text(details.get("family"))[:40],
-                    n_ctx=contexts.get(name, 0),
-                    loaded=name in contexts,
-                )
-            )
-    return tuple(found)
+    with contextlib.suppress(*FAILURES):
+        running = models_in(await connection.get("/api/ps"), "models", "name", n_ctx="context_length")
+        contexts = {model.name: model.n_ctx for _, model in running}
+    entries = models_in(
+        await connection.get("/api/tags"), "models", "name",
+        quantization="details.quantization_level", size="size", architecture="details.family",
+    )  # fmt: skip
+    return tuple(
+        replace(model, n_ctx=contexts.get(model.name, 0), loaded=model.name in contexts) for _, model in entries
+    )
 
 
 _CONTEXT_LENGTH = re.compile(r"maximum context length is (\d{1,9}) tokens")
@@ -394,7 +310,6 @@ _NEEDED = tuple(
 )
 _OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
 """Text in a rejection that counts Max tokens, too."""
-_FLAGS = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
 _SPEC = "vllm:spec_decode_num_"
 _RUNNING = "vllm:num_requests_running"
 
@@ -406,36 +321,30 @@ class VLLM(Adapter):
     takes_grammars = continues = True
     takes = Adapter.takes | {"top_k", "min_p", "repeat_penalty", "reasoning"}
     names: ClassVar = {"repeat_penalty": "repetition_penalty"}
+    constants: ClassVar = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    figures: ClassVar = Adapter.figures | {
+        "metrics": {
+            "ttft_ms": "time_to_first_token_ms", "queue_ms": "queue_time_ms", "predicted_ms": "generation_time_ms",
+        },
+        "metrics.speculative_decoding": {
+            "draft_n": "num_draft_tokens", "draft_n_accepted": "num_accepted_draft_tokens",
+        },
+    }  # fmt: skip
 
     def __init__(self, connection: Connection, models: tuple[ListedModel, ...], metrics: Metrics | None) -> None:
         super().__init__(connection, models)
-        self._has_metrics = metrics is not None
         self.counts_beside = metrics is not None and f"{_SPEC}drafts_total" in metrics.values
+        if metrics is not None:
+            self.has |= {"metrics", "drafts"} if self.counts_beside else {"metrics"}
         self._before = self._now = metrics
 
-    def _unreported(self, model: ListedModel) -> tuple[tuple[str, str], ...]:
-        # Without the tokens that its prefix cache had, which the second one reports, a prefill rate means nothing.
-        found = [(figure, _FLAGS) for figure in ("prefill_tok_s", "prefill_cached", "queue_s")]
-        if not self._has_metrics:
-            found.append(("running", "its /metrics cannot be read"))
-        if self.counts_beside:
-            found.append(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"))
-        else:
-            found.append(("acceptance", "speculation is off: start it with --speculative-config"))
-        if not model.n_ctx:
-            found.append(("n_ctx", "not reported"))
-        return tuple(found)
-
     def extend(self, content: dict[str, Any], request: Generate) -> None:
-        content["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         content["top_k"] = request.sampling.top_k or -1
-        if request.ignore_eos:
-            content["ignore_eos"] = True
         if request.continues:
             content |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.grammar:
             content["structured_outputs"] = {"grammar": request.grammar}
-        extend_template(content, request)
+        extend_engine(content, request)
 
     def begin(self, request: Generate) -> None:
         self._before = self._now = None
@@ -453,25 +362,15 @@ class VLLM(Adapter):
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         chunk = super().chunk(data)
-        metrics = Numbers(data.get("metrics"))
-        if not metrics:
-            return chunk
-        reported, spec = chunk.reported, metrics.part("speculative_decoding")
-        reported.ttft_ms = metrics.ms("time_to_first_token_ms")
-        reported.queue_ms = metrics.ms("queue_time_ms")
-        reported.predicted_ms = metrics.ms("generation_time_ms")
+        reported = chunk.reported
         if reported.ttft_ms is not None and reported.queue_ms is not None:
             reported.prompt_ms = max(0.0, reported.ttft_ms - reported.queue_ms)
-        reported.draft_n = spec.count("num_draft_tokens")
-        reported.draft_n_accepted = spec.count("num_accepted_draft_tokens")
-        chunk.lies += metrics.lies + spec.lies
         return chunk
 
     async def load(self, request_id: int) -> ServerLoad | None:
-        if not self._has_metrics:
+        if "metrics" not in self.has:
             return None
-        found = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace"))
-        self._now = found
+        self._now = found = await read_metrics(self.connection)
         if self._before is None:
             self._before = found
         return ServerLoad(
@@ -505,23 +404,14 @@ class VLLM(Adapter):
         )
 
     async def is_idle(self, seed: int) -> bool | None:
-        if not self._has_metrics:
+        if "metrics" not in self.has:
             return None
         before = self._now.count(_RUNNING) if self._now is not None else None
-        now = parse((await self.connection.get_bytes("/metrics")).decode(errors="replace")).count(_RUNNING)
+        now = (await read_metrics(self.connection)).count(_RUNNING)
         if now == 0:
             return True
         # Requests of others may have begun since the last look: then nothing is known of this one.
         return False if before == now == 1 else None
-
-
-def parse_vllm_models(data: dict[str, Any]) -> tuple[ListedModel, ...]:
-    """Return the models of `/v1/models`."""
-    return tuple(
-        ListedModel(name, n_ctx=Numbers(entry).count("max_model_len") or 0, loaded=True)
-        for entry in listed(data)
-        if (name := name_of(entry))
-    )
 
 
 async def identify(connection: Connection) -> Adapter:
@@ -537,22 +427,23 @@ async def identify(connection: Connection) -> Adapter:
     models = await _models(connection)
     owners = {str(entry.get("owned_by")) for entry in listed(models)}
     if "vllm" in owners:
-        metrics = await _bytes(connection, "/metrics")
-        counters = parse(metrics.decode(errors="replace")) if metrics else None
-        return VLLM(connection, parse_vllm_models(models), counters)
+        metrics = None
+        with contextlib.suppress(*FAILURES):
+            metrics = await read_metrics(connection)
+        found = models_in(models, n_ctx="max_model_len")
+        return VLLM(connection, tuple(replace(model, loaded=True) for _, model in found), metrics)
     if "organization_owner" in owners and listed(found := await _object(connection, "/api/v0/models")):
-        return LMStudio(connection, parse_lm_studio_models(found))
+        return LMStudio(connection, _lm_studio_models(found))
     if not owners & {"llamacpp", "openai", "cpuchat"}:  # Ollama names the owner of each model's repository
         found = await _object(connection, "/api/version")
         if isinstance(found.get("version"), str) and "models" in await _object(connection, "/api/tags"):
-            return Ollama(connection, await fetch_models(connection))
+            return Ollama(connection, await _ollama_models(connection))
     if "openai" not in owners:
         props = await _object(connection, "/props")
         if isinstance(props.get("default_generation_settings"), dict) or "llamacpp" in owners:
             kind = CpuchatServe if "cpuchat" in owners else LlamaServer
-            return kind(connection, parse_llama_server_models(models, props), props)
-    names = (name_of(entry) for entry in listed(models))
-    return Adapter(connection, tuple(ListedModel(name) for name in names if name))
+            return kind(connection, _llama_server_models(models, props), props)
+    return Adapter(connection, tuple(model for _, model in models_in(models)))
 
 
 async def _models(connection: Connection) -> dict[str, Any]:
@@ -579,12 +470,5 @@ async def _object(connection: Connection, path: str) -> dict[str, Any]:
     """Return the object at `path`; {} where there is none."""
     try:
         return await connection.get(path)
-    except (Status, httpx.HTTPError, CpuchatError):
+    except FAILURES:
         return {}
-
-
-async def _bytes(connection: Connection, path: str) -> bytes:
-    try:
-        return await connection.get_bytes(path)
-    except (Status, httpx.HTTPError, CpuchatError):
-        return b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,7 +175,7 @@ class Chunk:
     """One part of an answer. `ahead` requests are answered before it; `progress` is (processed, total, reused) tokens
     of the prompt. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `id` is the server's
     name for the answer. `lies` counts numbers that cannot be: negative, or not a number. `calls` are
-    parts of calls of tools as they were sent (`calls.CallParts`).
+    parts of calls of tools as they were sent (`CallParts`).
     """
 
     content: str = ""
@@ -187,6 +187,15 @@ class Chunk:
     reported: Reported = field(default_factory=Reported)
     lies: int = 0
     calls: Any = None
+
+    def report(self, values: Any, figures: Mapping[str, str], scale: float = 1.0) -> None:
+        """Take over figures from an object of a server: of each field of `Reported` the value of that name. Times are
+        multiplied by `scale`.
+        """
+        numbers = Numbers(values)
+        for name, key in figures.items():
+            setattr(self.reported, name, numbers.ms(key, scale) if name.endswith("_ms") else numbers.count(key))
+        self.lies += numbers.lies
 
 
 class Numbers:
@@ -213,10 +222,6 @@ class Numbers:
         """Return a count; None when it is missing or cannot be."""
         value = self.ms(name)
         return None if value is None else int(value)
-
-    def part(self, name: str) -> Numbers:
-        """Return the object of that name; its lies are its own."""
-        return Numbers(self._values.get(name))
 
 
 _MOST_CALLS = 64
@@ -316,9 +321,11 @@ class Tally:
         self.finish = ""
         self.calls = CallParts()
         self._request_id, self._started, self._n_ctx, self._round_trip = request_id, started, n_ctx, round_trip
-        self._attempt = Attempt(started)
+        self.attempt = Attempt(started)
+        """The one that was answered: not the first, if the server was not reached or was busy."""
         self._reported = Reported()
-        self._server_figures: SpeculationFigures | None = None
+        self.server_figures: SpeculationFigures | None = None
+        """What the server reports beside the answer."""
         self._parts = 0  # with text
         self._counted = 0  # tokens in the deltas so far
         self._first_at: float | None = None
@@ -342,10 +349,6 @@ class Tally:
         """Return the tokens written so far."""
         reported = self._reported.predicted_n
         return self._parts if reported is None else reported
-
-    def attempted(self, attempt: Attempt) -> None:
-        """Set which attempt was answered: not the first, if the server was not reached or was busy."""
-        self._attempt = attempt
 
     def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
         """Take in one part; returns the events that do not wait: the place in the queue, progress of the prompt."""
@@ -441,14 +444,10 @@ class Tally:
         """Take in how busy the server is."""
         self._waited = self._waited or (self._first_at is None and bool(load.waiting))
 
-    def speculate(self, figures: SpeculationFigures | None) -> None:
-        """Take over figures that the server reports beside the answer."""
-        self._server_figures = figures
-
     def _speculation(self) -> SpeculationFigures | None:
         reported = self._reported
         if not reported.draft_n:
-            return self._server_figures
+            return self.server_figures
         accepted = reported.draft_n_accepted or 0
         passes = max(1, self.predicted_n - 1 - accepted)  # also those that drafted nothing
         newest = (passes, reported.draft_n, accepted)
@@ -509,13 +508,13 @@ class Tally:
         reported = self._reported
         if self._first_at is None:
             return None, None
-        waited_ms = 1e3 * (self._first_at - self._attempt.started)
+        waited_ms = 1e3 * (self._first_at - self.attempt.started)
         if reported.ttft_ms is not None:
             return max(0.0, waited_ms - reported.ttft_ms), reported.queue_ms
         if reported.prompt_ms is None or self._round_trip is None:
             return None, reported.queue_ms
         rest = max(0.0, waited_ms - reported.prompt_ms - (self._first_ms or 0.0) - (reported.load_ms or 0.0))
-        network = min(rest, 1e3 * (self._attempt.connect_s + self._round_trip))
+        network = min(rest, 1e3 * (self.attempt.connect_s + self._round_trip))
         if reported.queue_ms is not None:
             return network, reported.queue_ms
         unexplained = rest - network

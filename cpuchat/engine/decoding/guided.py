@@ -1,14 +1,10 @@
-"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar, all of it or the
-calls of tools in it.
+"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar (by llama.cpp's
+grammar sampler), all of it or the calls of tools in it, wherever they begin.
 
 The sampled token is checked first, and only if the grammar rejects it is another one sampled from those allowed, as in
 llama.cpp (common/sampling.cpp). Reasoning, and the markers around it, come before the grammar; at the end of its budget
 the tokens that close it follow, whatever the model would write. Nothing is ever rolled back: drafted tokens are
 accepted one by one, after their check.
-
-llama.cpp's grammar sampler: which tokens may continue a text under a grammar.
-
-The grammar of calls of tools, which begins where they do, in the middle of an answer.
 """
 
 from __future__ import annotations

@@ -413,17 +413,13 @@ class ModelDrafting:
 
     def append(self, tokens: Tokens[int]) -> None:
         """Append generated tokens."""
-        ahead = self._take_ahead(tokens)
+        block, self._ahead_of = self._ahead_of, None
+        ahead: list[int] = []
+        if block is not None and (thread := self._thread) is not None:
+            is_accepted = list(tokens[:-1]) == block
+            ahead = self._timed(lambda: thread.take(is_accepted))
         self._draft.append(tokens)
         self._ready = ahead[1:] if ahead and ahead[0] == tokens[-1] else []
-
-    def _take_ahead(self, tokens: Tokens[int]) -> list[int]:
-        """Return what was drafted ahead, if the block before it was accepted."""
-        block, self._ahead_of = self._ahead_of, None
-        if block is None or self._thread is None:
-            return []
-        thread, is_accepted = self._thread, list(tokens[:-1]) == block
-        return self._timed(lambda: thread.take(is_accepted))
 
     def start_verify(self, drafted: list[int]) -> None:
         """Draft ahead while the target verifies `drafted`, if both have their own cores."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -333,17 +333,19 @@ def set_up_speculation(
         costs = costs and replace(costs, overlap=None)
     note = target.sequence.rollback.note
     why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
-    target.info = msgspec.structs.replace(
-        target.info,
-        notes=(*target.info.notes, *notes),
-        pass_ms=costs.verify_ms if costs is not None and not costs.disturbed else (),
-        no_speculation=why,
-    )
+    changes: dict[str, Any] = {
+        "notes": (*target.info.notes, *notes),
+        "pass_ms": costs.verify_ms if costs is not None and not costs.disturbed else (),
+        "no_speculation": why,
+    }
     file, pair = None, ("", "")
     if draft is not None:
-        _describe_draft(target, draft, thread.cpus if thread is not None else draft.pool.cpus)
+        info = draft.info
+        changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
+        changes |= {"draft_traffic": traffic(draft), "draft_cpus": (thread or draft.pool).cpus}
         if command.calibration_file and costs is not None:
-            file, pair = Path(command.calibration_file), (target.info.fingerprint, draft.info.fingerprint)
+            file, pair = Path(command.calibration_file), (target.info.fingerprint, info.fingerprint)
+    target.info = msgspec.structs.replace(target.info, **changes)
     speculator = Speculator(
         costs,
         drafter,
@@ -354,18 +356,6 @@ def set_up_speculation(
         known=load_acceptance(file, *pair),
     )
     return SpeculationSetup(speculator, draft, thread, file, pair)
-
-
-def _describe_draft(target: Model, draft: Model, cpus: tuple[int, ...]) -> None:
-    info = draft.info
-    target.info = msgspec.structs.replace(
-        target.info,
-        draft=info.name,
-        draft_path=info.path,
-        draft_quantization=info.quantization,
-        draft_traffic=traffic(draft),
-        draft_cpus=cpus,
-    )
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:

@@ -296,7 +296,7 @@ class Vocab:
     Args:
         visible_markers: control tokens that are shown as text, such as `<think>`.
         spm_coverage: what can be tokenized, when that is not everything.
-        special_types: see `control_text.special_types`.
+        special_types: see `special_types`.
 
     Attributes:
         handle: llama.cpp's own pointer to the vocabulary.

@@ -137,24 +137,19 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: Any) -> dict[str, Any]:
-    """Send one frame and return the reply.
+    """Send one request and return the reply.
 
     Raises:
         EOFError, OSError: the process ended, maybe in the middle of its reply.
         ValueError: the reply is malformed.
     """
     assert process.stdin is not None and process.stdout is not None
-    body = json.dumps(message).encode()
-    process.stdin.write(len(body).to_bytes(4, "little") + body)
+    process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()
-    header = process.stdout.read(4)
-    length = int.from_bytes(header, "little") if len(header) == 4 else 0
-    if length > _MAX_REPLY:
-        raise ValueError("the reply is too long")
-    body = process.stdout.read(length)
-    if not body or len(body) < length:
+    line = process.stdout.readline(_MAX_REPLY)
+    if not line.endswith(b"\n"):
         raise EOFError
-    reply = json.loads(body)
+    reply = json.loads(line)
     if not isinstance(reply, dict) or not isinstance(reply.get("error", reply.get("text")), str):
         raise ValueError("the reply has neither text nor error")
     return {"raised": False, **reply}

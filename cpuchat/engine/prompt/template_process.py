@@ -1,12 +1,12 @@
-"""Renders one chat template in a separate process, for template_helper.py.
+"""Renders one chat template in a separate process, for chat_template.py.
 
 A template is untrusted code. Jinja's sandbox keeps it from reaching Python's objects, but nothing in Python bounds the
 time and memory of `"a" * 10**9 | sort` and the like. The kernel does: this process gets limits on address space, CPU
 time, open files and file size, and may die of them without harm.
 
-It is run by path with `python -I`, so it imports nothing of cpuchat. Frames on stdin and stdout are a 4-byte
-little-endian length and JSON; the first frame holds the template, each later one the variables of a rendering.
-Replies are `{"text": ...}` or `{"error": ..., "raised": bool}`.
+It is run by path with `python -I`, so it imports nothing of cpuchat. Requests and replies are lines of JSON; the first
+one holds the template, each later one the variables of a rendering. Replies are `{"text": ...}` or
+`{"error": ..., "raised": bool}`.
 """
 
 import codecs
@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import jinja2
 import jinja2.debug
@@ -31,7 +31,7 @@ except ImportError:  # not on Windows: there only the time limit of the parent h
 MAX_MEMORY = 512 << 20
 MAX_CPU_SECONDS = 2
 MAX_OUTPUT = 8 << 20  # characters, on top of four times the input
-NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0]+")  # but for MARK of control_text.py
+NOT_ASCII = re.compile("[^\x00-\x7f\ufdd0]+")  # but for MARK of vocab.py
 
 
 class Raised(Exception):
@@ -83,7 +83,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialize as JSON; unlike Jinja's own without HTML escapes and sorting. Keeps the marks of control_text.py."""
+    """Serialize as JSON; unlike Jinja's own without HTML escapes and sorting. Keeps the marks of vocab.py."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
@@ -157,22 +157,14 @@ def _allow_cpu_time() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _read(stream: BinaryIO) -> bytes | None:
-    header = stream.read(4)
-    return stream.read(int.from_bytes(header, "little")) if len(header) == 4 else None
-
-
-def _write(stream: BinaryIO, reply: dict[str, Any]) -> None:
-    body = json.dumps(reply).encode()
-    stream.write(len(body).to_bytes(4, "little") + body)
-    stream.flush()
+def _write(reply: dict[str, Any]) -> None:
+    print(json.dumps(reply), flush=True)
 
 
 def main() -> None:
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     _warm_up()
-    source = _read(stdin)
-    if source is None:
+    source = sys.stdin.buffer.readline()
+    if not source:
         return
     _limit_everything()
     _allow_cpu_time()
@@ -181,12 +173,12 @@ def main() -> None:
     except Exception as error:  # also RecursionError and MemoryError
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
-        _write(stdout, {"error": f"{type(error).__name__}: {error}{where}"[:500], "raised": False})
+        _write({"error": f"{type(error).__name__}: {error}{where}"[:500], "raised": False})
         return
-    _write(stdout, {"text": ""})
-    while (request := _read(stdin)) is not None:
+    _write({"text": ""})
+    for request in sys.stdin.buffer:
         _allow_cpu_time()
-        _write(stdout, answer(request, template))
+        _write(answer(request, template))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Prompt:
     """A rendered prompt.
 
     Attributes:
-        text: with the marks of content (`control_text`).
+        text: with the marks of content (`vocab.MARK`).
         messages: that are in it; () for a text without messages.
         is_trimmed: the oldest messages were left out.
     """
@@ -153,7 +153,7 @@ class TokenHistory(msgspec.Struct):
         """Return the tokens of a whole prompt, reused as far as they are known.
 
         Args:
-            text: the prompt, with its marks (`control_text`): content never reuses control tokens.
+            text: the prompt, with its marks: content never reuses control tokens.
             tokenize: (text, at_start) -> tokens. If the tokenizer adds a leading space to the rest, the whole prompt is
                 tokenized again.
             piece: returns the text of one token, control tokens included.

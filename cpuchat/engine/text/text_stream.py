@@ -153,8 +153,8 @@ class TextStream:
         self._deltas: list[TextDelta] = []  # to be emitted, without the open one
         self._channel: Channel = "answer"
         self._drafter = ""
-        self._parts: list[str] = []
-        self._lengths: list[int] = []  # of the tokens that `_parts` came from
+        self._text = ""
+        self._lengths: list[int] = []  # of the tokens that `_text` came from
         self._n_held = 0  # tokens whose text is held back
         self._n_emitted = 0
         self._next_frame = 0.0
@@ -207,7 +207,7 @@ class TextStream:
         if channel != self._channel:
             self._close_span()
             self._channel = channel
-        self._parts.append(text)
+        self._text += text
         if self._n_held:
             self._lengths += [0] * (self._n_held - 1)
             self._lengths.append(len(text))
@@ -216,13 +216,13 @@ class TextStream:
             self._lengths[-1] += len(text)
 
     def _close_span(self) -> None:
-        if not self._parts:
+        if not self._text and not self._lengths:
             return
         self._n_emitted += len(self._lengths)
         self._deltas.append(
             TextDelta(
                 request_id=self._request_id,
-                text="".join(self._parts),
+                text=self._text,
                 channel=self._channel,
                 n_tokens=len(self._lengths),
                 lengths=tuple(self._lengths),
@@ -231,7 +231,7 @@ class TextStream:
                 drafter=self._drafter,
             )
         )
-        self._parts.clear()
+        self._text = ""
         self._lengths.clear()
 
     def flush(self, now: float) -> None:

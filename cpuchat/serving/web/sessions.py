@@ -24,9 +24,10 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -289,14 +290,13 @@ class Session:
     async def take(self, message: str) -> None:
         """Take a message of the owner's page. Raises ValueError for one that is not the client's."""
         kind, value = _parsed(message)
-        size = _size(value) if kind == "resize" else None
         if self._process is None or self.ended:
             return
         if kind == "stdin":  # whole: a part of a paste has no end, and the app would wait for it
             self._input_at = self._clock()
             await self._process.send(b"D", str(value).encode("utf-8", "replace"))
-        elif size is not None:
-            await self._resize(size)
+        elif kind == "resize":
+            await self._resize(value)
         elif kind in ("focus", "blur"):
             await self._process.send_meta(type=kind)
         elif kind == "ping" and self._owner is not None:
@@ -479,22 +479,19 @@ def _clamped(width: int, height: int) -> tuple[int, int]:
     return min(max(width, _LEAST), _MOST_WIDTH), min(max(height, _LEAST), _MOST_HEIGHT)
 
 
-def _size(value: object) -> tuple[int, int]:
-    """Return the size in a message. Raises ValueError."""
-    if not isinstance(value, dict):
-        raise ValueError("not a size")
-    try:
-        return _clamped(int(value["width"]), int(value["height"]))
-    except (KeyError, TypeError, OverflowError):
-        raise ValueError("not a size") from None
+class _Size(msgspec.Struct):
+    width: int
+    height: int
 
 
-def _parsed(message: str) -> tuple[str, object]:
+def _parsed(message: str) -> tuple[str, Any]:
     """Return the kind and the value of a message. Raises ValueError."""
-    found = json.loads(message)
-    if not isinstance(found, list) or not found or not isinstance(found[0], str):
-        raise ValueError("not a message of the client")
-    return found[0], found[1] if len(found) > 1 else None
+    found = msgspec.json.decode(message, type=Annotated[list[Any], msgspec.Meta(min_length=1)])
+    kind, value = msgspec.convert(found[0], str), found[1] if len(found) > 1 else None
+    if kind == "resize":
+        size = msgspec.convert(value, _Size, strict=False)
+        value = _clamped(size.width, size.height)
+    return kind, value
 
 
 def _link(payload: bytes) -> str:

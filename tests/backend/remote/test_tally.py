@@ -46,7 +46,7 @@ def test_the_first_token_is_split_into_network_queue_and_prefill() -> None:
 
 def test_only_waiting_for_other_requests_is_the_queue() -> None:
     one = tally()
-    one.attempted(Attempt(started=102.0, connect_s=0.2))  # the first one was not answered
+    one.attempt = Attempt(started=102.0, connect_s=0.2)  # the first one was not answered
     one.add(Chunk(content="x", reported=Reported(prompt_total=9, prompt_ms=400.0, load_ms=1500.0)), 104.235)
     timings = one.timings(7)
     assert timings.ttft_ms == pytest.approx(4235.0)
