@@ -324,7 +324,7 @@ def key_of(model: RepoModel) -> str:
 
 
 @dataclass(frozen=True)
-class Known:
+class RepositoryEntry:
     """One model of a repository. `path`: where it is on this machine; `arrived`: bytes of it on this machine, whatever
     became of their download.
 
@@ -345,6 +345,13 @@ class Known:
     def key(self) -> str:
         return key_of(self.model)
 
+    @property
+    def reason_against_download(self) -> str:
+        """Return why a download would certainly fail, "" when it may succeed."""
+        if not self.model.complete:
+            return "Parts of this model are missing in the repository. Choose another model."
+        return str(self.problem) if isinstance(self.problem, AccessDenied) else ""
+
 
 def heading(repository: Repository) -> str:
     """`1.2M downloads · 2025-11-03 · apache-2.0 · gated`."""
@@ -358,82 +365,82 @@ def heading(repository: Repository) -> str:
     return " · ".join(clean_line(part) for part in parts if part)
 
 
-def repository_rows(models: Sequence[Known]) -> list[ListRow]:
+def repository_rows(models: Sequence[RepositoryEntry]) -> list[ListRow]:
     """Return the rows: language models first, then heads and multimodal projectors under a heading."""
-    chat = [repository_row(known) for known in models if known.model.kind == "model"]
-    other = [repository_row(known) for known in models if known.model.kind != "model"]
+    chat = [repository_row(entry) for entry in models if entry.model.kind == "model"]
+    other = [repository_row(entry) for entry in models if entry.model.kind != "model"]
     return chat + ([ListRow(name=_PARTS_HEADING), *other] if other else [])
 
 
-def repository_row(known: Known) -> ListRow:
+def repository_row(entry: RepositoryEntry) -> ListRow:
     """`◌ Qwen2.5-7B-Instruct  Q4_K_M  4.7 GB  fits  ≈10 tok/s`."""
-    model, download, predicted = known.model, known.download, known.prediction
+    model, download, predicted = entry.model, entry.download, entry.prediction
     mark, state = "◌", "" if predicted is None else fit(predicted)
     if not model.complete:
         mark, state = "!", "incomplete"
-    elif isinstance(known.problem, AccessDenied):
+    elif isinstance(entry.problem, AccessDenied):
         state = "no access"
-    if known.path is not None:
-        mark, state = ("●", "loaded") if known.loaded else ("○", "downloaded")
+    if entry.path is not None:
+        mark, state = ("●", "loaded") if entry.loaded else ("○", "downloaded")
     elif download is not None:
         mark = downloads.download_mark(download)
         state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "verifying"}.get(
             download.state, downloads.percent(download).strip()
         )
-    elif part := _part(known):
+    elif part := _part(entry):
         state = f"paused {part}"
-    speed = "" if known.loaded else predicted_speed(predicted)
+    speed = "" if entry.loaded else predicted_speed(predicted)
     columns = (model.quantization or "–", units.size(model.size), state, speed)
-    return ListRow(known.key, mark, downloads.name(model), columns, strong=known.loaded,
-                   dim=known.path is None and download is None)  # fmt: skip
+    return ListRow(entry.key, mark, downloads.name(model), columns, strong=entry.loaded,
+                   dim=entry.path is None and download is None)  # fmt: skip
 
 
-def repository_details(known: Known, repository: Repository) -> list[tuple[str, str]]:
+def repository_details(entry: RepositoryEntry, repository: Repository) -> list[tuple[str, str]]:
     """Return labels and texts, the most important first: a small screen cuts off the end."""
-    model, predicted, download = known.model, known.prediction, known.download
+    model, predicted, download = entry.model, entry.prediction, entry.download
     parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
     lines = [
-        ("problem", clean_line(str(known.problem)) if known.problem is not None else ""),
+        ("problem", clean_line(str(entry.problem)) if entry.problem is not None else ""),
         ("problem", downloads.problem(download) if download is not None else ""),
         ("size", units.size(model.size) + parts),
         ("memory", predicted.explained if predicted is not None else ""),
         ("speed", speed_with_basis(predicted)),
         ("context", context(predicted) if predicted is not None else ""),
-        ("draft", _draft(known)),
-        ("head", _head(known)),
-        ("next", _next(known)),
-        ("file", clean_line(known.key)),
+        ("draft", _draft(entry)),
+        ("head", _head(entry)),
+        ("next", _next(entry)),
+        ("file", clean_line(entry.key)),
         ("base model", clean_line(repository.base_model)),
-        ("path", clean_line(paths.shown(known.path)) if known.path is not None else ""),
+        ("path", clean_line(paths.shown(entry.path)) if entry.path is not None else ""),
     ]
     return [(label, text) for label, text in lines if text]
 
 
-def _head(known: Known) -> str:
+def _head(entry: RepositoryEntry) -> str:
     """Return what kind of draft head it is, and what can use it; "" for other files."""
-    kind = kind_named(known.key)
+    kind = kind_named(entry.key)
     return "" if kind is None else f"{TITLES[kind]}, drafts for the models of this repository; {ONLY_ENGINE}"
 
 
-def _draft(known: Known) -> str:
+def _draft(entry: RepositoryEntry) -> str:
     """Return which draft model is counted, and whether it is downloaded."""
-    if known.draft is None or known.prediction is None or known.prediction.draft_need is None:
+    if entry.draft is None or entry.prediction is None or entry.prediction.draft_need is None:
         return ""
-    return known.draft.name + ("" if known.draft.here else " (from the catalog, not downloaded)")
+    return entry.draft.name + ("" if entry.draft.here else " (from the catalog, not downloaded)")
 
 
-def _next(known: Known) -> str:
+def _next(entry: RepositoryEntry) -> str:
     """Return what Enter does, in words."""
-    download = known.download
-    if known.loaded:
+    download = entry.download
+    if entry.loaded:
         return "currently loaded"
-    if known.path is not None:
-        if known.model.kind == "head":
+    if entry.path is not None:
+        if entry.model.kind == "head":
             return "downloaded: load its model, then Ctrl+L"
-        return "Enter load" if known.model.kind == "model" else "downloaded"
-    if isinstance(known.problem, AccessDenied):
+        return "Enter load" if entry.model.kind == "model" else "downloaded"
+    if isinstance(entry.problem, AccessDenied):
         return "Ctrl+R retry once you have access"
-    if not known.model.complete:
+    if not entry.model.complete:
         return "parts are missing in the repository: choose another file"
     if download is not None and download.state == "failed":
         return "Enter retry"
@@ -441,15 +448,15 @@ def _next(known: Known) -> str:
         return "Enter resume the download"
     if download is not None:
         return "downloading · Space pause"
-    if part := _part(known):
-        missing = units.size(known.model.size - known.arrived)
+    if part := _part(entry):
+        missing = units.size(entry.model.size - entry.arrived)
         return f"Enter resume the download ({part} done, {missing} left)"
-    return f"Enter download {units.size(known.model.size)}"
+    return f"Enter download {units.size(entry.model.size)}"
 
 
-def _part(known: Known) -> str:
+def _part(entry: RepositoryEntry) -> str:
     """Return `61 %` for an earlier partial download; "" for less than one hundredth."""
-    share = int(100 * known.arrived / known.model.size) if known.model.size else 0
+    share = int(100 * entry.arrived / entry.model.size) if entry.model.size else 0
     return f"{min(share, 99)} %" if share else ""
 
 

@@ -18,9 +18,8 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widget import Widget
-from textual.widgets import Checkbox, Input, Label, Select, Static, TabbedContent, TabPane, TextArea
+from textual.widgets import Checkbox, Input, Select, Static, TabbedContent, TabPane, TextArea
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
@@ -34,26 +33,17 @@ from cpuchat.present.table import ListRow
 from cpuchat.tui import keys
 from cpuchat.tui.keys import load_keymap, problem_with, save_keys
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.dialogs import Dialog, Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
 from cpuchat.tune.halving import percent
 
 
-class PressKeyScreen(Dismissable[str], ModalScreen[str]):
+class PressKeyScreen(Dialog[str]):
     """Returns the next key that is pressed, "" for Esc."""
 
-    CSS_PATH = "keys.tcss"
-
     def __init__(self, action: str) -> None:
-        super().__init__()
-        self._action = action
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Press the new key"
-            dialog.border_subtitle = "Esc cancels"
-            yield Label(self._action, markup=False)
+        super().__init__("Press the new key", action, "Esc cancels")
 
     def capture_key(self, key: str) -> None:
         """Take a key before any binding does."""
@@ -64,7 +54,6 @@ class KeysScreen(ListScreen[None]):
     """Changes `keymap.toml`."""
 
     CSS_PATH = "keys.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("keys")
     KEYS: ClassVar = "keys"
 
@@ -72,24 +61,21 @@ class KeysScreen(ListScreen[None]):
         super().__init__()
         self._services = services
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="list") as pane:
-            pane.border_title = "Keys"
-            pane.border_subtitle = paths.shown(paths.keymap_file())
-            yield ModelList(id="rows")
-        yield KeyFooter()
+    @property
+    def list_title(self) -> str:
+        return "Keys"
 
     def on_mount(self) -> None:
+        self.query_one("#list").border_subtitle = paths.shown(paths.keymap_file())
         self._show()
         self._services.keys_changed.subscribe(self, lambda _: self._show())
 
     def _show(self) -> None:
-        listed = self.query_one(ModelList)
-        listed.show(rows(self._services.keymap), listed.marked)
+        self.listed.show(rows(self._services.keymap), self.marked_key)
 
     @property
     def _selected(self) -> keys.Key:
-        key = keys.find(self.query_one(ModelList).marked)
+        key = keys.find(self.marked_key)
         assert key is not None  # every line that can be selected is one
         return key
 
@@ -636,9 +622,8 @@ class SettingsScreen(Dismissable[Settings | None]):
 
     @work
     async def action_close(self) -> None:
-        if any(row.changed for row in self._rows):
-            question = "There are unsaved changes."
-            if not await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Discard", "Keep editing")):
-                return
+        changed = any(row.changed for row in self._rows)
+        if changed and not await self.confirm("Settings", "There are unsaved changes.", "Discard", "Keep editing"):
+            return
         self.app.theme = self._theme_before
         self.dismiss(None)

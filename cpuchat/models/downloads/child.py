@@ -108,7 +108,8 @@ def with_retries(act: Callable[[], T], progress: Progress) -> T:
                     f"Failed after {failures} attempts without progress. {fault.message}",
                     "The partial file is kept: resume continues from there.",
                 ) from None
-            retry_after = _retry_after(error)
+            refusal = _refusal(error)
+            retry_after = errors.seconds_to_wait(refusal.headers) if refusal is not None else None
             if retry_after is not None and retry_after > policy.max_retry_after:
                 raise fault from None
             progress.attempt = failures + 1
@@ -128,22 +129,20 @@ def _fault(error: Exception, progress: Progress) -> CpuchatError:
 
 def _is_transient(error: Exception) -> bool:
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError
 
-    if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError):
-        return error.response.status_code in _TRANSIENT
+    if (refusal := _refusal(error)) is not None:
+        return refusal.status_code in _TRANSIENT
     if isinstance(error, httpx.UnsupportedProtocol) or errors.is_certificate(error):
         return False
     return isinstance(error, BrokenResponse | TooSlow | httpx.TransportError)
 
 
-def _retry_after(error: Exception) -> float | None:
-    """Seconds that the server asks to wait; None when it does not say."""
+def _refusal(error: Exception) -> httpx.Response | None:
+    """Return the response of a server that refused the request."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
-    refused = isinstance(error, HfHubHTTPError | httpx.HTTPStatusError)
-    return errors.seconds_to_wait(error.response.headers) if refused else None
+    return error.response if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError) else None
 
 
 def _wait(seconds: float, fault: CpuchatError, progress: Progress) -> None:

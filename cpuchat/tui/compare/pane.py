@@ -18,7 +18,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import ScrollableContainer, Vertical, VerticalScroll
+from textual.containers import ScrollableContainer, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
@@ -58,7 +58,6 @@ from cpuchat.tui import keys
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
 
 
@@ -371,7 +370,6 @@ class OtherSideScreen(ListScreen[Side | None]):
     """Returns the other side, or None."""
 
     CSS_PATH = "other.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("other_side")
     KEYS: ClassVar = "other_side"
 
@@ -381,16 +379,16 @@ class OtherSideScreen(ListScreen[Side | None]):
         self._path = model
         self._found: Found | None = None
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="list") as pane:
-            pane.border_title = Content(clean_line(f"Compare {self._path.stem} with"))
-            yield ModelList(id="rows")
+    @property
+    def list_title(self) -> str:
+        return f"Compare {self._path.stem} with"
+
+    def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
         yield QuantizeLine(self._services.quantizing)
-        yield KeyFooter()
 
     def on_mount(self) -> None:
-        self.query_one(ModelList).show([ListRow(note="Reading…")])
+        self.listed.show([ListRow(note="Reading…")])
         self._read()
 
     @work(exclusive=True, group="read")
@@ -401,12 +399,12 @@ class OtherSideScreen(ListScreen[Side | None]):
             self.warn(str(error))
             self._found = Found(None, "", [], [])
         if self.has_widgets:
-            self.query_one(ModelList).show(rows(self._found, self._path))
+            self.listed.show(rows(self._found, self._path))
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
     async def action_choose(self) -> None:
-        key, found = self.query_one(ModelList).marked, self._found
+        key, found = self.marked_key, self._found
         if found is None or not key:
             return
         path: Path | None = None
