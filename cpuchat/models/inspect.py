@@ -214,15 +214,13 @@ def _templates(header: GGUFHeader) -> tuple[Template, ...]:
     base = "tokenizer.chat_template"
     names = sorted(key for key in header.metadata if key.startswith(f"{base}.") and header.text(key))
     keys = [*([base] if header.chat_template else []), *names]
-    return tuple(
-        Template(name=key.removeprefix(base).lstrip("."), text=header.text(key), features=_features(header.text(key)))
-        for key in keys
-    )
 
+    def template(key: str) -> Template:
+        text = header.text(key)
+        features = (name for name, pattern in _FEATURES.items() if pattern.search(text, 0, _MAX_TEMPLATE))
+        return Template(name=key.removeprefix(base).lstrip("."), text=text, features=tuple(features))
 
-def _features(template: str) -> tuple[str, ...]:
-    searched = template[:_MAX_TEMPLATE]
-    return tuple(name for name, pattern in _FEATURES.items() if pattern.search(searched))
+    return tuple(map(template, keys))
 
 
 def _origin(header: GGUFHeader) -> Origin:

@@ -146,13 +146,12 @@ _TAB_OF_SECTION = {
 
 
 @dataclass(frozen=True)
-class Field:
+class Field(DeclaredSetting):
     """One setting in the form. `low`/`high` are inclusive; `choices` only for kind "choice". A setting whose `default`
     is None may be empty: then it is as the model has it.
     """
 
-    declared: DeclaredSetting
-    kind: Kind
+    kind: Kind = "line"
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
@@ -180,42 +179,26 @@ class Field:
             case _:
                 named: dict[str, Kind] = {"ui.theme": "theme", "chat.preset": "preset"}
                 kind = named.get(key, "text" if declared.name.endswith("prompt") else "line")
-        return cls(declared, kind, choices, low, high)
-
-    @property
-    def key(self) -> str:
-        return self.declared.key
-
-    @property
-    def section(self) -> str:
-        return self.declared.section
-
-    @property
-    def name(self) -> str:
-        return self.declared.name
+        return cls(**vars(declared), kind=kind, choices=choices, low=low, high=high)
 
     @property
     def label(self) -> str:
-        return self.declared.words.label
-
-    @property
-    def default(self) -> Any:
-        return self.declared.default
+        return self.words.label
 
     @property
     def tab(self) -> str:
-        return "Basics" if self.declared.words.is_basic else _TAB_OF_SECTION.get(self.section, "Basics")
+        return "Basics" if self.words.is_basic else _TAB_OF_SECTION.get(self.section, "Basics")
 
     @property
     def about(self) -> str:
         """Return its line of help, with when it takes effect unless its tab says so."""
-        when = "" if self.tab == "Engine" else self.declared.takes_effect
-        return self.declared.words.about + (f" · from the next {when}" if when else "")
+        when = "" if self.tab == "Engine" else self.takes_effect
+        return self.words.about + (f" · from the next {when}" if when else "")
 
     @property
     def rule(self) -> str:
         """Return what its text must be if there is a rule; else what the setting does."""
-        return self.declared.wanted or self.about
+        return self.wanted or self.about
 
     def shown(self, value: Any) -> Any:
         """Convert a value to the content of its widget."""
@@ -246,15 +229,15 @@ class Field:
         else:
             value = shown
         try:
-            return msgspec.convert(value, self.declared.type)
+            return msgspec.convert(value, self.type)
         except msgspec.ValidationError:
             raise ValueError(self.wants) from None
 
     @property
     def wants(self) -> str:
         """`needs a whole number from 0 to 100`."""
-        if self.declared.wanted:
-            return f"needs {self.declared.wanted}"
+        if self.wanted:
+            return f"needs {self.wanted}"
         if self.kind not in ("whole", "number"):
             return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
         noun = "a whole number" if self.kind == "whole" else "a number"

@@ -1,15 +1,13 @@
 """Lists models that may draft for a target: local ones and those the catalog names, with the expected speed-up.
 
 `candidates` lists them without reading any; `check` compares one vocabulary. So a screen can show all rows first and
-fill in the results. `gain` predicts the speed-up from a draft model before it is loaded.
+fill in the results. `gain` predicts the speed-up from a draft model before it is loaded:
 
 Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
 E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
-CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model. Other costs are not
-counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
-
-The pass costs are those that the engine measured and cached (`calibrations.json`), by everything that they depend on;
-here the latest of a model is read.
+CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model, the latest that the
+engine cached (`calibrations.json`). Other costs are not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 %
+lower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Chooses the draft model to load beside a target, or to count beside one that is not on this machine yet.
-
-Also lists the draft heads of a target: one that it contains, those on this machine, and those of its repository.
-"""
+"""Chooses the draft model or head to load beside a target, or to count beside one that is not on this machine yet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Finds model files in the package, in the Hugging Face cache and in the user's folders, and describes them.
-
-The header of each file is read once, and its summary cached while the file stays unchanged.
+"""Finds model files in the package, in the Hugging Face cache and in the user's folders, and describes them by their
+headers, whose summaries are cached while the files stay unchanged.
 
 The Hugging Face cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its
 layout is that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds

@@ -212,14 +212,9 @@ async def measure_machine(
 
 
 _OWN = "Custom"
-# Attribute of `PlacementSpec`, label, and the setting that it is.
-_FIELDS = (
-    ("cores", "cores", Field.of("engine.cores")),
-    ("draft_cores", "draft", Field.of("speculation.draft_cores")),
-    ("memory", "memory", Field.of("engine.memory")),
-    ("threads", "threads", Field.of("engine.threads")),
-)
-_LABELS = {name: label for name, label, _ in _FIELDS}
+# By attribute of `PlacementSpec`: the label, and the setting that it is.
+_LABELS = {"cores": "cores", "draft_cores": "draft", "memory": "memory", "threads": "threads"}
+_FIELDS = {name: Field.of(f"{'speculation' if name == 'draft_cores' else 'engine'}.{name}") for name in _LABELS}
 
 
 class PlacementList(OptionList):
@@ -236,7 +231,6 @@ class PlacementsPane(Vertical):
         super().__init__(id=id)
         self._offers: tuple[PlacementOption, ...] = ()
         self._in_use = PlacementSpec()
-        self._filling = False
 
     def compose(self) -> ComposeResult:
         yield PlacementList(id="placements", compact=True)
@@ -271,12 +265,14 @@ class PlacementsPane(Vertical):
         for name in _LABELS:
             self.query_one(f"#field-{name}", Input).set_class(name in problems, "-invalid")
         line = self.query_one("#problem", Static)
-        focused = self._focused_field
+        focused = (
+            (self.screen.focused.id or "").removeprefix("field-") if isinstance(self.screen.focused, Input) else ""
+        )
         first = focused if focused in problems else next(iter(problems), "")
         if first:
             line.update(f"! {_LABELS[first]}: {problems[first]}")
         else:
-            line.update(f"{_LABELS[focused]}: {_rule(focused)}" if focused else "")
+            line.update(f"{_LABELS[focused]}: {_FIELDS[focused].rule}" if focused else "")
         line.set_class(bool(first), "-invalid")
         line.set_class(not first and not focused, "-empty")
 
@@ -295,11 +291,6 @@ class PlacementsPane(Vertical):
         """Select a placement as the arrow keys would."""
         self._put(self._words_of(spec))
         self.post_message(self.Edited())
-
-    @property
-    def _focused_field(self) -> str:
-        focused = self.screen.focused
-        return (focused.id or "").removeprefix("field-") if isinstance(focused, Input) else ""
 
     @staticmethod
     def _words_of(spec: PlacementSpec) -> dict[str, str]:
@@ -366,13 +357,8 @@ class PlacementsPane(Vertical):
 
 def spec_of(words: dict[str, str]) -> tuple[PlacementSpec | None, dict[str, str]]:
     """Parse the fields; returns the placement, and what is wrong by field."""
-    threads = next(field for name, _, field in _FIELDS if name == "threads")
     try:
-        number = threads.parse(words["threads"] or "0")
+        number = _FIELDS["threads"].parse(words["threads"] or "0")
     except ValueError as error:
         return None, {"threads": str(error)}
     return PlacementSpec(**{name: words[name] or "auto" for name in words if name != "threads"}, threads=number), {}
-
-
-def _rule(name: str) -> str:
-    return next(field.rule for known, _, field in _FIELDS if known == name)

@@ -136,7 +136,7 @@ class QuantizeScreen(PanesScreen[Path | None]):
         best = self._recommended
         rows = [models.quantize_row(kind, self._predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
-        if self._leads_to_original:
+        if self._repo and models.requantizing(self._model):
             rows.insert(0, models.original_row(_ORIGINAL, self._repo))
         folded = len(smaller_types(self._model)) - len(self._types)
         if folded:
@@ -146,10 +146,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
     @property
     def _recommended(self) -> str:
         return models.recommended(self._predictions, USUAL, self._model.size)
-
-    @property
-    def _leads_to_original(self) -> bool:
-        return bool(self._repo and models.requantizing(self._model))
 
     @property
     def _kind(self) -> QuantType | None:
