@@ -14,9 +14,8 @@ from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import Data
-from cpuchat.models.traffic import traffic_of
+from cpuchat.models.traffic import bytes_per_token
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.telemetry.roofline import pass_bytes
 
 # Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
 _SPECIAL = {
@@ -148,7 +147,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         kv_per_token=kv_per_token,
         kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
-        bytes_per_token=round(pass_bytes(traffic_of(header), 1, 0)),
+        bytes_per_token=round(bytes_per_token(header)),
         experts=_experts(header),
         tensors=_tensors(header),
         tokenizer=_tokenizer(header),

@@ -60,6 +60,11 @@ def traffic_of(
     )
 
 
+def bytes_per_token(header: GGUFHeader, n_experts: int = 0) -> float:
+    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `model_work`."""
+    return pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0)
+
+
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 
@@ -315,7 +320,7 @@ def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float |
         n_experts: that a token uses; 0 for as many as trained.
     """
     missing = 1 - min(max(available - need.least, 0) / max(header.size, 1), 1)
-    used = round(pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0))
+    used = round(bytes_per_token(header, n_experts))
     read = f"{gigabytes(round(missing * used))} of {gigabytes(used)} GB are read from disk for each token"
     if rate is None:
         return f"Larger than memory: {read}."

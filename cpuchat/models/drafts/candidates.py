@@ -30,9 +30,8 @@ from cpuchat.models.heads import HeadKind, difference
 from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
-from cpuchat.models.traffic import model_work, traffic_of, typical_work
+from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
 from cpuchat.protocol.timings import SpeculationFigures
-from cpuchat.telemetry.roofline import pass_bytes
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -333,7 +332,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def most_read(target: GGUFHeader) -> float:
     """Return how many bytes a draft model may read for a token: half of what the target reads. More never pays, even if
     four of five drafted tokens are accepted and verifying a second one costs only a third of a pass."""
-    return _MAX_READ_SHARE * pass_bytes(traffic_of(target), 1, 0)
+    return _MAX_READ_SHARE * bytes_per_token(target)
 
 
 def candidates(

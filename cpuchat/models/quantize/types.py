@@ -32,8 +32,7 @@ from cpuchat.models.gguf.header import GGUFHeader, model_files, read_header, rea
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
-from cpuchat.models.traffic import traffic_of
-from cpuchat.telemetry.roofline import pass_bytes
+from cpuchat.models.traffic import bytes_per_token
 
 
 class QuantType(msgspec.Struct, frozen=True):
@@ -420,8 +419,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
     """Return how many times as fast `made` decodes as `source` where decoding is memory-bound."""
-    before, after = (pass_bytes(traffic_of(header), 1, 0) for header in (source, made))
-    return before / max(after, 1.0)
+    return bytes_per_token(source) / max(bytes_per_token(made), 1.0)
 
 
 async def source_header(source: Path) -> GGUFHeader:

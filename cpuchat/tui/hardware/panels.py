@@ -26,8 +26,7 @@ from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
-from cpuchat.present import machine as typical
-from cpuchat.present.machine import Now, costs_measured
+from cpuchat.present.machine import Now, costs_measured, passes_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 from cpuchat.tui.settings import Field
@@ -126,13 +125,13 @@ class TypicalModels(Static):
         self._draw()
 
     def _draw(self) -> None:
-        machine = self._machine
-        if machine is None:
+        here = self._machine
+        if here is None:
             return
         fill, dim = (self.get_component_rich_style(f"typical--{part}", partial=True) for part in ("fill", "dim"))
-        self.border_title = f"What runs here · {typical.QUANTIZATION}"
-        self.border_subtitle = models.doubt(machine, "m")
-        found = [(model, model.on(machine)) for model in typical.SIZES]
+        self.border_title = f"What runs here · {machine.QUANTIZATION}"
+        self.border_subtitle = models.doubt(here, "m")
+        found = [(model, model.on(here)) for model in machine.SIZES]
         width = max(min(self.size.width - _TYPICAL_BEFORE_BAR, _TYPICAL_LONGEST_BAR), 0)
         top = max((one.tok_s or 0.0 for _, one in found), default=0.0)
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -162,7 +161,6 @@ _POLL_SECONDS = 0.1
 
 async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str]:
     """Return what passes of the loaded `model` cost, and the row about passes on the cores of the settings."""
-    from cpuchat.present.machine import passes_measured
     from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine

@@ -24,9 +24,9 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, normalized, running_servers
 from cpuchat.config.settings import Settings
-from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_local
+from cpuchat.models.catalog import Catalog, CatalogModel, estimate_entry, load_catalog, match_local
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
@@ -87,8 +87,6 @@ class ModelsReader:
 
     def header(self, path: Path) -> GGUFHeader:
         """Return the header, of all parts of a split model. Raises ModelDamaged, ModelNotFound."""
-        from cpuchat.models.gguf.header import read_model
-
         return read_model(path)
 
     def deletion(self, model: LocalModel) -> Deletion:
@@ -147,7 +145,6 @@ class ModelsReader:
 
 def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Prediction | None:
     """Predict by the size of the file; None if that is unknown."""
-    from cpuchat.models.catalog import estimate_entry
     from cpuchat.models.prediction import estimate, estimate_local
 
     match subject:
