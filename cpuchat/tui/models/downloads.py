@@ -1,7 +1,4 @@
-"""All downloads: progress, pause, resume, retry, cancel, load.
-
-The list of downloads: two lines each, the second one a bar.
-"""
+"""All downloads, in two lines each, the second one a bar: progress, pause, resume, retry, cancel, load."""
 
 from __future__ import annotations
 
