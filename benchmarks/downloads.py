@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 from common import MeasureError, Row, Target, alternate, arguments, machine, report, run_main, say
 
-from cpuchat.models.downloads.hf_cache import part_path, size_of
+from cpuchat.models.downloads.hf_cache import CachedFile, size_of
 from cpuchat.models.downloads.state import Download, Order, RetryPolicy
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.support.hub_server import Fault, HubServer
@@ -112,7 +112,7 @@ class Site:
         before = self.sent
         marks = sorted(rng.randrange(self.size) for _ in range(KILLS))
         with self.cache() as cache:
-            part = part_path(cache, self.repo, self.file)
+            part = CachedFile(cache, self.repo, self.file).part
             for mark in marks:
                 process = self.start(cache)
                 while size_of(part) < mark:

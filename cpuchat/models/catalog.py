@@ -292,13 +292,10 @@ def match_local(catalog: Catalog, model: LocalModel | GGUFHeader) -> CatalogMode
     for name in (model.path.stem, repo.rpartition("/")[2], model.name):
         key = _key(name[:_LONGEST_NAME])
         for entry in possible:
-            if key and key in _keys(entry):
+            names = (entry.id, entry.name, *(known.rpartition("/")[2] for known in entry.repos))
+            if key and key in map(_key, names):
                 return entry
     return None
-
-
-def _keys(entry: CatalogModel) -> set[frozenset[str]]:
-    return {_key(name) for name in (entry.id, entry.name, *(repo.rpartition("/")[2] for repo in entry.repos))}
 
 
 @lru_cache(maxsize=4096)

@@ -1,10 +1,8 @@
-"""Parses names of GGUF files: quantization, and whether it is a model or a companion file. Pure.
+"""What names and files tell without reading a model: quantization and role by the name, identity of files and engine.
 
 Heads predict further tokens from what the model computes and cannot answer by themselves. Publishers put them beside
 the model, mostly with a prefix (`eagle3-gpt-oss-20b-Q8_0`, `mtp-Qwen3.5-27B-Q8_0`: ggml-org) or into a folder (`MTP/`).
 A model that contains such a head has `MTP` further back in its name and is a model.
-
-Tells model files apart, by content or by path, size and time of change; and builds of the engine.
 """
 
 from __future__ import annotations

@@ -1,22 +1,13 @@
-"""Computes whether a model fits into memory, from its header, before anything is loaded.
+"""Computes the memory that a model takes on this CPU, from its header, before anything is loaded, and whether it fits.
 
-Sizes follow llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp and, for sliding windows,
-llama-kv-cache-iswa.cpp), the compute buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
+Follows llama.cpp of llama-cpp-python 0.3.36: the KV cache exactly (llama-kv-cache.cpp; its sliding windows:
+llama-kv-cache-iswa.cpp, `load_swa_pattern(...)`, `is_swa_impl` and `n_swa` in src/models/*.cpp), the weights that it
+repacks at load (ggml-cpu/repack.cpp and ggml-cpu/amx/, which is asked first; not for RISC-V and s390x), and the compute
+buffer as an estimate that was fitted to its log lines (`_compute_bytes`).
 
-Determines which weights llama.cpp repacks for this CPU at load, and how.
-
-Rows of a matrix are interleaved, so that one instruction works on several of them. That used to need special files
-(Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; Q4_K_4 and Q8R16 of Ampere's llama.cpp); today standard files are repacked at load.
-Prefill gains most: 1.5 to 3.7 times as fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and
-19360 of llama.cpp).
-
-Source: llama-cpp-python 0.3.36, ggml/src/ggml-cpu/repack.cpp (ggml_repack_get_optimal_repack_type and supports_op) and
-ggml/src/ggml-cpu/amx/ (supports_op, get_row_size), which is asked first. Not covered: RISC-V and s390x.
-
-Tells which layers of a model attend to a sliding window only, from its header.
-
-Follows llama.cpp of llama-cpp-python 0.3.36: `load_swa_pattern(...)`, `is_swa_impl` and `n_swa` in src/models/*.cpp.
-Both the memory of such layers (`fit`) and what they read (`traffic`) depend on it.
+Repacking interleaves the rows of a matrix, so that one instruction works on several of them. That used to need special
+files (Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; Q4_K_4 and Q8R16 of Ampere's llama.cpp). Prefill gains most: 1.5 to 3.7 times as
+fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19360 of llama.cpp).
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ ONLY_ENGINE = f"only {ENGINE} can use it"
 _KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
 _NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
 ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
-_MAX_SIZE_DIFFERENCE = 128  # of the vocabularies, as for draft models
+MAX_SIZE_DIFFERENCE = 128
+"""Tokens by which the vocabularies of a target and of a draft model or head may differ."""
 _MAX_LAYERS = 64  # of the target that a head reads: three to six are usual
 
 
@@ -105,9 +106,14 @@ def _width_difference(ours: int, theirs: int) -> str:
 def _vocabulary_difference(target: GGUFHeader, head: GGUFHeader) -> str:
     """Compare the sizes of both vocabularies, where the head has one of its own."""
     tokens = head.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, LazyArray) and abs(len(tokens) - target.n_vocab) > _MAX_SIZE_DIFFERENCE:
+    if isinstance(tokens, LazyArray) and abs(len(tokens) - target.n_vocab) > MAX_SIZE_DIFFERENCE:
         return f"its vocabulary has {len(tokens):,} tokens against {target.n_vocab:,} of the target"
     return ""
+
+
+def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch:
+    """Return the error that says why a model or head cannot draft, `reason` being a clause."""
+    return DraftMismatch(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {reason}.", hint)
 
 
 def require_head(target: Path, draft: Path) -> HeadKind | None:
@@ -122,8 +128,7 @@ def require_head(target: Path, draft: Path) -> HeadKind | None:
         return "mtp" if included_layers(head) else None
     kind = kind_of(head)
     if kind is not None and (reason := difference(read_model(target), head)):
-        names = clean_line(draft.name), clean_line(target.name)
-        raise DraftMismatch(f"{names[0]} cannot draft for {names[1]}: {reason}.", "Choose a head made for this model.")
+        raise mismatch(target, draft, reason, "Choose a head made for this model.")
     return kind
 
 

@@ -14,9 +14,8 @@ from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import Data
-from cpuchat.models.traffic import traffic_of
+from cpuchat.models.traffic import bytes_per_token
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.telemetry.roofline import pass_bytes
 
 # Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
 _SPECIAL = {
@@ -148,7 +147,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         kv_per_token=kv_per_token,
         kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
-        bytes_per_token=round(pass_bytes(traffic_of(header), 1, 0)),
+        bytes_per_token=round(bytes_per_token(header)),
         experts=_experts(header),
         tensors=_tensors(header),
         tokenizer=_tokenizer(header),
@@ -214,15 +213,13 @@ def _templates(header: GGUFHeader) -> tuple[Template, ...]:
     base = "tokenizer.chat_template"
     names = sorted(key for key in header.metadata if key.startswith(f"{base}.") and header.text(key))
     keys = [*([base] if header.chat_template else []), *names]
-    return tuple(
-        Template(name=key.removeprefix(base).lstrip("."), text=header.text(key), features=_features(header.text(key)))
-        for key in keys
-    )
 
+    def template(key: str) -> Template:
+        text = header.text(key)
+        features = (name for name, pattern in _FEATURES.items() if pattern.search(text, 0, _MAX_TEMPLATE))
+        return Template(name=key.removeprefix(base).lstrip("."), text=text, features=tuple(features))
 
-def _features(template: str) -> tuple[str, ...]:
-    searched = template[:_MAX_TEMPLATE]
-    return tuple(name for name, pattern in _FEATURES.items() if pattern.search(searched))
+    return tuple(map(template, keys))
 
 
 def _origin(header: GGUFHeader) -> Origin:

@@ -102,25 +102,28 @@ def this_machine(
             # A busy machine can deliver a tenth of its bandwidth: a prediction from that would stay wrong.
             peak, problem = None, DISTURBED
     available, total = _memory(policy, settings, loaded, root)
-    costs, probed = None, False
-    if peak is not None and cpus and policy is not None:
-        costs, probed = costs_here(cpus, policy.words, peak.bytes_per_s, root)
-    usual_source = ""
-    if peak is not None:
-        share = usual().decode["here"].value
-        usual_source = f"{100 * share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
-    return Machine(
+    machine = Machine(
         available=available,
         total=total,
-        peak=peak.bytes_per_s if peak is not None else 0.0,
-        peak_source=peak.source if peak is not None else problem or NOT_MEASURED,
-        profile=costs.profile if costs is not None else None,
-        source=(costs.source if costs is not None else "") or usual_source,
-        factors=costs.factors if costs is not None else {},
-        fitted=costs is not None and bool(costs.source),
-        probed=probed,
+        peak_source=problem or NOT_MEASURED,
         cache_bytes=topology.l3_bytes(cpus),
         workers=bool(settings.engine.rpc),
+    )
+    if peak is None:
+        return machine
+    share = 100 * usual().decode["here"].value
+    source = f"{share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
+    machine = msgspec.structs.replace(machine, peak=peak.bytes_per_s, peak_source=peak.source, source=source)
+    if not cpus or policy is None:
+        return machine
+    costs, probed = costs_here(cpus, policy.words, peak.bytes_per_s, root)
+    return msgspec.structs.replace(
+        machine,
+        profile=costs.profile,
+        source=costs.source or source,
+        factors=costs.factors,
+        fitted=bool(costs.source),
+        probed=probed,
     )
 
 

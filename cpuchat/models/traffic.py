@@ -1,13 +1,9 @@
-"""Computes what a pass of a model reads from memory, from its header; `telemetry.traffic` turns it into bytes per pass.
+"""Computes what a pass of a model reads and computes, from its header, or from its sizes and dimensions.toml.
 
 Follows llama.cpp of llama-cpp-python 0.3.36: which tensors a graph of src/models/*.cpp uses, and which cells of the
 KV cache its attention reads. With flash attention on a CPU, cells that are masked are not read at all
 (ggml_compute_forward_flash_attn_ext_f16_one_chunk in ops.cpp). Without it all cells are multiplied, in steps of 256
 (llama_kv_cache::get_n_kv): of a layer with a sliding window, also those of one batch beyond it.
-
-Computes the work of a pass of a model from its header; `costmodel` turns it into time.
-
-Estimates the work of a model of which only sizes are known, from the published configurations in dimensions.toml.
 
 Models larger than memory, on request (`LoadOptions.from_disk`): the system reads their mapped weights from disk, and
 drops them again, in every pass.
@@ -22,6 +18,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -48,77 +45,28 @@ _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it o
 def traffic_of(
     header: GGUFHeader, *, type_k: str = "f16", type_v: str = "f16", n_experts: int = 0, flash_attn: bool = True
 ) -> Traffic:
-    """Return what a pass of the model of `header` (of `read_model`) reads.
-
-    `type_k`, `type_v` are the types of its KV cache, `n_experts` how many experts a token uses (0: as trained).
-    """
-    n_expert = header.number("expert_count")
-    tied = not any(t.name == "output.weight" for t in header.tensors)
-    weights = experts = row = 0
-    for tensor in header.tensors:
-        if not is_used(header, tensor):
-            continue
-        if tensor.name in TABLES:
-            row += tensor.nbytes // max(tensor.shape[1] if len(tensor.shape) > 1 else 1, 1)
-        if n_expert and tensor.is_routed:
-            experts += tensor.nbytes
-        elif tensor.name not in TABLES or (tied and tensor.name == "token_embd.weight"):
-            weights += tensor.nbytes
+    """Return what a pass of the model of `header` (of `read_model`) reads. The arguments are those of `model_work`."""
+    work = model_work(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
     return Traffic(
-        weights=weights,
-        experts=experts,
-        n_expert=n_expert,
-        n_expert_used=min(n_experts or header.number("expert_used_count") or n_expert, n_expert),
-        row=row,
-        state=fit.state_bytes(header),
-        kv=_kv(header, type_k, type_v, flash_attn and header.architecture not in _NO_FLASH_ATTENTION),
+        weights=sum(int(part.nbytes) for part in (*work.dense, *work.head)),
+        experts=sum(int(part.nbytes) for part in work.experts),
+        n_expert=work.n_expert,
+        n_expert_used=work.n_expert_used,
+        row=work.row,
+        state=work.state,
+        kv=tuple(
+            KVTraffic(bytes_per_token=int(part.nbytes), window=part.window, step=part.step) for part in work.attention
+        ),
     )
 
 
-def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
-    if _OTHER.match(tensor.name):
-        return False
-    layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
-    return not layer.isdecimal() or int(layer) < decoding_layers(header)
-
-
-def _kv(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -> tuple[KVTraffic, ...]:
-    rows = fit.kv_rows(header)
-    own = header.n_layer - header.number("attention.shared_kv_layers")
-    totals: dict[int, int] = {}
-    for layer in range(min(decoding_layers(header), len(rows))):
-        # Layers without a cache of their own read that of the last layer of their kind (llama-model.cpp, `reuse`).
-        owner = layer if layer < own or own < 2 else own - (2 if rows[layer].window else 1)
-        window = _cells_read(rows[layer].window, flash_attn)
-        totals[window] = totals.get(window, 0) + rows[owner].nbytes(type_k, type_v)
-    step = 1 if flash_attn else fit.CONTEXT_STEP
-    return tuple(KVTraffic(bytes_per_token=n, window=w, step=step) for w, n in sorted(totals.items()) if n)
-
-
-def _cells_read(window: int, flash_attn: bool) -> int:
-    """Return how many cells a token reads at most; 0: the whole context."""
-    return window if flash_attn or not window else window + LoadOptions().n_ubatch
-
-
-def attention_madds(header: GGUFHeader, *, flash_attn: bool = True) -> dict[int, int]:
-    """Return the multiply-adds of attention for a token of a pass and one of its context, by window as in
-    `traffic_of(...).kv`.
-    """
-    flash_attn = flash_attn and header.architecture not in _NO_FLASH_ATTENTION
-    totals: dict[int, int] = {}
-    for row in fit.kv_rows(header)[: decoding_layers(header)]:
-        if row.k or row.v:
-            window = _cells_read(row.window, flash_attn)
-            # q·k and p·v. With latent attention the compressed row stands for both.
-            each = row.k * 2 if not row.v else header.key_length + header.value_length
-            totals[window] = totals.get(window, 0) + header.n_head * each
-    return totals
+def bytes_per_token(header: GGUFHeader, n_experts: int = 0) -> float:
+    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `model_work`."""
+    return pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0)
 
 
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
-_HEAD = "output.weight"
-_TIED = "token_embd.weight"
 
 
 def model_work(
@@ -130,32 +78,65 @@ def model_work(
     flash_attn: bool = True,
     alike: float = 0.0,
 ) -> ModelWork:
-    """Return the work of the model of `header` (of `read_model`).
+    """Return the work of a pass of the model of `header` (of `read_model`).
 
-    The arguments are those of `traffic_of`, and `alike` of `ModelWork`: 0 for random tokens, `ALIKE` for text.
+    `type_k`, `type_v` are the types of its KV cache, `n_experts` how many experts a token uses (0: as trained), and
+    `alike` as of `ModelWork`: 0 for random tokens, `ALIKE` for text.
     """
-    traffic = traffic_of(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
-    head = _HEAD if any(tensor.name == _HEAD for tensor in header.tensors) else _TIED
-    used = [tensor for tensor in header.tensors if is_used(header, tensor)]
-    routed = {tensor.name for tensor in used if traffic.n_expert and tensor.is_routed}
-    apart = {*TABLES, *routed, head}
-    dense = [tensor for tensor in used if tensor.name not in apart]
-    madds = attention_madds(header, flash_attn=flash_attn)
+    n_expert = header.number("expert_count")
+    names = {tensor.name for tensor in header.tensors}
+    head = "output.weight" if "output.weight" in names else "token_embd.weight"
+    parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
+    row = 0
+    for tensor in header.tensors:
+        if not is_used(header, tensor):
+            continue
+        columns, rows, n = (*tensor.shape, 1, 1)[:3]
+        if tensor.name in TABLES:
+            row += tensor.nbytes // max(rows, 1)
+        part = "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense"
+        if part != "dense" or tensor.name not in TABLES:
+            parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
+    flash_attn = flash_attn and header.architecture not in _NO_FLASH_ATTENTION
     return ModelWork(
         name=header.name,
         n_layer=header.n_layer,
-        dense=by_type(_weights(one) for one in dense),
-        head=by_type(_weights(one) for one in used if one.name == head),
-        experts=by_type(_weights(one) for one in used if one.name in routed),
-        n_expert=traffic.n_expert,
-        n_expert_used=traffic.n_expert_used,
+        dense=by_type(parts["dense"]),
+        head=by_type(parts["head"]),
+        experts=by_type(parts["experts"]),
+        n_expert=n_expert,
+        n_expert_used=min(n_experts or header.number("expert_used_count") or n_expert, n_expert),
         alike=alike,
-        row=traffic.row,
-        state=traffic.state,
-        attention=tuple(
-            Attention(part.bytes_per_token, madds.get(part.window, 0), part.window, part.step) for part in traffic.kv
-        ),
+        row=row,
+        state=fit.state_bytes(header),
+        attention=_attention(header, type_k, type_v, flash_attn),
     )
+
+
+def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
+    if _OTHER.match(tensor.name):
+        return False
+    layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
+    return not layer.isdecimal() or int(layer) < decoding_layers(header)
+
+
+def _attention(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -> tuple[Attention, ...]:
+    """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
+    rows = fit.kv_rows(header)
+    own = header.n_layer - header.number("attention.shared_kv_layers")
+    nbytes, madds = Counter[int](), Counter[int]()
+    for layer, row in enumerate(rows[: decoding_layers(header)]):
+        # Layers without a cache of their own read that of the last layer of their kind (llama-model.cpp, `reuse`).
+        owner = layer if layer < own or own < 2 else own - (2 if row.window else 1)
+        # Without flash attention, also the cells of one batch beyond the window.
+        window = row.window if flash_attn or not row.window else row.window + LoadOptions().n_ubatch
+        nbytes[window] += rows[owner].nbytes(type_k, type_v)
+        if row.k or row.v:
+            # q·k and p·v. With latent attention the compressed row stands for both.
+            each = row.k * 2 if not row.v else header.key_length + header.value_length
+            madds[window] += header.n_head * each
+    step = 1 if flash_attn else fit.CONTEXT_STEP
+    return tuple(Attention(n, madds[window], window, step) for window, n in sorted(nbytes.items()) if n)
 
 
 def loaded_work(model: ModelInfo, *, alike: float = 0.0) -> ModelWork:
@@ -185,12 +166,6 @@ def _as_loaded(path: str, traffic: Traffic | None, n_experts: int, alike: float)
         for one, part in zip(work.attention, cache, strict=True)
     )
     return msgspec.structs.replace(work, attention=attention)
-
-
-def _weights(tensor: TensorInfo) -> Weights:
-    """Return the work of a matrix, of a stack of matrices, or of a vector."""
-    columns, rows, n = (*tensor.shape, 1, 1)[:3]
-    return Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n)
 
 
 _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one
@@ -345,7 +320,7 @@ def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float |
         n_experts: that a token uses; 0 for as many as trained.
     """
     missing = 1 - min(max(available - need.least, 0) / max(header.size, 1), 1)
-    used = round(pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0))
+    used = round(bytes_per_token(header, n_experts))
     read = f"{gigabytes(round(missing * used))} of {gigabytes(used)} GB are read from disk for each token"
     if rate is None:
         return f"Larger than memory: {read}."

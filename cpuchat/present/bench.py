@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, Setup
-from cpuchat.bench.results import Diff, Difference, Environment, Report, Result
+from cpuchat.bench.results import Diff, Environment, Report, Result
 from cpuchat.bench.run import PairResult
 from cpuchat.present.chats import real_time_factor
 from cpuchat.present.table import table
@@ -251,21 +251,19 @@ DIFF_HEADINGS = (
 def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
     """Return a row for each figure that was compared."""
     names = varying([one.old for one in diff.differences])
-    return [_diff_row(one, names) for one in diff.differences]
-
-
-def _diff_row(one: Difference, names: set[str]) -> tuple[str, ...]:
-    old = one.old
-    return (
-        *_cell_names(old, names),
-        _test(old),
-        one.figure,
-        units.rate(one.before),
-        units.rate(one.after),
-        _percent(one.change),
-        f"{100 * one.needed:.1f} %",
-        "" if one.verdict == "same" else one.verdict,
-    )
+    return [
+        (
+            *_cell_names(one.old, names),
+            _test(one.old),
+            one.figure,
+            units.rate(one.before),
+            units.rate(one.after),
+            _percent(one.change),
+            f"{100 * one.needed:.1f} %",
+            "" if one.verdict == "same" else one.verdict,
+        )
+        for one in diff.differences
+    ]
 
 
 def _percent(share: float) -> str:

@@ -70,13 +70,10 @@ def state(download: Download) -> str:
     """Format the state in `STATE` cells: download_speed and time left while bytes arrive, else words."""
     if download.state == "running":
         return f"{download_speed(download.speed)}  {left(download.seconds_left)}"
-    return f"{_state(download):>{STATE}}"
-
-
-def _state(download: Download) -> str:
+    words = _STATES.get(download.state, "")
     if download.state == "waiting":
-        return f"Retry {download.attempt} in {max(download.retry_in, 0):.0f} s"
-    return _STATES.get(download.state, "")
+        words = f"Retry {download.attempt} in {max(download.retry_in, 0):.0f} s"
+    return f"{words:>{STATE}}"
 
 
 def problem(download: Download) -> str:

@@ -21,7 +21,7 @@ from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.heads import ENGINE, ONLY_ENGINE, TITLES, kind_named, title
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
-from cpuchat.models.quantize.types import PRECISE
+from cpuchat.models.quantize.types import PRECISE, speed_up
 from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
@@ -183,16 +183,16 @@ _OTHERS = {
 }
 
 
-def draft_rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]:
-    """Return all rows. `found` by key; `loaded` is the key of the loaded draft model ("" = none), `wanted` the setting:
-    AUTO, NONE or else.
+def draft_rows(candidates: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]:
+    """Return all rows. `candidates` and `loaded`, the draft model ("" = none), by key; `wanted` is the setting: AUTO,
+    NONE or else.
     """
-    lines = [ListRow(name="candidates")] if found else []
-    names = Counter((one.name, one.quantization) for one in found.values())
-    for key, one in found.items():
-        line = _row(key, one, is_loaded=key == loaded)
-        if one.path is not None and names[one.name, one.quantization] > 1:
-            line = replace(line, name=one.path.stem)  # another one has the same name
+    lines = [ListRow(name="candidates")] if candidates else []
+    names = Counter((candidate.name, candidate.quantization) for candidate in candidates.values())
+    for key, candidate in candidates.items():
+        line = _row(key, candidate, is_loaded=key == loaded)
+        if candidate.path is not None and names[candidate.name, candidate.quantization] > 1:
+            line = replace(line, name=candidate.path.stem)  # another one has the same name
         lines.append(line)
     lines.append(ListRow(name="other options"))
     for key, (name, note) in _OTHERS.items():
@@ -201,63 +201,70 @@ def draft_rows(found: dict[str, Candidate], loaded: str, wanted: str) -> list[Li
     return lines
 
 
-def _row(key: str, one: Candidate, *, is_loaded: bool) -> ListRow:
-    mark = "●" if is_loaded else "○" if one.where == "here" else "◌"
-    state = "unknown" if one.failed else {None: "checking…", True: "compatible", False: "mismatch"}[one.fits]
-    gain = TITLES[one.head] if one.head else _gain(one)
-    columns = (one.quantization, size(one.size) if one.size else "", state, gain)
-    return ListRow(key, mark, one.name, columns, strong=is_loaded, dim=one.fits is False or bool(one.failed))
+def _row(key: str, candidate: Candidate, *, is_loaded: bool) -> ListRow:
+    mark = "●" if is_loaded else "○" if candidate.where == "here" else "◌"
+    state = (
+        "unknown" if candidate.failed else {None: "checking…", True: "compatible", False: "mismatch"}[candidate.fits]
+    )
+    gain = TITLES[candidate.head] if candidate.head else _gain(candidate)
+    columns = (candidate.quantization, size(candidate.size) if candidate.size else "", state, gain)
+    return ListRow(
+        key, mark, candidate.name, columns, strong=is_loaded, dim=candidate.fits is False or bool(candidate.failed)
+    )
 
 
-def _gain(one: Candidate) -> str:
+def _gain(candidate: Candidate) -> str:
     """`≈ 1.1–1.4×`, `no gain`; "" when unknown or irrelevant."""
-    if one.fits is False or not one.expected.gains:
+    if candidate.fits is False or not candidate.expected.gains:
         return ""
-    speedups = [gain.speedup for gain in one.expected.gains]
-    if not any(gain.depth for gain in one.expected.gains):
+    speedups = [gain.speedup for gain in candidate.expected.gains]
+    if not any(gain.depth for gain in candidate.expected.gains):
         return "no gain"
     low, high = f"{min(speedups):.1f}", f"{max(speedups):.1f}"
     return f"≈ {low}×" if low == high else f"≈ {low}–{high}×"
 
 
-def draft_details(key: str, one: Candidate | None, *, is_loaded: bool, is_best: bool) -> list[tuple[str, str]]:
+_IN_PLACE = f"{ENGINE} only: it runs in place of cpuchat's own engine"
+
+
+def draft_details(key: str, candidate: Candidate | None, *, is_loaded: bool, is_best: bool) -> list[tuple[str, str]]:
     """Label and text, cleaned."""
-    if one is None:
+    if candidate is None:
         return [("effect", _OTHERS[key][1])]
-    place = "loaded as draft model" if is_loaded else "downloaded" if one.where == "here" else "on Hugging Face"
+    place = "loaded as draft model" if is_loaded else "downloaded" if candidate.where == "here" else "on Hugging Face"
     text = [
         ("state", place),
-        ("head", f"{title(one.head)}, for {ENGINE} only: it runs in place of cpuchat's own engine" if one.head else ""),
-        ("target" if one.head else "vocabulary", _vocabulary(one)),
+        ("head", f"{title(candidate.head)}, for {_IN_PLACE}" if candidate.head else ""),
+        ("target" if candidate.head else "vocabulary", _vocabulary(candidate)),
         ("advice", "best known candidate for this model" if is_best else ""),
-        ("gain", one.expected.words if one.fits is not False else ""),
-        ("basis", one.expected.why if one.expected.gains and one.fits is not False else ""),
-        ("catalog", "recommended for this model" if one.named else ""),
-        ("repository", one.repo),
-        ("path", paths.shown(one.path) if one.path is not None else ""),
+        ("gain", candidate.expected.words if candidate.fits is not False else ""),
+        ("basis", candidate.expected.why if candidate.expected.gains and candidate.fits is not False else ""),
+        ("catalog", "recommended for this model" if candidate.named else ""),
+        ("repository", candidate.repo),
+        ("path", paths.shown(candidate.path) if candidate.path is not None else ""),
     ]
     return [(label, clean_line(words)) for label, words in text if words]
 
 
-def _vocabulary(one: Candidate) -> str:
-    if one.failed:
-        return f"unknown: {one.failed}"
-    if one.verdict is None:
+def _vocabulary(candidate: Candidate) -> str:
+    if candidate.failed:
+        return f"unknown: {candidate.failed}"
+    if candidate.verdict is None:
         return "comparing…"
-    if not one.verdict.ok:
-        return f"incompatible: {one.verdict.reason}"
-    return f"compatible. {one.verdict.note}" if one.verdict.note else "compatible"
+    if not candidate.verdict.ok:
+        return f"incompatible: {candidate.verdict.reason}"
+    return f"compatible. {candidate.verdict.note}" if candidate.verdict.note else "compatible"
 
 
-def keys(one: Candidate | None, *, is_loaded: bool) -> str:
+def keys(candidate: Candidate | None, *, is_loaded: bool) -> str:
     """Return what Enter does, for the border of the pane."""
-    if one is None:
+    if candidate is None:
         return "Enter select"
-    if is_loaded or one.fits is False:
+    if is_loaded or candidate.fits is False:
         return ""
-    if one.head is not None and one.where == "here":
+    if candidate.head is not None and candidate.where == "here":
         return f"Enter use with {ENGINE}"
-    return "Enter use as draft model" if one.where == "here" else f"Enter download {size(one.size)} and use"
+    return "Enter use as draft model" if candidate.where == "here" else f"Enter download {size(candidate.size)} and use"
 
 
 _PURPOSES = MappingProxyType(
@@ -324,7 +331,7 @@ def key_of(model: RepoModel) -> str:
 
 
 @dataclass(frozen=True)
-class Known:
+class RepositoryEntry:
     """One model of a repository. `path`: where it is on this machine; `arrived`: bytes of it on this machine, whatever
     became of their download.
 
@@ -345,6 +352,13 @@ class Known:
     def key(self) -> str:
         return key_of(self.model)
 
+    @property
+    def reason_against_download(self) -> str:
+        """Return why a download would certainly fail, "" when it may succeed."""
+        if not self.model.complete:
+            return "Parts of this model are missing in the repository. Choose another model."
+        return str(self.problem) if isinstance(self.problem, AccessDenied) else ""
+
 
 def heading(repository: Repository) -> str:
     """`1.2M downloads · 2025-11-03 · apache-2.0 · gated`."""
@@ -358,82 +372,82 @@ def heading(repository: Repository) -> str:
     return " · ".join(clean_line(part) for part in parts if part)
 
 
-def repository_rows(models: Sequence[Known]) -> list[ListRow]:
+def repository_rows(models: Sequence[RepositoryEntry]) -> list[ListRow]:
     """Return the rows: language models first, then heads and multimodal projectors under a heading."""
-    chat = [repository_row(known) for known in models if known.model.kind == "model"]
-    other = [repository_row(known) for known in models if known.model.kind != "model"]
+    chat = [repository_row(entry) for entry in models if entry.model.kind == "model"]
+    other = [repository_row(entry) for entry in models if entry.model.kind != "model"]
     return chat + ([ListRow(name=_PARTS_HEADING), *other] if other else [])
 
 
-def repository_row(known: Known) -> ListRow:
+def repository_row(entry: RepositoryEntry) -> ListRow:
     """`◌ Qwen2.5-7B-Instruct  Q4_K_M  4.7 GB  fits  ≈10 tok/s`."""
-    model, download, predicted = known.model, known.download, known.prediction
+    model, download, predicted = entry.model, entry.download, entry.prediction
     mark, state = "◌", "" if predicted is None else fit(predicted)
     if not model.complete:
         mark, state = "!", "incomplete"
-    elif isinstance(known.problem, AccessDenied):
+    elif isinstance(entry.problem, AccessDenied):
         state = "no access"
-    if known.path is not None:
-        mark, state = ("●", "loaded") if known.loaded else ("○", "downloaded")
+    if entry.path is not None:
+        mark, state = ("●", "loaded") if entry.loaded else ("○", "downloaded")
     elif download is not None:
         mark = downloads.download_mark(download)
         state = {"paused": "paused", "failed": "failed", "queued": "queued", "checking": "verifying"}.get(
             download.state, downloads.percent(download).strip()
         )
-    elif part := _part(known):
+    elif part := _part(entry):
         state = f"paused {part}"
-    speed = "" if known.loaded else predicted_speed(predicted)
+    speed = "" if entry.loaded else predicted_speed(predicted)
     columns = (model.quantization or "–", units.size(model.size), state, speed)
-    return ListRow(known.key, mark, downloads.name(model), columns, strong=known.loaded,
-                   dim=known.path is None and download is None)  # fmt: skip
+    return ListRow(entry.key, mark, downloads.name(model), columns, strong=entry.loaded,
+                   dim=entry.path is None and download is None)  # fmt: skip
 
 
-def repository_details(known: Known, repository: Repository) -> list[tuple[str, str]]:
+def repository_details(entry: RepositoryEntry, repository: Repository) -> list[tuple[str, str]]:
     """Return labels and texts, the most important first: a small screen cuts off the end."""
-    model, predicted, download = known.model, known.prediction, known.download
+    model, predicted, download = entry.model, entry.prediction, entry.download
     parts = f" in {units.plural(len(model.files), 'part')}" if len(model.files) > 1 else ""
     lines = [
-        ("problem", clean_line(str(known.problem)) if known.problem is not None else ""),
+        ("problem", clean_line(str(entry.problem)) if entry.problem is not None else ""),
         ("problem", downloads.problem(download) if download is not None else ""),
         ("size", units.size(model.size) + parts),
         ("memory", predicted.explained if predicted is not None else ""),
         ("speed", speed_with_basis(predicted)),
         ("context", context(predicted) if predicted is not None else ""),
-        ("draft", _draft(known)),
-        ("head", _head(known)),
-        ("next", _next(known)),
-        ("file", clean_line(known.key)),
+        ("draft", _draft(entry)),
+        ("head", _head(entry)),
+        ("next", _next(entry)),
+        ("file", clean_line(entry.key)),
         ("base model", clean_line(repository.base_model)),
-        ("path", clean_line(paths.shown(known.path)) if known.path is not None else ""),
+        ("path", clean_line(paths.shown(entry.path)) if entry.path is not None else ""),
     ]
     return [(label, text) for label, text in lines if text]
 
 
-def _head(known: Known) -> str:
+def _head(entry: RepositoryEntry) -> str:
     """Return what kind of draft head it is, and what can use it; "" for other files."""
-    kind = kind_named(known.key)
+    kind = kind_named(entry.key)
     return "" if kind is None else f"{TITLES[kind]}, drafts for the models of this repository; {ONLY_ENGINE}"
 
 
-def _draft(known: Known) -> str:
+def _draft(entry: RepositoryEntry) -> str:
     """Return which draft model is counted, and whether it is downloaded."""
-    if known.draft is None or known.prediction is None or known.prediction.draft_need is None:
+    if entry.draft is None or entry.prediction is None or entry.prediction.draft_need is None:
         return ""
-    return known.draft.name + ("" if known.draft.here else " (from the catalog, not downloaded)")
+    return entry.draft.name + ("" if entry.draft.here else " (from the catalog, not downloaded)")
 
 
-def _next(known: Known) -> str:
+def _next(entry: RepositoryEntry) -> str:
     """Return what Enter does, in words."""
-    download = known.download
-    if known.loaded:
+    download = entry.download
+    if entry.loaded:
         return "currently loaded"
-    if known.path is not None:
-        if known.model.kind == "head":
+    if entry.path is not None:
+        if entry.model.kind == "head":
             return "downloaded: load its model, then Ctrl+L"
-        return "Enter load" if known.model.kind == "model" else "downloaded"
-    if isinstance(known.problem, AccessDenied):
+        return "Enter load" if entry.model.kind == "model" else "downloaded"
+    if isinstance(entry.problem, AccessDenied):
         return "Ctrl+R retry once you have access"
-    if not known.model.complete:
+    if not entry.model.complete:
         return "parts are missing in the repository: choose another file"
     if download is not None and download.state == "failed":
         return "Enter retry"
@@ -441,15 +455,15 @@ def _next(known: Known) -> str:
         return "Enter resume the download"
     if download is not None:
         return "downloading · Space pause"
-    if part := _part(known):
-        missing = units.size(known.model.size - known.arrived)
+    if part := _part(entry):
+        missing = units.size(entry.model.size - entry.arrived)
         return f"Enter resume the download ({part} done, {missing} left)"
-    return f"Enter download {units.size(known.model.size)}"
+    return f"Enter download {units.size(entry.model.size)}"
 
 
-def _part(known: Known) -> str:
+def _part(entry: RepositoryEntry) -> str:
     """Return `61 %` for an earlier partial download; "" for less than one hundredth."""
-    share = int(100 * known.arrived / known.model.size) if known.model.size else 0
+    share = int(100 * entry.arrived / entry.model.size) if entry.model.size else 0
     return f"{min(share, 99)} %" if share else ""
 
 
@@ -470,7 +484,6 @@ def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, optio
     from cpuchat.hardware.topology import instructions
     from cpuchat.models.fit import describe
     from cpuchat.models.prediction import predict
-    from cpuchat.models.quantize.types import speed_up
 
     return TypePrediction(
         forecast=forecast,
@@ -486,46 +499,51 @@ def quantize_title(model: LocalModel) -> str:
     return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
 
 
-def recommended(found: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
+def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
     """Return the best of `names` (best first) that fits, keeps up with reading and saves space; "" until known. None
     that quantizes a second time: the original is better.
     """
     for name in names:
-        if (one := found.get(name)) is None:
+        if (outcome := predictions.get(name)) is None:
             break
-        if isinstance(one, str) or one.forecast.lossy or one.forecast.file_size >= source_size:
+        if isinstance(outcome, str) or outcome.forecast.lossy or outcome.forecast.file_size >= source_size:
             continue
-        if one.prediction.verdict == "fits" and (one.prediction.tok_s or PACE) >= PACE:
+        if outcome.prediction.verdict == "fits" and (outcome.prediction.tok_s or PACE) >= PACE:
             return name
     return ""
 
 
-def why_recommended(found: TypePrediction) -> str:
+def why_recommended(outcome: TypePrediction) -> str:
     """Say what a recommended type has and better ones lack."""
-    if found.prediction.tok_s is None:
+    if outcome.prediction.tok_s is None:
         return "the best quality that saves space and fits"
     return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
 
 
-def quantize_row(kind: QuantType, found: TypePrediction | str | None) -> ListRow:
-    """Format a line of the list. `found` is the problem of a type that cannot be made, None while it is computed."""
+def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListRow:
+    """Format a line of the list. `outcome` is the problem of a type that cannot be made, None while it is computed."""
     columns, dim = ("", "", "", ""), kind.needs_imatrix
-    if isinstance(found, str):
+    if isinstance(outcome, str):
         columns, dim = ("", "", "impossible", ""), True
-    elif found is not None:
-        speed = predicted_speed(found.prediction) or units.factor(found.speed_up)
-        columns = (f"{found.forecast.bits:.2f} bit", size(found.forecast.file_size), fit(found.prediction), speed)
-        dim = found.forecast.needs_imatrix
+    elif outcome is not None:
+        speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
+        columns = (
+            f"{outcome.forecast.bits:.2f} bit",
+            size(outcome.forecast.file_size),
+            fit(outcome.prediction),
+            speed,
+        )
+        dim = outcome.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 
 
-def quantize_details(kind: QuantType, found: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:
-    """Label and text of all about one type; `found` as for `row`."""
-    if found is None:
+def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, source_size: int) -> list[tuple[str, str]]:
+    """Label and text of all about one type; `outcome` as of `quantize_row`."""
+    if outcome is None:
         return [("quality", kind.about), ("file", "computing…")]
-    if isinstance(found, str):
-        return [("quality", kind.about), ("problem", clean_line(found))]
-    forecast = found.forecast
+    if isinstance(outcome, str):
+        return [("quality", kind.about), ("problem", clean_line(outcome))]
+    forecast = outcome.forecast
     smaller = source_size / max(forecast.file_size, 1)
     change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
     again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
@@ -535,10 +553,10 @@ def quantize_details(kind: QuantType, found: TypePrediction | str | None, source
         ("needs", matrix),
         ("warning", again),
         ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
-        ("memory", found.prediction.explained),
-        ("speed", f"{units.factor(found.speed_up)} vs the source, where decoding is memory-bound"),
-        ("at load", found.arrangement),
-        ("here", speed_with_basis(found.prediction)),
+        ("memory", outcome.prediction.explained),
+        ("speed", f"{units.factor(outcome.speed_up)} vs the source, where decoding is memory-bound"),
+        ("at load", outcome.arrangement),
+        ("here", speed_with_basis(outcome.prediction)),
     ]
     return [(label, text) for label, text in rows if text]
 

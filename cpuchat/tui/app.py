@@ -213,7 +213,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def _tell_problems(self, more: Sequence[str] = ()) -> None:
         own = self._own_files
-        of_themes = [*(f"{one.file.name}: {one.reason}" for one in own.themes.problems), *more]
+        of_themes = [*(f"{file.name}: {reason}" for file, reason in own.themes.problems.items()), *more]
         for title, problems in (("Themes skipped", of_themes), ("Keys skipped", own.keymap.problems)):
             if problems:
                 self.notify("\n".join(problems), title=title, severity="warning", timeout=10, markup=False)

@@ -100,34 +100,14 @@ def line(app: App[Any], group: str, title: Content, key: str = "") -> Content:
 def offered(screen: Screen[Any]) -> list[tuple[keys.Key, str, Callable[[], Any]]]:
     """Return the commands of a screen and of the app that can be used now, by group: key, title, and what runs it."""
     place = getattr(screen, "KEYS", "")
-    found: list[tuple[keys.Key, str, Callable[[], Any]]] = []
+    usable: list[tuple[keys.Key, str, Callable[[], Any]]] = []
     for key in getattr(screen.app, "moved_keys", keys.KEYS):
         if not key.palette or key.place not in (place, "app"):
             continue
         node = screen.app if key.place == "app" else screen
-        if not node.check_action(key.action.partition("(")[0], ()):
-            continue
-        found.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
-    return sorted(found, key=lambda one: GROUPS.index(one[0].group))
-
-
-class Commands(Provider):
-    """Commands of the screen that the palette was opened on."""
-
-    async def discover(self) -> Hits:
-        before = ""
-        for key, title, run in offered(self.screen):
-            group = key.group if key.group != before else ""  # once, over its commands
-            shown = line(self.app, group, Content(title), keys.display_all(key.keys))
-            yield Listed(shown, run, text=title, group=key.group)
-            before = key.group
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        rows = [(title, key.found_by, (key, run)) for key, title, run in offered(self.screen)]
-        for score, title, (key, run) in matches(matcher, rows):
-            shown = line(self.app, key.group, highlighted(matcher, title), keys.display_all(key.keys))
-            yield Hit(score, shown, run, text=title)
+        if node.check_action(key.action.partition("(")[0], ()):
+            usable.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
+    return sorted(usable, key=lambda command: GROUPS.index(command[0].group))
 
 
 def matches(matcher: Matcher, rows: Iterable[tuple[str, str, T]], *, fuzzy: bool = True) -> list[tuple[float, str, T]]:
@@ -158,32 +138,56 @@ def highlighted(matcher: Matcher, text: str) -> Content:
 
 @dataclass(frozen=True)
 class Row:
-    """One of a list to choose from. `group` stands before the first of its rows, `about` at the end of the line."""
+    """One of a list to choose from. `group` stands before the first of its rows, `about` at the end of the line;
+    `found_by` are other words that find it.
+    """
 
     title: str
     run: Callable[[], object]
     group: str = ""
     about: str = ""
+    found_by: str = ""
+
+
+class Rows(Provider):
+    """Rows to choose from, filtered by what is typed; `discovered` makes the row of an empty query."""
+
+    def rows(self) -> Sequence[Row]:
+        return ()
+
+    def discovered(self, row: Row, shown: Content) -> DiscoveryHit:
+        return DiscoveryHit(shown, row.run, text=row.title)
+
+    async def discover(self) -> Hits:
+        before = ""
+        for row in self.rows():
+            group = row.group if row.group != before else ""  # once, over its rows
+            yield self.discovered(row, line(self.app, group, Content(row.title), row.about))
+            before = row.group
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for score, title, row in matches(matcher, [(row.title, row.found_by, row) for row in self.rows()]):
+            shown = line(self.app, row.group, highlighted(matcher, title), row.about)
+            yield Hit(score, shown, row.run, text=title)
+
+
+class Commands(Rows):
+    """Commands of the screen that the palette was opened on."""
+
+    def rows(self) -> Sequence[Row]:
+        return [
+            Row(title, run, key.group, keys.display_all(key.keys), key.found_by)
+            for key, title, run in offered(self.screen)
+        ]
+
+    def discovered(self, row: Row, shown: Content) -> DiscoveryHit:
+        return Listed(shown, row.run, text=row.title, group=row.group)
 
 
 def listing(rows: Sequence[Row]) -> type[Provider]:
-    """All rows, filtered by what is typed."""
-
-    class Listing(Provider):
-        async def discover(self) -> Hits:
-            before = ""
-            for row in rows:
-                group = row.group if row.group != before else ""
-                yield DiscoveryHit(line(self.app, group, Content(row.title), row.about), row.run, text=row.title)
-                before = row.group
-
-        async def search(self, query: str) -> Hits:
-            matcher = self.matcher(query)
-            for score, title, row in matches(matcher, [(row.title, "", row) for row in rows]):
-                shown = line(self.app, row.group, highlighted(matcher, title), row.about)
-                yield Hit(score, shown, row.run, text=title)
-
-    return Listing
+    """Return a provider of these rows."""
+    return type("Listing", (Rows,), {"rows": lambda self: rows})
 
 
 def theme_provider(names: Iterable[str], own: Collection[str], use: Callable[[str], None]) -> type[Provider]:

@@ -1,7 +1,4 @@
-"""The app's downloads: one manager for all screens, created on first use, and a signal that they follow.
-
-The quantizing job of the app: one at a time, and a signal that screens follow.
-"""
+"""The app's downloads and its quantizing job: created on first use, each with a signal that screens follow."""
 
 from __future__ import annotations
 

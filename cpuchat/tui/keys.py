@@ -436,13 +436,9 @@ def _parse_key(text: str) -> str:
         name = _character_to_key(name.lower() if modifiers else name)
     else:
         name = _ALIASES.get(name.lower(), name.lower())
-    if not set(modifiers) <= _MODIFIERS or not _is_key(name):
+    if not set(modifiers) <= _MODIFIERS or not (name in _NAMED or _is_typed(name)):
         raise ValueError(f"no key {text[:_WIDEST]!r} (try ctrl+b, f6 or alt+left)")
     return "+".join((*modifiers, name))
-
-
-def _is_key(name: str) -> bool:
-    return name in _NAMED or _is_typed(name)
 
 
 def _is_typed(name: str) -> bool:

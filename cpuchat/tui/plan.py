@@ -1,21 +1,15 @@
-"""Plans: what of the catalog would run on this or another machine, how fast, for how many users, at what cost.
-
-Pages of the plan screen: one model on all machines, concurrent users.
-
-Figures that the plan screen asks for.
-"""
+"""Plans: what of the catalog would run on this or another machine, how fast, for how many users, at what cost."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from textual import on, work
-from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ScreenResultType
 
@@ -38,49 +32,33 @@ from cpuchat.planner.plan import (
     make_plan,
 )
 from cpuchat.planner.specs import HERE, MachineSpec, PlannedModel, ThisMachine, all_machines, models_here, with_costs
-from cpuchat.present import plan as lists
 from cpuchat.present import plan as words
 from cpuchat.present.table import ListRow
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import AskTextScreen
-from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.model_list import Labelled, ListScreen, ModelList
+from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 
-class PlanPanes(ListScreen[ScreenResultType]):
-    """A list, and the figures of the selected line beside it, or below it on narrow terminals."""
+class PlanPanes(PanesScreen[ScreenResultType]):
+    """A list, and the figures of the selected line."""
 
-    CSS_PATH = "plan.tcss"
-    AUTO_FOCUS = ""
-
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="panes"):
-            with Vertical(id="list"):
-                yield ModelList(id="models")
-            with Vertical(id="about"):
-                yield Labelled(id="details")
-        yield KeyFooter()
+    CSS_PATH = Path(__file__).with_name("plan.tcss")
 
     def show_list(self, title: str, subtitle: str, rows: list[ListRow], mark: str) -> None:
         """Show a list in the frame of these titles."""
         pane = self.query_one("#list")
         pane.border_title, pane.border_subtitle = Content(clean_line(title)), Content(clean_line(subtitle))
-        self.query_one(ModelList).show(rows, mark)
-
-    def show_details(self, title: str, lines: words.Lines) -> None:
-        """Show labels and texts; the texts are cleaned."""
-        self.query_one("#about").border_title = Content(clean_line(title))
-        self.query_one(Labelled).show([(label, clean_line(text)) for label, text in lines])
+        self.listed.show(rows, mark)
 
 
 class Page(NamedTuple):
-    """A list and, by the key of a line, the title and the lines of its details. `mark`: the line to select."""
+    """A list and, by the key of a line, the lines of its details and their title. `mark`: the line to select."""
 
     title: str
     subtitle: str
     rows: list[ListRow]
-    details: Callable[[str], tuple[str, words.Lines]]
+    details: Callable[[str], tuple[words.Lines, str]]
     mark: str = ""
 
 
@@ -106,7 +84,7 @@ class PlanPage(PlanPanes[str | None]):
         except CpuchatError as error:
             if self.has_widgets:
                 self.show_list(self._title, "", [], "")
-                self.show_details("Not possible", [("", error.message), ("", error.hint)])
+                self.show_details([("", error.message), ("", error.hint)], "Not possible")
             return
         if self.has_widgets:
             self._page = page
@@ -114,9 +92,8 @@ class PlanPage(PlanPanes[str | None]):
 
     @on(ModelList.Marked)
     def _show_marked(self) -> None:
-        marked = self.query_one(ModelList).marked
-        if self._page is not None and marked:
-            self.show_details(*self._page.details(marked))
+        if self._page is not None and self.marked_key:
+            self.show_details(*self._page.details(self.marked_key))
 
 
 class MachinesPage(PlanPage):
@@ -127,7 +104,11 @@ class MachinesPage(PlanPage):
 
     @on(ModelList.Chosen)
     def action_choose(self) -> None:
-        self.dismiss(self.query_one(ModelList).marked or None)
+        self.dismiss(self.marked_key or None)
+
+
+def _plan_lines(plan: Plan) -> words.Lines:
+    return [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)]
 
 
 def machines_page(plans: list[Plan]) -> Page:
@@ -135,12 +116,11 @@ def machines_page(plans: list[Plan]) -> Page:
     by_id = {plan.machine.id: plan for plan in plans}
     first = plans[0]
 
-    def details(machine: str) -> tuple[str, words.Lines]:
-        plan = by_id[machine]
-        return plan.machine.name, [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)]
+    def details(machine: str) -> tuple[words.Lines, str]:
+        return _plan_lines(by_id[machine]), by_id[machine].machine.name
 
     title = f"{first.model.name} {first.model.quantization}, the cheapest machine first"
-    return Page(title, words.workload_words(first.workload, "", first.network), lists.machine_rows(plans), details)
+    return Page(title, words.workload_words(first.workload, "", first.network), words.machine_rows(plans), details)
 
 
 def users_page(plan: Plan) -> Page:
@@ -153,13 +133,12 @@ def users_page(plan: Plan) -> Page:
     by_key = {str(one.machines): one for one in service.outcomes}
     sentences = [("", line) for line in words.service_lines(service, plan)]
 
-    def details(machines: str) -> tuple[str, words.Lines]:
-        title = f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}"
-        return title, [*lists.outcome_lines(by_key[machines]), ("", ""), *sentences]
+    def details(machines: str) -> tuple[words.Lines, str]:
+        return [*words.outcome_lines(by_key[machines]), ("", ""), *sentences], words.title(plan)
 
     mark = str(service.enough or service.outcomes[-1].machines)
     title = f"{plan.machine.name}: simulation of {service.users:,} users"
-    return Page(title, words.workload_words(plan.workload, ""), lists.service_list(service), details, mark)
+    return Page(title, words.workload_words(plan.workload, ""), words.service_list(service), details, mark)
 
 
 class Question(NamedTuple):
@@ -245,8 +224,8 @@ class PlanScreen(PlanPanes[None]):
         if not self._machines:
             self._machines, problems = await run_in_daemon_thread(all_machines)
             self._catalog = await run_in_daemon_thread(load_catalog)
-            for one in problems:
-                self.notify(clean_line(one), severity="warning", markup=False)
+            for problem in problems:
+                self.warn(problem)
         wanted, folders = self._wanted, self._services.settings.model.folders
         for kind in {"", wanted.quantization} - self._files.keys():
             self._files[kind] = await run_in_daemon_thread(lambda kind=kind: models_here(self._catalog, folders, kind))
@@ -281,8 +260,8 @@ class PlanScreen(PlanPanes[None]):
         self.show_list(
             f"{name} · {wanted.machine + 1} of {len(self._machines) + 1}",
             words.workload_words(wanted.workload, wanted.quantization, wanted.network),
-            lists.catalog_rows(plans, wanted.workload.tok_s),
-            self.query_one(ModelList).marked,
+            words.catalog_rows(plans, wanted.workload.tok_s),
+            self.marked_key,
         )
 
     @property
@@ -292,22 +271,19 @@ class PlanScreen(PlanPanes[None]):
 
     @property
     def _selected(self) -> Plan | None:
-        return self._plans.get(self.query_one(ModelList).marked)
+        return self._plans.get(self.marked_key)
 
     def _draft(self, model: PlannedModel) -> PlannedModel | None:
         choices = [*catalog_drafts(model, self._catalog, self._files[""]), None]
         return choices[self._drafts.get(model.name, 0) % len(choices)]
 
     @on(ModelList.Marked)
-    def _marked(self) -> None:
-        self._show_plan()
-
     @work(exclusive=True, group="details")
     async def _show_plan(self) -> None:
         plan, machine_for = self._selected, self._machine_for
         if plan is None or machine_for is None:
             hint = [("", self._problem), ("", "Meanwhile, plan for another machine.")]
-            self.show_details("Plan", hint if self._problem else [])
+            self.show_details(hint if self._problem else [], "Plan")
             return
         model, workload, draft, network = plan.model, plan.workload, self._draft(plan.model), plan.network
         plan = await run_in_daemon_thread(
@@ -315,7 +291,7 @@ class PlanScreen(PlanPanes[None]):
         )
         if self.has_widgets:
             title = f"{model.name} {model.quantization}"
-            self.show_details(title, [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)])
+            self.show_details(_plan_lines(plan), title)
 
     def _change(self, **changes: Any) -> None:
         self._wanted = msgspec.structs.replace(self._wanted, **changes)
@@ -332,10 +308,10 @@ class PlanScreen(PlanPanes[None]):
         if (plan := self._selected) is None:
             return
         if plan.network is not None:
-            self.notify("RPC workers and a draft model cannot be combined.", severity="warning", markup=False)
+            self.warn("RPC workers and a draft model cannot be combined.")
             return
         if not catalog_drafts(plan.model, self._catalog):
-            self.notify(f"The catalog has no draft model for {plan.model.name}.", severity="warning", markup=False)
+            self.warn(f"The catalog has no draft model for {plan.model.name}.")
             return
         self._drafts[plan.model.name] = self._drafts.get(plan.model.name, 0) + 1
         self._show_plan()
@@ -353,7 +329,7 @@ class PlanScreen(PlanPanes[None]):
         try:
             self._change(workload=_changed(self._wanted.workload, name, value))
         except UsageError as error:
-            self.notify(error.message, severity="warning", markup=False)
+            self.warn(error.message)
             return False
         return True
 
@@ -375,7 +351,7 @@ class PlanScreen(PlanPanes[None]):
         try:
             return question.parse(text) if text is not None else None
         except UsageError as error:
-            self.notify(error.message, severity="warning", markup=False)
+            self.warn(error.message)
             return None
 
     @work(exclusive=True, group="ask")
@@ -403,7 +379,7 @@ class PlanScreen(PlanPanes[None]):
     async def action_users(self) -> None:
         """Ask for a number of users of the selected model, and simulate them."""
         if self._wanted.network is not None:
-            self.notify("With RPC there is one chat at a time. s: one machine.", severity="warning", markup=False)
+            self.warn("With RPC there is one chat at a time. s: one machine.")
             return
         if (plan := self._selected) is None or not await self._ask("users"):
             return

@@ -18,9 +18,8 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widget import Widget
-from textual.widgets import Checkbox, Input, Label, Select, Static, TabbedContent, TabPane, TextArea
+from textual.widgets import Checkbox, Input, Select, Static, TabbedContent, TabPane, TextArea
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
@@ -35,25 +34,16 @@ from cpuchat.present.table import ListRow
 from cpuchat.tui import keys
 from cpuchat.tui.keys import load_keymap, problem_with, save_keys
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.dialogs import Dialog, Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
 
 
-class PressKeyScreen(Dismissable[str], ModalScreen[str]):
+class PressKeyScreen(Dialog[str]):
     """Returns the next key that is pressed, "" for Esc."""
 
-    CSS_PATH = "keys.tcss"
-
     def __init__(self, action: str) -> None:
-        super().__init__()
-        self._action = action
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "Press the new key"
-            dialog.border_subtitle = "Esc cancels"
-            yield Label(self._action, markup=False)
+        super().__init__("Press the new key", action, "Esc cancels")
 
     def capture_key(self, key: str) -> None:
         """Take a key before any binding does."""
@@ -64,7 +54,6 @@ class KeysScreen(ListScreen[None]):
     """Changes `keymap.toml`."""
 
     CSS_PATH = "keys.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("keys")
     KEYS: ClassVar = "keys"
 
@@ -72,24 +61,21 @@ class KeysScreen(ListScreen[None]):
         super().__init__()
         self._services = services
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="list") as pane:
-            pane.border_title = "Keys"
-            pane.border_subtitle = paths.shown(paths.keymap_file())
-            yield ModelList(id="rows")
-        yield KeyFooter()
+    @property
+    def list_title(self) -> str:
+        return "Keys"
 
     def on_mount(self) -> None:
+        self.query_one("#list").border_subtitle = paths.shown(paths.keymap_file())
         self._show()
         self._services.keys_changed.subscribe(self, lambda _: self._show())
 
     def _show(self) -> None:
-        listed = self.query_one(ModelList)
-        listed.show(rows(self._services.keymap), listed.marked)
+        self.listed.show(rows(self._services.keymap), self.marked_key)
 
     @property
     def _selected(self) -> keys.Key:
-        key = keys.find(self.query_one(ModelList).marked)
+        key = keys.find(self.marked_key)
         assert key is not None  # every line that can be selected is one
         return key
 
@@ -160,13 +146,12 @@ _TAB_OF_SECTION = {
 
 
 @dataclass(frozen=True)
-class Field:
+class Field(DeclaredSetting):
     """One setting in the form. `low`/`high` are inclusive; `choices` only for kind "choice". A setting whose `default`
     is None may be empty: then it is as the model has it.
     """
 
-    declared: DeclaredSetting
-    kind: Kind
+    kind: Kind = "line"
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
@@ -194,42 +179,26 @@ class Field:
             case _:
                 named: dict[str, Kind] = {"ui.theme": "theme", "chat.preset": "preset"}
                 kind = named.get(key, "text" if declared.name.endswith("prompt") else "line")
-        return cls(declared, kind, choices, low, high)
-
-    @property
-    def key(self) -> str:
-        return self.declared.key
-
-    @property
-    def section(self) -> str:
-        return self.declared.section
-
-    @property
-    def name(self) -> str:
-        return self.declared.name
+        return cls(**vars(declared), kind=kind, choices=choices, low=low, high=high)
 
     @property
     def label(self) -> str:
-        return self.declared.words.label
-
-    @property
-    def default(self) -> Any:
-        return self.declared.default
+        return self.words.label
 
     @property
     def tab(self) -> str:
-        return "Basics" if self.declared.words.is_basic else _TAB_OF_SECTION.get(self.section, "Basics")
+        return "Basics" if self.words.is_basic else _TAB_OF_SECTION.get(self.section, "Basics")
 
     @property
     def about(self) -> str:
         """Return its line of help, with when it takes effect unless its tab says so."""
-        when = "" if self.tab == "Engine" else self.declared.takes_effect
-        return self.declared.words.about + (f" · from the next {when}" if when else "")
+        when = "" if self.tab == "Engine" else self.takes_effect
+        return self.words.about + (f" · from the next {when}" if when else "")
 
     @property
     def rule(self) -> str:
         """Return what its text must be if there is a rule; else what the setting does."""
-        return self.declared.wanted or self.about
+        return self.wanted or self.about
 
     def shown(self, value: Any) -> Any:
         """Convert a value to the content of its widget."""
@@ -260,15 +229,15 @@ class Field:
         else:
             value = shown
         try:
-            return msgspec.convert(value, self.declared.type)
+            return msgspec.convert(value, self.type)
         except msgspec.ValidationError:
             raise ValueError(self.wants) from None
 
     @property
     def wants(self) -> str:
         """`needs a whole number from 0 to 100`."""
-        if self.declared.wanted:
-            return f"needs {self.declared.wanted}"
+        if self.wanted:
+            return f"needs {self.wanted}"
         if self.kind not in ("whole", "number"):
             return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
         noun = "a whole number" if self.kind == "whole" else "a number"
@@ -636,9 +605,8 @@ class SettingsScreen(Dismissable[Settings | None]):
 
     @work
     async def action_close(self) -> None:
-        if any(row.changed for row in self._rows):
-            question = "There are unsaved changes."
-            if not await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Discard", "Keep editing")):
-                return
+        changed = any(row.changed for row in self._rows)
+        if changed and not await self.confirm("Settings", "There are unsaved changes.", "Discard", "Keep editing"):
+            return
         self.app.theme = self._theme_before
         self.dismiss(None)

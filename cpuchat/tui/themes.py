@@ -2,7 +2,7 @@
 
 A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colors), `[colors]` (the fields of a Textual
 theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad color or a
-color where a text style belongs, so every value is checked here and a bad file becomes a `ThemeProblem`.
+color where a text style belongs, so every value is checked here and a bad file is skipped.
 """
 
 from __future__ import annotations
@@ -58,19 +58,11 @@ class ThemeError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class ThemeProblem:
-    """A skipped file, and why."""
-
-    file: Path
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
 class LoadedThemes:
-    """Themes by name (a user's file replaces a packaged one), and the skipped files."""
+    """Themes by name (a user's file replaces a packaged one), and why files were skipped."""
 
     themes: dict[str, Theme]
-    problems: list[ThemeProblem]
+    problems: dict[Path, str]
 
 
 @functools.cache
@@ -167,7 +159,7 @@ def load_themes(folders: Iterable[Path] | None = None) -> LoadedThemes:
     if folders is None:
         folders = (paths.packaged_themes_dir(), paths.user_themes_dir())
     themes: dict[str, Theme] = {}
-    problems: list[ThemeProblem] = []
+    problems: dict[Path, str] = {}
     for folder in folders:
         try:
             files = sorted(folder.glob("*.toml"))
@@ -177,9 +169,9 @@ def load_themes(folders: Iterable[Path] | None = None) -> LoadedThemes:
             try:
                 theme = parse_theme(paths.read_text(file, _MAX_FILE))
             except OSError as error:
-                problems.append(ThemeProblem(file, error.strerror or str(error)))
+                problems[file] = error.strerror or str(error)
             except (ThemeError, UnicodeDecodeError) as error:
-                problems.append(ThemeProblem(file, str(error)))
+                problems[file] = str(error)
             else:
                 themes[theme.name] = theme
     return LoadedThemes(themes, problems)

@@ -64,7 +64,7 @@ def test_bad_files_are_reported_and_good_ones_kept(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     loaded = load_themes([tmp_path, tmp_path / "missing"])
     assert list(loaded.themes) == ["mine"]
-    assert [p.file.name for p in loaded.problems] == ["bad.toml", "binary.toml"]
+    assert [file.name for file in loaded.problems] == ["bad.toml", "binary.toml"]
 
 
 class OneTheme(App[None]):
@@ -137,7 +137,7 @@ def test_what_is_no_theme_file_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + b'name = "marked"\n[colors]\nprimary = "#808080"\n')
     loaded = load_themes([tmp_path])
     assert list(loaded.themes) == ["marked"]
-    reasons = {problem.file.name: problem.reason for problem in loaded.problems}
+    reasons = {file.name: reason for file, reason in loaded.problems.items()}
     assert sorted(reasons) == ["deep.toml", "folder.toml", "long.toml", "pipe.toml"]
     assert reasons["pipe.toml"] == reasons["folder.toml"] == "not a regular file"
 

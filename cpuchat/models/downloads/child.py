@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from math import inf
 from pathlib import Path
@@ -31,15 +30,10 @@ import msgspec
 from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, TooSlow
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.hf_cache import (
+    CachedFile,
     FollowingHash,
-    add_to_snapshot,
-    blob_path,
     bytes_here,
     check_space,
-    content_path,
-    locked,
-    move_to_blob,
-    part_path,
     size_of,
     update_main,
     write_error,
@@ -108,7 +102,8 @@ def with_retries(act: Callable[[], T], progress: Progress) -> T:
                     f"Failed after {failures} attempts without progress. {fault.message}",
                     "The partial file is kept: resume continues from there.",
                 ) from None
-            retry_after = _retry_after(error)
+            refusal = _refusal(error)
+            retry_after = errors.seconds_to_wait(refusal.headers) if refusal is not None else None
             if retry_after is not None and retry_after > policy.max_retry_after:
                 raise fault from None
             progress.attempt = failures + 1
@@ -128,22 +123,20 @@ def _fault(error: Exception, progress: Progress) -> CpuchatError:
 
 def _is_transient(error: Exception) -> bool:
     import httpx
-    from huggingface_hub.errors import HfHubHTTPError
 
-    if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError):
-        return error.response.status_code in _TRANSIENT
+    if (refusal := _refusal(error)) is not None:
+        return refusal.status_code in _TRANSIENT
     if isinstance(error, httpx.UnsupportedProtocol) or errors.is_certificate(error):
         return False
     return isinstance(error, BrokenResponse | TooSlow | httpx.TransportError)
 
 
-def _retry_after(error: Exception) -> float | None:
-    """Seconds that the server asks to wait; None when it does not say."""
+def _refusal(error: Exception) -> httpx.Response | None:
+    """Return the response of a server that refused the request."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 
-    refused = isinstance(error, HfHubHTTPError | httpx.HTTPStatusError)
-    return errors.seconds_to_wait(error.response.headers) if refused else None
+    return error.response if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError) else None
 
 
 def _wait(seconds: float, fault: CpuchatError, progress: Progress) -> None:
@@ -194,11 +187,24 @@ def transfer(
 
 
 def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: float) -> Iterator[bytes]:
-    """Yield the content from `offset` on, never more than the file's size."""
+    """Yield the content from `offset` on, never more than the file's size.
+
+    Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
+    Authorization header on only within the host and port that it was meant for.
+    """
+    from cpuchat.models.hub.http import Bounds
+
     missing = file.size - offset
     if missing == 0:
         return
-    with _request(repo, revision, file, offset, idle_timeout) as response:
+    url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+    sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
+    bounds = Bounds(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
+    with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
+        elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
+        if elsewhere and response.status_code in _REFUSED:
+            raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
+        raise_for_status(response)
         # A server without range support sends the file from its beginning.
         skip = offset - _first_byte(response, file, offset)
         for piece in response.iter_raw():
@@ -209,26 +215,6 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: 
                 yield wanted
             if not missing:  # what follows is not part of the file, and may never end
                 return
-
-
-@contextmanager
-def _request(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: float) -> Iterator[httpx.Response]:
-    """Yield the response of the last server in the chain of redirects. Each attempt starts at the hub: signed links
-    expire.
-
-    httpx passes the Authorization header on only within the host and port that it was meant for.
-    """
-    from cpuchat.models.hub.http import Bounds
-
-    url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
-    sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
-    bounds = Bounds(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
-    with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
-        elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
-        if elsewhere and response.status_code in _REFUSED:
-            raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
-        raise_for_status(response)
-        yield response
 
 
 @cache
@@ -292,46 +278,44 @@ class _FileFetch:
 
     def __init__(self, file: HubFile, progress: Progress) -> None:
         self._order, self._file, self._progress = progress.order, file, progress
-        self._cache = Path(progress.order.cache)
-        self._part = part_path(self._cache, progress.order.repo, file)
-        self._blob = blob_path(self._cache, progress.order.repo, file)
+        self._cached = CachedFile(Path(progress.order.cache), progress.order.repo, file)
         self._was_verified = file.etag in progress.verified
 
     def run(self) -> Path:
         """Return the file's name in the snapshot."""
-        order, file = self._order, self._file
-        here = bytes_here(self._cache, order.repo, [file])
-        self._progress.begin_file(bytes_here(self._cache, order.repo, order.model.files) - here, here)
-        with locked(self._cache, order.repo, file, self._progress):
-            content = self._checked_copy() or self._receive()
-            named = add_to_snapshot(self._cache, order.repo, order.revision, file, content)
+        order, cached = self._order, self._cached
+        here = cached.here
+        self._progress.begin_file(bytes_here(cached.cache, order.repo, order.model.files) - here, here)
+        with cached.locked(self._progress):
+            named = cached.add_to_snapshot(order.revision, self._checked_copy() or self._receive())
         if not self._was_verified:
-            self._progress.verified.append(file.etag)
+            self._progress.verified.append(self._file.etag)
         self._progress.finish_file()
         return named
 
     def _checked_copy(self) -> Path | None:
         """Return the whole file if it is here and correct: the program that wrote it may not have checked it."""
-        content = content_path(self._cache, self._order.repo, self._file)
+        content = self._cached.content
         if content is None:
             return None
         self._progress.here = self._file.size
-        if content == self._blob and self._was_verified:
+        if content == self._cached.blob and self._was_verified:
             return content
         with self._hashing(content) as following:
             return content if self._retry(partial(self._is_correct, following)) else None
 
     def _receive(self) -> Path:
         """Download the file; returns the blob. Raises ChecksumMismatch when it is wrong a second time."""
+        part = self._cached.part
         for _ in range(2):
-            self._progress.begin_file(self._progress.others, size_of(self._part))
+            self._progress.begin_file(self._progress.others, size_of(part))
             self._progress.enter("running")
-            with self._hashing(self._part) as following:
+            with self._hashing(part) as following:
                 self._retry(partial(self._transfer, following))
                 if self._retry(partial(self._is_correct, following)):
-                    self._retry(partial(move_to_blob, self._part, self._blob))
-                    return self._blob
-            self._retry(self._part.unlink)
+                    self._retry(self._cached.move_to_blob)
+                    return self._cached.blob
+            self._retry(part.unlink)
         raise ChecksumMismatch(
             f"{Path(self._file.path).name} failed its checksum twice and was discarded.",
             "Try again later, without a proxy if there is one, or choose another repository.",
@@ -343,7 +327,7 @@ class _FileFetch:
             self._progress.here = size
 
         order, timeout = self._order, self._order.retry_policy.idle_timeout
-        transfer(order.repo, order.revision, self._file, self._part, idle_timeout=timeout, on_written=on_written)
+        transfer(order.repo, order.revision, self._file, self._cached.part, idle_timeout=timeout, on_written=on_written)
 
     def _retry(self, act: Callable[[], T]) -> T:
         return with_retries(act, self._progress)

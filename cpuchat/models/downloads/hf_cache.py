@@ -1,16 +1,8 @@
-"""The files of a download in the Hugging Face cache: partial file, lock, blob, name in a snapshot, `refs/main`.
+"""The files of a download in the Hugging Face cache: partial file, lock, hash, blob, name in a snapshot, disk space.
 
 Locks, links and references are those of huggingface_hub, so that its programs can use the same cache at the same time.
 `models--OWNER--NAME/blobs/ETAG` is a file's content, `ETAG.incomplete` the beginning of it: huggingface_hub before 1.0
 named and resumed partial files so, too. Since then it calls its own `ETAG.RANDOM.incomplete` and never resumes them.
-
-Computes the hub's hash of a file while it is being written, in a thread that follows the writer.
-
-It reads what is on the disk, so it also covers the part that an earlier run wrote, and it checks what the disk holds,
-not what the network delivered. Hashing 1 GB takes 0.6 s with the processor's SHA instructions and does not slow the
-thread that receives.
-
-Disk space: checked before a download, and distinguished from other faults when it runs out.
 """
 
 from __future__ import annotations
@@ -22,6 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from cpuchat.base.errors import CpuchatError, DiskFull, DownloadFailed
@@ -38,6 +31,9 @@ _CHUNK = 1 << 20
 
 class FollowingHash:
     """Hashes the file at `path` as far as `on_written` says that it is written; use as a context manager.
+
+    A thread reads what is on the disk, so it also covers what an earlier run wrote, and checks what the disk holds, not
+    what the network delivered. Hashing 1 GB takes 0.6 s and does not slow the thread that receives.
 
     Calls `on_hashed` with the number of bytes hashed so far, from its own thread, after each MiB. SHA-256 for files in
     large file storage, else git's blob hash: SHA-1 over "blob SIZE\\0" and the content.
@@ -144,21 +140,6 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 """Errors of file systems without symbolic links."""
 
 
-def blob_path(cache: Path, repo: str, file: HubFile) -> Path:
-    """Return where the whole content belongs.
-
-    Raises:
-        HubError: the etag that the hub announced is not a hash, so it must not become a file name.
-    """
-    return repo_folder(cache, repo) / "blobs" / checked_etag(file.etag)
-
-
-def part_path(cache: Path, repo: str, file: HubFile) -> Path:
-    """Return where the partial file is kept. Raises HubError as `blob_path`."""
-    blob = blob_path(cache, repo, file)
-    return blob.with_name(blob.name + INCOMPLETE)
-
-
 def size_of(path: Path) -> int:
     """Return the size of a file in bytes; 0 when there is none."""
     try:
@@ -168,101 +149,122 @@ def size_of(path: Path) -> int:
 
 
 def bytes_here(cache: Path, repo: str, files: Iterable[HubFile]) -> int:
-    """Return how many bytes of these files are on the disk, finished or not. Raises HubError as `blob_path`."""
-
-    def here(file: HubFile) -> int:
-        whole = content_path(cache, repo, file) is not None
-        return file.size if whole else min(size_of(part_path(cache, repo, file)), file.size)
-
-    return sum(map(here, files))
+    """Return how many bytes of these files are on the disk, finished or not. Raises HubError as `CachedFile`."""
+    return sum(CachedFile(cache, repo, file).here for file in files)
 
 
-def content_path(cache: Path, repo: str, file: HubFile) -> Path | None:
-    """Return the whole file, not yet checked: its blob, or a copy in a snapshot where the cache has no links.
-
-    Raises HubError as `blob_path`.
-    """
-    blob = blob_path(cache, repo, file)
-    if blob.is_file() and size_of(blob) == file.size:
-        return blob
-    try:
-        snapshots = list((repo_folder(cache, repo) / "snapshots").iterdir())
-    except OSError:
-        return None
-    copies = (snapshot / file.path for snapshot in snapshots)
-    return next((c for c in copies if c.is_file() and not c.is_symlink() and size_of(c) == file.size), None)
-
-
-@contextmanager
-def locked(cache: Path, repo: str, file: HubFile, progress: Progress) -> Iterator[None]:
-    """Hold the lock that every huggingface_hub takes for this file; it ends with its process.
-
-    While another program holds it, the state is `waiting`, and `here` follows what that program has written.
+@dataclass(frozen=True)
+class CachedFile:
+    """A file of a repository in the cache.
 
     Raises:
-        DownloadFailed: the cache cannot be written.
+        HubError: by every use: the etag that the hub announced is not a hash, so it must not become a file name.
     """
-    part = part_path(cache, repo, file)
-    busy = DownloadFailed("Another program is downloading this file.", "Continues when it has finished.")
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(_lock(cache, repo, file))
-                break
-            except TimeoutError:
-                progress.here = size_of(part)
-                progress.enter("waiting", error=busy)
-            except OSError as error:
-                raise write_error(error, cache) from None
-        progress.enter("running")
-        yield
 
+    cache: Path
+    repo: str
+    file: HubFile
 
-def _lock(cache: Path, repo: str, file: HubFile) -> AbstractContextManager[object]:
-    """Return the lock of huggingface_hub. Entering it raises TimeoutError while another program holds it."""
-    from huggingface_hub.utils import WeakFileLock
+    @property
+    def snapshots(self) -> Path:
+        return repo_folder(self.cache, self.repo) / "snapshots"
 
-    lock = cache / ".locks" / repo_folder(cache, repo).name / f"{file.etag}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    return WeakFileLock(lock, timeout=_POLL_SECONDS)
+    @property
+    def blob(self) -> Path:
+        """Return where the whole content belongs."""
+        return repo_folder(self.cache, self.repo) / "blobs" / checked_etag(self.file.etag)
 
+    @property
+    def part(self) -> Path:
+        """Return where the partial file is kept."""
+        return self.blob.with_name(self.blob.name + INCOMPLETE)
 
-def move_to_blob(part: Path, blob: Path) -> None:
-    """Sync a checked partial file to the disk and rename it to its blob.
+    @property
+    def here(self) -> int:
+        """Return how many bytes of it are on the disk."""
+        return self.file.size if self.content is not None else min(size_of(self.part), self.file.size)
 
-    Raises:
-        OSError: that failed; the partial file stays.
-    """
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(blob)
+    @property
+    def content(self) -> Path | None:
+        """Return the whole file, not yet checked: its blob, or a copy in a snapshot where the cache has no links."""
+        if self.blob.is_file() and size_of(self.blob) == self.file.size:
+            return self.blob
+        try:
+            copies = [snapshot / self.file.path for snapshot in self.snapshots.iterdir()]
+        except OSError:
+            return None
+        whole = (copy for copy in copies if copy.is_file() and not copy.is_symlink())
+        return next((copy for copy in whole if size_of(copy) == self.file.size), None)
 
+    def lock(self) -> AbstractContextManager[object]:
+        """Return the lock of huggingface_hub. Entering it raises TimeoutError while another program holds it."""
+        from huggingface_hub.utils import WeakFileLock
 
-def add_to_snapshot(cache: Path, repo: str, revision: str, file: HubFile, content: Path) -> Path:
-    """Give the checked `content` its name in the snapshot of `revision`, a commit; returns that path.
+        lock = self.cache / ".locks" / repo_folder(self.cache, self.repo).name / f"{self.file.etag}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return WeakFileLock(lock, timeout=_POLL_SECONDS)
 
-    As huggingface_hub does it: a relative link to the blob. Where links are impossible (FAT, some network file systems)
-    or `HF_HUB_DISABLE_SYMLINKS` is set, the blob itself is moved there, or copied if other snapshots link to it.
+    @contextmanager
+    def locked(self, progress: Progress) -> Iterator[None]:
+        """Hold the lock that every huggingface_hub takes for this file; it ends with its process.
 
-    Raises:
-        OSError: that failed; the content stays.
-    """
-    snapshots = repo_folder(cache, repo) / "snapshots"
-    named = snapshots / revision / file.path
-    if named.exists() and named.samefile(content):
-        return named
-    named.parent.mkdir(parents=True, exist_ok=True)
-    fresh = named.parent / f".{file.etag}.{os.getpid()}"  # renamed in one step: others may read the cache
-    fresh.unlink(missing_ok=True)
-    is_blob = content == blob_path(cache, repo, file)
-    try:
-        if not (is_blob and _link(content, fresh)):
-            if is_blob and not _links_to(content, snapshots):
-                return content.replace(named)
-            shutil.copyfile(content, fresh)
-        return fresh.replace(named)
-    finally:
+        While another program holds it, the state is `waiting`, and `here` follows what that program has written.
+
+        Raises:
+            DownloadFailed: the cache cannot be written.
+        """
+        busy = DownloadFailed("Another program is downloading this file.", "Continues when it has finished.")
+        with ExitStack() as held:
+            while True:
+                try:
+                    held.enter_context(self.lock())
+                    break
+                except TimeoutError:
+                    progress.here = size_of(self.part)
+                    progress.enter("waiting", error=busy)
+                except OSError as error:
+                    raise write_error(error, self.cache) from None
+            progress.enter("running")
+            yield
+
+    def move_to_blob(self) -> None:
+        """Sync the checked partial file to the disk and rename it to its blob. Raises OSError; the file stays then."""
+        with self.part.open("rb") as file:
+            os.fsync(file.fileno())
+        self.part.replace(self.blob)
+
+    def add_to_snapshot(self, revision: str, content: Path) -> Path:
+        """Give the checked `content` its name in the snapshot of `revision`, a commit; returns that path.
+
+        As huggingface_hub does it: a relative link to the blob. Where links are impossible (FAT, some network file
+        systems) or `HF_HUB_DISABLE_SYMLINKS` is set, the blob itself is moved there, or copied if other snapshots link
+        to it.
+
+        Raises:
+            OSError: that failed; the content stays.
+        """
+        named = self.snapshots / revision / self.file.path
+        if named.exists() and named.samefile(content):
+            return named
+        named.parent.mkdir(parents=True, exist_ok=True)
+        fresh = named.parent / f".{self.file.etag}.{os.getpid()}"  # renamed in one step: others may read the cache
         fresh.unlink(missing_ok=True)
+        is_blob = content == self.blob
+        try:
+            if not (is_blob and _link(content, fresh)):
+                if is_blob and not self.links():
+                    return content.replace(named)
+                shutil.copyfile(content, fresh)
+            return fresh.replace(named)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def links(self) -> list[Path]:
+        """Return the links of all snapshots that lead to its blob."""
+        if not self.blob.is_file():
+            return []
+        content = self.blob.resolve()
+        return [path for path in self.snapshots.rglob("*") if path.is_symlink() and path.resolve() == content]
 
 
 def _link(blob: Path, link: Path) -> bool:
@@ -301,20 +303,12 @@ def discard(cache: Path, repo: str, files: Iterable[HubFile]) -> None:
     What another program is downloading stays, and so does content that has other names in the cache, and all of a model
     that was complete before it was requested again.
     """
-    snapshots = repo_folder(cache, repo) / "snapshots"
-    links = {file: _links_to(blob_path(cache, repo, file), snapshots) for file in files}
+    links = {file: file.links() for file in (CachedFile(cache, repo, file) for file in files)}
     is_complete = all(links.values())
     for file, names in links.items():
-        with suppress(OSError), _lock(cache, repo, file):
-            part_path(cache, repo, file).unlink(missing_ok=True)
-            mine = all(path.relative_to(snapshots).as_posix().partition("/")[2] == file.path for path in names)
-            if mine and not is_complete:
-                for path in (*names, blob_path(cache, repo, file)):
+        with suppress(OSError), file.lock():
+            file.part.unlink(missing_ok=True)
+            inside = {path.relative_to(file.snapshots).as_posix().partition("/")[2] for path in names}
+            if inside <= {file.file.path} and not is_complete:
+                for path in (*names, file.blob):
                     path.unlink(missing_ok=True)
-
-
-def _links_to(blob: Path, snapshots: Path) -> list[Path]:
-    """Return the links of all snapshots that lead to this content."""
-    if not blob.is_file():
-        return []
-    return [path for path in snapshots.rglob("*") if path.is_symlink() and path.resolve() == blob.resolve()]

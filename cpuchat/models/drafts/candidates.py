@@ -1,22 +1,20 @@
 """Lists models that may draft for a target: local ones and those the catalog names, with the expected speed-up.
 
 `candidates` lists them without reading any; `check` compares one vocabulary. So a screen can show all rows first and
-fill in the results. `gain` predicts the speed-up from a draft model before it is loaded.
+fill in the results. `gain` predicts the speed-up from a draft model before it is loaded:
 
 Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
 E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
-CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model. Other costs are not
-counted: on two Zen 4 cores, measured speed-ups were 1 to 14 % lower.
-
-The pass costs are those that the engine measured and cached (`calibrations.json`), by everything that they depend on;
-here the latest of a model is read.
+CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model, the latest that the
+engine cached (`calibrations.json`). Other costs are not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 %
+lower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -32,9 +30,8 @@ from cpuchat.models.heads import HeadKind, difference
 from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
-from cpuchat.models.traffic import model_work, traffic_of, typical_work
+from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
 from cpuchat.protocol.timings import SpeculationFigures
-from cpuchat.telemetry.roofline import pass_bytes
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -325,11 +322,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether it fits; None when unknown."""
         return None if self.verdict is None else self.verdict.ok
 
+    @classmethod
+    def of_file(cls, model: LocalModel, **facts: Any) -> Candidate:
+        """Create one for a model on this machine; `facts` are fields that its file does not have."""
+        named = {"name": model.name, "path": model.path, "repo": model.repo}
+        return cls(**{**named, "quantization": model.quantization, "size": model.size, **facts}, where="here")
+
 
 def most_read(target: GGUFHeader) -> float:
     """Return how many bytes a draft model may read for a token: half of what the target reads. More never pays, even if
     four of five drafted tokens are accepted and verifying a second one costs only a third of a pass."""
-    return _MAX_READ_SHARE * pass_bytes(traffic_of(target), 1, 0)
+    return _MAX_READ_SHARE * bytes_per_token(target)
 
 
 def candidates(
@@ -356,24 +359,42 @@ def candidates(
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
-    found: list[Candidate] = []
+    listed: list[Candidate] = []
     toy = is_demo(target.path)
     for model in here:
         if toy and is_demo(model.path):
             continue  # its own smaller quantization drafts no faster than it decodes
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
             measured = acceptance if beside is not None and model.path == beside else None
-            found.append(_local(model, match_local(catalog, model), wanted, judged, measured))
-    there = {candidate.entry for candidate in found}
+            draft = match_local(catalog, model)
+            id = draft.id if draft is not None else ""
+            expected = judged.expected(local_work(model, id), model.path, measured, exact=model.work is not None)
+            listed.append(Candidate.of_file(model, entry=id, named=draft in wanted, expected=expected))
+    there = {candidate.entry for candidate in listed}
     limit = most_read(target)
-    found += [_on_hub(model, limit, judged) for model in wanted if model.id not in there]
+    for draft in wanted:
+        if draft.id not in there:
+            quantization, size = _least_quantized(draft, limit)
+            work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
+            listed.append(
+                Candidate(name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
+                          entry=draft.id, named=True, expected=judged.expected(work))
+            )  # fmt: skip
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: Candidate) -> tuple[int, int, int]:
         better = rank_among(_DRAFT_QUANTIZATIONS, one.quantization) if one.named else 0
         return order.get(one.entry, len(order)), better, one.size
 
-    return sorted(found, key=place)
+    return sorted(listed, key=place)
+
+
+def _least_quantized(model: CatalogModel, limit: float) -> tuple[str, int]:
+    """Return the least quantized file of at most `limit` bytes, else the smallest: its quantization and its size."""
+    sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
+    fitting = (name for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
+    quantization = next(fitting, min(sizes, key=lambda name: sizes[name], default=""))
+    return quantization, sizes.get(quantization, 0)
 
 
 class _Target(NamedTuple):
@@ -418,42 +439,6 @@ def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, mac
     """
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     return judged.expected(model_work(draft), draft.path, exact=True)
-
-
-def _local(
-    model: LocalModel, entry: CatalogModel | None, wanted: list[CatalogModel], target: _Target, acceptance: float | None
-) -> Candidate:
-    id = entry.id if entry is not None else ""
-    return Candidate(
-        name=model.name,
-        where="here",
-        path=model.path,
-        repo=model.repo,
-        quantization=model.quantization,
-        size=model.size,
-        entry=id,
-        named=entry in wanted,
-        expected=target.expected(local_work(model, id), model.path, acceptance, exact=model.work is not None),
-    )
-
-
-def _on_hub(model: CatalogModel, limit: float, target: _Target) -> Candidate:
-    """Return the candidate with its least quantized file of at most `limit` bytes, else the smallest."""
-    sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
-    fitting = (name for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
-    quantization = next(fitting, min(sizes, key=lambda name: sizes[name], default=""))
-    size = sizes.get(quantization, 0)
-    work = typical_work(max(size, 1), quantization, params=1e9 * model.params, id=model.id)
-    return Candidate(
-        name=model.name,
-        where="hub",
-        repo=model.repos[0],
-        quantization=quantization,
-        size=size,
-        entry=model.id,
-        named=True,
-        expected=target.expected(work),
-    )
 
 
 def rank_among(preferred: Sequence[str], quantization: str) -> int:

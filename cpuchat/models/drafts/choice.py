@@ -1,7 +1,4 @@
-"""Chooses the draft model to load beside a target, or to count beside one that is not on this machine yet.
-
-Also lists the draft heads of a target: one that it contains, those on this machine, and those of its repository.
-"""
+"""Chooses the draft model or head to load beside a target, or to count beside one that is not on this machine yet."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ from cpuchat.models.library.places import LocalModel, is_demo
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
-    from cpuchat.models.hub.repository import Repository
+    from cpuchat.models.hub.repository import RepoModel, Repository
 
 
 class ChosenDrafts:
@@ -136,13 +133,6 @@ def choose_draft(
 def head_for(target: Path, draft: Path) -> HeadKind | None:
     """Return the kind of head that `draft` is for `target`; None for a draft model. Raises as `require_head`."""
     return None if is_known_pair(target, draft) else require_head(target, draft)
-
-
-def _no_mtp(target: Path, heads: bool) -> DraftMismatch:
-    name = clean_line(target.name)
-    if heads:
-        return DraftMismatch(f"{name} contains no MTP head.", "Choose a draft model, or `none`.")
-    return DraftMismatch(f"An MTP head cannot be used here: {ONLY_ENGINE}.", "Choose a draft model, or `none`.")
 
 
 class DraftChoice(msgspec.Struct, frozen=True):
@@ -271,52 +261,35 @@ _HEAD_QUANTIZATIONS = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
 
 def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[Candidate]:
     """Return the MTP layers of the target itself, then the head files on this machine, unchecked."""
-    found: list[Candidate] = []
+    listed: list[Candidate] = []
     if included_layers(target):
-        one = Candidate(
-            name=title("mtp"), where="here", path=target.path, head="mtp", included=True, expected=_NOT_PREDICTED
-        )
-        found.append(one)
+        listed.append(
+            Candidate(name=title("mtp"), where="here", path=target.path, head="mtp", included=True,
+                      expected=_NOT_PREDICTED)
+        )  # fmt: skip
     for model in here:
         if model.kind == "head" and model.unfinished is None:
             kind = kind_named(model.path.name) or ARCHITECTURES.get(model.architecture, "mtp")
-            one = Candidate(
-                name=model.path.stem,
-                where="here",
-                path=model.path,
-                repo=model.repo,
-                quantization=model.quantization,
-                size=model.size,
-                head=kind,
-                expected=_NOT_PREDICTED,
-            )
-            found.append(one)
-    return found
+            listed.append(Candidate.of_file(model, name=model.path.stem, head=kind, expected=_NOT_PREDICTED))
+    return listed
 
 
 def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Candidate]:
     """Return the heads of the target's repository that are not `here`, unchecked: one file of each kind and base, the
     least quantized of the usual ones.
     """
-    known = {one.path.stem for one in here if one.path is not None and one.repo.lower() == repository.id.lower()}
-    best: dict[tuple[str, str], Candidate] = {}
+    there = {one.path.stem for one in here if one.path is not None and one.repo.lower() == repository.id.lower()}
+    best: dict[tuple[str, str], RepoModel] = {}
     rank = partial(rank_among, _HEAD_QUANTIZATIONS)
     for model in repository.models:
-        path = model.files[0].path
-        kind = kind_named(path)
-        if kind is None or not model.complete or model.name in known:
+        kind = kind_named(model.files[0].path)
+        if kind is None or not model.complete or model.name in there:
             continue
-        one = Candidate(
-            name=model.name,
-            where="hub",
-            repo=repository.id,
-            quantization=model.quantization,
-            size=model.size,
-            head=kind,
-            file=path,
-            expected=_NOT_PREDICTED,
-        )
         other = best.get((kind, model.base))
-        if other is None or rank(one.quantization) < rank(other.quantization):
-            best[kind, model.base] = one
-    return list(best.values())
+        if other is None or rank(model.quantization) < rank(other.quantization):
+            best[kind, model.base] = model
+    return [
+        Candidate(name=model.name, where="hub", repo=repository.id, quantization=model.quantization, size=model.size,
+                  head=kind_named(model.files[0].path), file=model.files[0].path, expected=_NOT_PREDICTED)
+        for model in best.values()
+    ]  # fmt: skip

@@ -15,15 +15,15 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, DraftMismatch, ModelNotFound
+from cpuchat.base.errors import CpuchatError, ModelNotFound
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, model_files, model_size, read_header, vocabulary
+from cpuchat.models.heads import MAX_SIZE_DIFFERENCE, mismatch
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 
-MAX_SIZE_DIFFERENCE = 128
 FIRST_CHECKED_TOKEN = 5
 
 # llm_arch_is_recurrent and llm_arch_is_hybrid in llama-arch.cpp: recurrent state beside or instead of a KV cache.
@@ -172,8 +172,7 @@ def require_pair(target: Path, draft: Path, library: Library | None = None) -> C
     """
     verdict = check_files(target, draft, library=library)
     if not verdict.ok:
-        names = clean_line(draft.name), clean_line(target.name)
-        raise DraftMismatch(f"{names[0]} cannot draft for {names[1]}: {verdict.reason}.", verdict.hint)
+        raise mismatch(target, draft, verdict.reason, verdict.hint)
     return verdict
 
 

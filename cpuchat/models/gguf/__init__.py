@@ -1,1 +1,1 @@
-"""Reads GGUF headers: `parse` reads the bytes of a `source`, `header` what they say, `checks` finds contradictions."""
+"""Reads GGUF headers: `parse` their bytes, `header` what they say, and where they contradict themselves."""

@@ -1,11 +1,8 @@
-"""Interprets the header of a GGUF file without loading its model.
+"""Interprets the header of a GGUF file without loading its model: sizes, vocabulary, contradictions.
 
-Reads the vocabulary of a model from its header, with llama.cpp's defaults (llama_vocab::impl::load).
-
-Finds contradictions in a header on which llama.cpp would abort, by an assertion or an uncaught exception.
-
-The rules are those of llama.cpp of llama-cpp-python 0.3.36 for all architectures; tests/models/gguf/test_checks.py
-verifies them there. Assertions of single architectures (src/models/*.cpp) are left to the process boundary. What
+Defaults of vocabularies are those of llama_vocab::impl::load. A contradiction is what llama.cpp of llama-cpp-python
+0.3.36 would abort on, by an assertion or an uncaught exception, for any architecture (tests/models/gguf/test_checks.py
+verifies that there). Assertions of single architectures (src/models/*.cpp) are left to the process boundary; what
 llama.cpp rejects by itself is not checked, nor are the weights.
 """
 

@@ -1,16 +1,9 @@
 """Parses the bytes of a GGUF header. The file is untrusted: lengths are checked before anything is allocated.
 
 Format: docs/gguf.md of ggml, versions 2 and 3, little-endian; the checks are those of llama.cpp's gguf.cpp, so what
-passes here is accepted there. The limits keep the worst header below 200 MB and 1 s, arrays decoded or not.
-
-Tensor types and file types of GGUF, with their sizes.
-
-Sources: `enum ggml_type` in ggml.h and the block structs of ggml-common.h (ggml 0.25.3, the one in
-llama-cpp-python 0.3.36); `enum llama_ftype` in llama.h of the same release.
-
-Arrays of GGUF metadata, decoded on first use.
-
-Sources of header bytes: a local file, or anything else that can be read from any position.
+passes here is accepted there. The limits keep the worst header below 200 MB and 1 s, arrays decoded or not. Types and
+their sizes: `enum ggml_type` in ggml.h, the block structs of ggml-common.h (ggml 0.25.3, the one in llama-cpp-python
+0.3.36), and `enum llama_ftype` in llama.h of the same release.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
-"""Interface to the Hugging Face Hub: search, list a repository, read a model's header.
+"""The Hugging Face Hub: search, list a repository, read a model's header by byte ranges: some MB, not the whole file.
 
-Sends all requests to the hub through huggingface_hub: its API, and byte ranges of files by its session.
-
-Parses what users write for a model on the hub: `owner/name`, `owner/name:Q4_K_M`, a browser link, `hf://…`.
-
-Reads the header of a model file on the hub by byte ranges: some MB instead of the whole file.
-
-Caches headers of models on the hub, compressed: a header is some MB.
-
-A file's name is the etag of the model file, the hash of its content, so an entry is valid forever.
+All requests go through huggingface_hub: its API, and byte ranges of files by its session.
 """
 
 from __future__ import annotations
@@ -214,7 +206,10 @@ _LIMIT = 256_000_000
 
 
 class HeaderCache:
-    """The first bytes of model files, by etag. Disk errors are ignored; an etag that is not a hash raises HubError."""
+    """The first bytes of model files, compressed, by etag: that is the hash of the file, so an entry is valid forever.
+
+    Disk errors are ignored; an etag that is not a hash raises HubError.
+    """
 
     def __init__(self, folder: Path | None = None, limit: int = _LIMIT) -> None:
         self._folder = folder or paths.headers_dir()

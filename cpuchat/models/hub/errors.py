@@ -1,11 +1,8 @@
-"""Translates errors of huggingface_hub and httpx into typed ones that say what to do.
+"""Where the hub is and whether it may be contacted, by the environment variables of huggingface_hub, read at each use;
+and errors of huggingface_hub and httpx as typed ones that say what to do.
 
 Neither URLs (a signed one opens its file for anyone) nor tokens get into a message. Both libraries are imported only
 when there is an error of theirs to translate.
-
-The environment variables of huggingface_hub: where the hub is, and whether it may be contacted.
-
-They are read at each use; huggingface_hub reads them once, at import.
 """
 
 from __future__ import annotations
@@ -203,15 +200,10 @@ def _has_token(response: httpx.Response) -> bool:
 
 
 def _gated(response: httpx.Response, repo: str) -> AccessDenied:
-    terms = f"Accept them at {_page(repo)}"
+    # Without a password that the endpoint may hold.
+    terms = f"Accept them at {endpoint().partition('://')[0]}://{host()}/{repo}"
     then = "with the account of your token" if _has_token(response) else "then run `hf auth login` (or set HF_TOKEN)"
     return AccessDenied(f"{_named(repo)} is gated: access requires accepting its terms.", f"{terms}, {then}.")
-
-
-def _page(repo: str) -> str:
-    """Return the URL of the repository's web page, without a password that the endpoint may hold."""
-    scheme = endpoint().partition("://")[0]
-    return f"{scheme}://{host()}/{repo}"
 
 
 def _no_repository(response: httpx.Response, repo: str) -> NotOnHub:

@@ -1,10 +1,8 @@
-"""Deletes models: first a plan of what would go and how much space that frees, then the files.
+"""Deletes models by a plan of what would go and how much space that frees, and verifies their content by its hash.
 
-In the Hugging Face cache a model is a link in every revision that has it, and a content in `blobs/` that these links
-share, also with files of other names. Nothing outside the cache and the user's folders is ever deleted, wherever a link
-leads, and nothing but what the plan showed.
-
-Verifies the content of model files by the hash that is their name in the Hugging Face cache.
+In the Hugging Face cache a model is a link in every revision that has it, and a content in `blobs/`, named by its hash,
+that these links share, also with files of other names. Nothing outside the cache and the user's folders is ever
+deleted, wherever a link leads, and nothing but what the plan showed.
 """
 
 from __future__ import annotations

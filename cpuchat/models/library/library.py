@@ -33,13 +33,6 @@ from cpuchat.models.library.usage import RecentModels, UsageLog, usage_of
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 
 
-def _demo_named(spec: str) -> Path:
-    path = paths.demo_dir() / DEMO_FILES[spec]
-    if not path.is_file():
-        raise ModelNotFound(f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE.")
-    return path
-
-
 def _only_model(folder: Path) -> Path:
     files = [path for path, _ in walk(folder)]
     files = [path for path in files if role_of(path.name) == "model"] or files
@@ -101,7 +94,12 @@ class Library:
         """
         spec = spec.strip()
         if spec in DEMO_FILES:
-            return _demo_named(spec)
+            path = paths.demo_dir() / DEMO_FILES[spec]
+            if not path.is_file():
+                raise ModelNotFound(
+                    f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE."
+                )
+            return path
         path = paths.expanded(spec)
         try:
             if spec and path.is_file():

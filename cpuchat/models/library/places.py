@@ -1,6 +1,5 @@
-"""Finds model files in the package, in the Hugging Face cache and in the user's folders, and describes them.
-
-The header of each file is read once, and its summary cached while the file stays unchanged.
+"""Finds model files in the package, in the Hugging Face cache and in the user's folders, and describes them by their
+headers, whose summaries are cached while the files stay unchanged.
 
 The Hugging Face cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its
 layout is that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds
@@ -26,7 +25,7 @@ from cpuchat.costs.model import COST_MODEL, ModelWork
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
-from cpuchat.models.traffic import model_work, traffic_of
+from cpuchat.models.traffic import model_work
 
 Source = Literal["demo", "huggingface", "folder"]
 
@@ -352,7 +351,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
     """Summarize a header for a list."""
     if header.is_projector:
         return HeaderSummary()
-    traffic, damaged = traffic_of(header), None
+    work, damaged = model_work(header), None
     if header.is_head:
         damaged = f"{header.path.name} is a draft head and cannot answer by itself."
     elif not header.tensors:
@@ -363,12 +362,12 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         quantization=header.quantization,
         n_params=header.n_params,
         n_params_active=header.n_params_active,
-        n_expert=traffic.n_expert,
-        n_expert_used=traffic.n_expert_used,
+        n_expert=work.n_expert,
+        n_expert_used=work.n_expert_used,
         n_ctx_train=header.n_ctx_train,
         has_template=bool(header.chat_template),
         size=header.file_size,
-        work=msgspec.structs.replace(model_work(header), name="") if header.tensors else None,
+        work=msgspec.structs.replace(work, name="") if header.tensors else None,
         kind="head" if header.is_head else "model",
         damaged=damaged,
     )

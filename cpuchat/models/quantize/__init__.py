@@ -1,4 +1,1 @@
-"""Quantizes models: `types` to choose from, a `forecast` of each, a `place` for the file, `make` writes it.
-
-llama.cpp does the work in its own `process` (`engine.quantize`).
-"""
+"""Quantizes models: `types` to choose from, with a forecast of each; `make` has llama.cpp write the file."""

@@ -79,7 +79,18 @@ async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None
         try:
             with part_of(job.out) as part:
                 check_space(part, forecast.file_size)
-                await _write(process, job, part, source, forecast, threads, progress)
+                request = QuantizeRequest(
+                    source=str(source.path), out=str(part), number=job.type.number, threads=threads,
+                    imatrix=str(job.imatrix) if job.imatrix else "", requantize=job.requantize or not forecast.lossy,
+                )  # fmt: skip
+                try:
+                    await process.send(request)
+                    await _follow(process, part, source, forecast, progress)
+                except CpuchatError:
+                    check_space(part, forecast.file_size)  # a full disk is the better explanation
+                    raise
+                finally:
+                    await process.end()  # before the file is deleted: it would create it again
                 await asyncio.to_thread(_check_result, part, forecast)
                 check_free(job.out, force=job.force)
                 part.replace(job.out)
@@ -103,34 +114,6 @@ def _check_quality(job: Job, source: GGUFHeader, forecast: Forecast) -> None:
         )
 
 
-async def _write(
-    process: QuantizeProcess,
-    job: Job,
-    part: Path,
-    source: GGUFHeader,
-    forecast: Forecast,
-    threads: int,
-    progress: Callable[[QuantizeProgress], None] | None,
-) -> None:
-    """Have `part` written; the process has ended afterwards in any case.
-
-    Raises:
-        DiskFull, QuantizeFailed, ModelNotFound, ModelDamaged, UsageError: as `quantize`.
-    """
-    request = QuantizeRequest(
-        source=str(source.path), out=str(part), number=job.type.number, threads=threads,
-        imatrix=str(job.imatrix) if job.imatrix else "", requantize=job.requantize or not forecast.lossy,
-    )  # fmt: skip
-    try:
-        await process.send(request)
-        await _follow(process, part, source, forecast, progress)
-    except CpuchatError:
-        check_space(part, forecast.file_size)  # a full disk is the better explanation
-        raise
-    finally:
-        await process.end()  # before the file is deleted: it would create it again
-
-
 async def _follow(
     process: QuantizeProcess,
     part: Path,
@@ -152,8 +135,9 @@ async def _follow(
             begun.append(answer.name)
         if progress is None or not begun:
             continue
-        written = part.stat().st_size
+        written, total = part.stat().st_size, forecast.file_size
         elapsed = time.monotonic() - started
+        has_begun = elapsed >= 1 and written >= max(total / 100, 1)  # before, nothing can be extrapolated
         progress(
             QuantizeProgress(
                 done_tensors=len(begun) - 1,
@@ -161,17 +145,10 @@ async def _follow(
                 tensor=begun[-1],
                 bytes_in=sum(sizes[name] for name in begun[:-1]),
                 bytes_out=written,
-                total_out=forecast.file_size,
-                seconds_left=_seconds_left(elapsed, written, forecast.file_size),
+                total_out=total,
+                seconds_left=elapsed * max(total - written, 0) / written if has_begun else None,
             )
         )
-
-
-def _seconds_left(elapsed: float, done: int, total: int) -> float | None:
-    """Extrapolate the time left; None at the beginning."""
-    if elapsed < 1 or done < total / 100:
-        return None
-    return elapsed * max(total - done, 0) / done
 
 
 def _check_result(part: Path, forecast: Forecast) -> None:

@@ -1,22 +1,9 @@
-"""The quantization types that llama.cpp can write.
+"""Quantization types, importance matrices, the place of a new file, and the process in which llama.cpp forecasts a file
+(in a dry run that reads no weights) and writes it: lines of JSON both ways; it ends with its input.
 
-Source: llama-cpp-python 0.3.36, src/llama-quant.cpp (llama_ftype_get_default_type, tensor_requires_imatrix). Bits per
+Sources of llama-cpp-python 0.3.36: src/llama-quant.cpp (llama_ftype_get_default_type, tensor_requires_imatrix) and
+common/imatrix-loader.cpp (GGUF with `<tensor>.in_sum2` and `<tensor>.counts`, and the older binary format). Bits per
 weight are those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
-
-Forecasts the result of quantizing a model: llama.cpp computes it in a dry run that reads no weights.
-
-Places a new model file: name, folder, disk space, and the partial file until it is complete.
-
-Reads importance matrices: how strongly each input of a weight matrix was activated on a sample of text.
-
-Formats: GGUF with `<tensor>.in_sum2` and `<tensor>.counts`, and the older binary one
-(llama-cpp-python 0.3.36, common/imatrix-loader.cpp; its use: load_imatrix in tools/quantize/quantize.cpp).
-
-Starts and talks to the quantizing process.
-
-Messages between the app and the quantizing process (`engine.quantize`): lines of JSON.
-
-The process ends with its input, so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -45,8 +32,7 @@ from cpuchat.models.gguf.header import GGUFHeader, model_files, read_header, rea
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
-from cpuchat.models.traffic import traffic_of
-from cpuchat.telemetry.roofline import pass_bytes
+from cpuchat.models.traffic import bytes_per_token
 
 
 class QuantType(msgspec.Struct, frozen=True):
@@ -433,8 +419,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
     """Return how many times as fast `made` decodes as `source` where decoding is memory-bound."""
-    before, after = (pass_bytes(traffic_of(header), 1, 0) for header in (source, made))
-    return before / max(after, 1.0)
+    return bytes_per_token(source) / max(bytes_per_token(made), 1.0)
 
 
 async def source_header(source: Path) -> GGUFHeader:

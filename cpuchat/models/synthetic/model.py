@@ -1,20 +1,13 @@
-"""Writes models of random weights.
-
-Shapes of real models, and the tensor types of a quantization.
-
-Generates random weights directly in GGML's formats: nothing is quantized, so gigabytes take seconds.
+"""Writes models of random weights in the shapes of real ones, directly in GGML's formats: gigabytes take seconds.
 
 Every block gets constant scales and random quants; block layouts are those of ggml-common.h, scale packing that of
 ggml-quants.c. Two kinds of content: `random_rows` (spread like N(0, std), uniform for the quantised types) and
-`sign_rows` (every weight is +size or -size, chosen by a bit), which survive any of these quantisations.
+`sign_rows` (every weight is +size or -size, chosen by a bit), which survive any of these quantisations. Files are GGUF
+version 3; their tensors come in chunks, so that memory stays small.
 
-Writes GGUF version 3 files: metadata and tensors whose bytes come in chunks, so that memory stays small.
-
-A synthetic vocabulary that works like a real one: any text is tokenized and detokenized losslessly.
-
-Layout: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<|im_start|>`, 4 `<|im_end|>`, 5..260 the bytes, then words: a lone space,
-` a` ... ` z`, ` aa` ... Every beginning of a word is a word, so SentencePiece merging finds exactly the token that
-was written.
+The vocabulary tokenizes and detokenizes any text losslessly: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<|im_start|>`, 4
+`<|im_end|>`, 5..260 the bytes, then words: a lone space, ` a` ... ` z`, ` aa` ... Every beginning of a word is a word,
+so SentencePiece merging finds exactly the token that was written.
 """
 
 from __future__ import annotations

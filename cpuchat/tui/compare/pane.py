@@ -18,7 +18,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import ScrollableContainer, Vertical, VerticalScroll
+from textual.containers import ScrollableContainer, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
@@ -58,7 +58,6 @@ from cpuchat.tui import keys
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
 
 
@@ -331,26 +330,25 @@ _DOWNLOAD, _QUANTIZE = "download", "quantize"
 
 
 @dataclass(frozen=True)
-class Found:
-    """Lists what `model` can be compared with. `repo` has its other quantizations, "" where none is known."""
+class Alternatives:
+    """What a model can be compared with. `repo` has its other quantizations, "" where none is known."""
 
-    model: LocalModel | None
-    repo: str
-    quantizations: list[LocalModel]
-    others: list[LocalModel]
+    model: LocalModel | None = None
+    repo: str = ""
+    quantizations: tuple[LocalModel, ...] = ()
+    others: tuple[LocalModel, ...] = ()
 
-
-def find(services: Services, path: Path) -> Found:
-    """Read the library: in a thread."""
-    models = [one for one in services.library.local_models() if not one.damaged and one.kind == "model"]
-    model = next((one for one in models if one.path == path), None) or services.library.at(path)
-    rest = [one for one in models if one.path != path]
-    same = [one for one in rest if model is not None and is_same_model(model, one)]
-    listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
-    repo = model.repo if model is not None else ""
-    return Found(
-        model, repo or (listed.repos[0] if listed is not None else ""), same, [one for one in rest if one not in same]
-    )
+    @classmethod
+    def read(cls, services: Services, path: Path) -> Alternatives:
+        """Read the library: in a thread."""
+        models = [model for model in services.library.local_models() if not model.damaged and model.kind == "model"]
+        model = next((model for model in models if model.path == path), None) or services.library.at(path)
+        rest = [other for other in models if other.path != path]
+        same = [other for other in rest if model is not None and is_same_model(model, other)]
+        listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
+        repo = model.repo if model is not None else ""
+        repo = repo or (listed.repos[0] if listed is not None else "")
+        return cls(model, repo, tuple(same), tuple(other for other in rest if other not in same))
 
 
 def is_same_model(one: LocalModel, other: LocalModel) -> bool:
@@ -371,7 +369,6 @@ class OtherSideScreen(ListScreen[Side | None]):
     """Returns the other side, or None."""
 
     CSS_PATH = "other.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("other_side")
     KEYS: ClassVar = "other_side"
 
@@ -379,41 +376,41 @@ class OtherSideScreen(ListScreen[Side | None]):
         super().__init__()
         self._services = services
         self._path = model
-        self._found: Found | None = None
+        self._alternatives: Alternatives | None = None
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="list") as pane:
-            pane.border_title = Content(clean_line(f"Compare {self._path.stem} with"))
-            yield ModelList(id="rows")
+    @property
+    def list_title(self) -> str:
+        return f"Compare {self._path.stem} with"
+
+    def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
         yield QuantizeLine(self._services.quantizing)
-        yield KeyFooter()
 
     def on_mount(self) -> None:
-        self.query_one(ModelList).show([ListRow(note="Reading…")])
+        self.listed.show([ListRow(note="Reading…")])
         self._read()
 
     @work(exclusive=True, group="read")
     async def _read(self) -> None:
         try:
-            self._found = await run_in_daemon_thread(lambda: find(self._services, self._path))
+            self._alternatives = await run_in_daemon_thread(lambda: Alternatives.read(self._services, self._path))
         except (CpuchatError, OSError) as error:
             self.warn(str(error))
-            self._found = Found(None, "", [], [])
+            self._alternatives = Alternatives()
         if self.has_widgets:
-            self.query_one(ModelList).show(rows(self._found, self._path))
+            self.listed.show(rows(self._alternatives, self._path))
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
     async def action_choose(self) -> None:
-        key, found = self.query_one(ModelList).marked, self._found
-        if found is None or not key:
+        key, listed = self.marked_key, self._alternatives
+        if listed is None or not key:
             return
         path: Path | None = None
         if key == _DOWNLOAD:
-            path = await self._services.navigation.repository(found.repo)
-        elif key == _QUANTIZE and found.model is not None:
-            path = await self._services.navigation.quantize(found.model)
+            path = await self._services.navigation.repository(listed.repo)
+        elif key == _QUANTIZE and listed.model is not None:
+            path = await self._services.navigation.quantize(listed.model)
         elif key.startswith("settings "):
             changes = _SETTINGS[int(key.removeprefix("settings "))][1]
             side = await run_in_daemon_thread(lambda: Side.of(self._path, changes))
@@ -428,21 +425,21 @@ class OtherSideScreen(ListScreen[Side | None]):
             self._read()
 
 
-def rows(found: Found, path: Path) -> list[ListRow]:
+def rows(alternatives: Alternatives, path: Path) -> list[ListRow]:
     """Return the list: quantizations on this machine, download and quantize, settings, other models."""
     listed: list[ListRow] = []
-    if found.quantizations:
-        listed += [ListRow(name="other quantizations"), *map(_row, found.quantizations)]
+    if alternatives.quantizations:
+        listed += [ListRow(name="other quantizations"), *map(_row, alternatives.quantizations)]
     listed.append(ListRow(name="download or quantize"))
-    if found.repo:
-        listed.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=found.repo))
+    if alternatives.repo:
+        listed.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=alternatives.repo))
     listed.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
     listed.append(ListRow(name="same file, other settings"))
     listed += [
         ListRow(key=f"settings {number}", name=name, note=path.stem) for number, (name, _) in enumerate(_SETTINGS)
     ]
-    if found.others:
-        listed += [ListRow(name="other models"), *map(_row, found.others)]
+    if alternatives.others:
+        listed += [ListRow(name="other models"), *map(_row, alternatives.others)]
     return listed
 
 

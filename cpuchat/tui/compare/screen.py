@@ -225,11 +225,8 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             memory = process_memory(pid) if pid is not None else None
             pane.show_figures(compare.live(runner.conversation.figures(), memory))
         if (both := comparison.race_bandwidth()) is not None:
-            self._tell_race(both)
-
-    def _tell_race(self, both: float) -> None:
-        against = self.query_one(AgainstPane)
-        against.border_subtitle = f"race · {compare.race_bandwidth(both, self.comparison.peak)} · shared memory bus"
+            against = self.query_one(AgainstPane)
+            against.border_subtitle = f"race · {compare.race_bandwidth(both, self.comparison.peak)} · shared memory bus"
 
     def _show_table(self) -> None:
         turns = self.comparison.turns

@@ -26,8 +26,7 @@ from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
-from cpuchat.present import machine as typical
-from cpuchat.present.machine import Now, costs_measured
+from cpuchat.present.machine import Now, costs_measured, passes_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 from cpuchat.tui.settings import Field
@@ -126,13 +125,13 @@ class TypicalModels(Static):
         self._draw()
 
     def _draw(self) -> None:
-        machine = self._machine
-        if machine is None:
+        here = self._machine
+        if here is None:
             return
         fill, dim = (self.get_component_rich_style(f"typical--{part}", partial=True) for part in ("fill", "dim"))
-        self.border_title = f"What runs here · {typical.QUANTIZATION}"
-        self.border_subtitle = models.doubt(machine, "m")
-        found = [(model, model.on(machine)) for model in typical.SIZES]
+        self.border_title = f"What runs here · {machine.QUANTIZATION}"
+        self.border_subtitle = models.doubt(here, "m")
+        found = [(model, model.on(here)) for model in machine.SIZES]
         width = max(min(self.size.width - _TYPICAL_BEFORE_BAR, _TYPICAL_LONGEST_BAR), 0)
         top = max((one.tok_s or 0.0 for _, one in found), default=0.0)
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -162,7 +161,6 @@ _POLL_SECONDS = 0.1
 
 async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str]:
     """Return what passes of the loaded `model` cost, and the row about passes on the cores of the settings."""
-    from cpuchat.present.machine import passes_measured
     from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine
@@ -212,14 +210,9 @@ async def measure_machine(
 
 
 _OWN = "Custom"
-# Attribute of `PlacementSpec`, label, and the setting that it is.
-_FIELDS = (
-    ("cores", "cores", Field.of("engine.cores")),
-    ("draft_cores", "draft", Field.of("speculation.draft_cores")),
-    ("memory", "memory", Field.of("engine.memory")),
-    ("threads", "threads", Field.of("engine.threads")),
-)
-_LABELS = {name: label for name, label, _ in _FIELDS}
+# By attribute of `PlacementSpec`: the label, and the setting that it is.
+_LABELS = {"cores": "cores", "draft_cores": "draft", "memory": "memory", "threads": "threads"}
+_FIELDS = {name: Field.of(f"{'speculation' if name == 'draft_cores' else 'engine'}.{name}") for name in _LABELS}
 
 
 class PlacementList(OptionList):
@@ -236,7 +229,6 @@ class PlacementsPane(Vertical):
         super().__init__(id=id)
         self._offers: tuple[PlacementOption, ...] = ()
         self._in_use = PlacementSpec()
-        self._filling = False
 
     def compose(self) -> ComposeResult:
         yield PlacementList(id="placements", compact=True)
@@ -271,12 +263,14 @@ class PlacementsPane(Vertical):
         for name in _LABELS:
             self.query_one(f"#field-{name}", Input).set_class(name in problems, "-invalid")
         line = self.query_one("#problem", Static)
-        focused = self._focused_field
+        focused = (
+            (self.screen.focused.id or "").removeprefix("field-") if isinstance(self.screen.focused, Input) else ""
+        )
         first = focused if focused in problems else next(iter(problems), "")
         if first:
             line.update(f"! {_LABELS[first]}: {problems[first]}")
         else:
-            line.update(f"{_LABELS[focused]}: {_rule(focused)}" if focused else "")
+            line.update(f"{_LABELS[focused]}: {_FIELDS[focused].rule}" if focused else "")
         line.set_class(bool(first), "-invalid")
         line.set_class(not first and not focused, "-empty")
 
@@ -295,11 +289,6 @@ class PlacementsPane(Vertical):
         """Select a placement as the arrow keys would."""
         self._put(self._words_of(spec))
         self.post_message(self.Edited())
-
-    @property
-    def _focused_field(self) -> str:
-        focused = self.screen.focused
-        return (focused.id or "").removeprefix("field-") if isinstance(focused, Input) else ""
 
     @staticmethod
     def _words_of(spec: PlacementSpec) -> dict[str, str]:
@@ -366,13 +355,8 @@ class PlacementsPane(Vertical):
 
 def spec_of(words: dict[str, str]) -> tuple[PlacementSpec | None, dict[str, str]]:
     """Parse the fields; returns the placement, and what is wrong by field."""
-    threads = next(field for name, _, field in _FIELDS if name == "threads")
     try:
-        number = threads.parse(words["threads"] or "0")
+        number = _FIELDS["threads"].parse(words["threads"] or "0")
     except ValueError as error:
         return None, {"threads": str(error)}
     return PlacementSpec(**{name: words[name] or "auto" for name in words if name != "threads"}, threads=number), {}
-
-
-def _rule(name: str) -> str:
-    return next(field.rule for known, _, field in _FIELDS if known == name)

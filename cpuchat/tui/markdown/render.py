@@ -363,11 +363,7 @@ class Renderer:
         joined = True  # no blank line before the next block
         while index < len(tokens):
             token = tokens[index]
-            close = index
-            if token.nesting == 1:
-                close = index + 1
-                while tokens[close].level != token.level or tokens[close].nesting != -1:
-                    close += 1
+            close = _close_of(tokens, index) if token.nesting == 1 else index
             new = self._block(token, tokens[index + 1 : close], max(4, width), style, depth)
             if rows and new and not (joined or token.hidden):
                 rows.append(Row())
@@ -431,9 +427,7 @@ class Renderer:
         start = 0
         while start < len(inner):
             item = inner[start]
-            close = start + 1
-            while inner[close].level != item.level or inner[close].nesting != -1:
-                close += 1
+            close = _close_of(inner, start)
             # The number as it was written: renumbering would change what the answer says.
             marker = f"{item.info}{item.markup} " if item.info else _BULLETS[min(depth, 2)] + " "
             if box := _take_task(inner[start + 1 : close]):
@@ -552,6 +546,12 @@ class Renderer:
                 at = url.end()
         if text[at:]:
             line.append((text[at:], style))
+
+
+def _close_of(tokens: Sequence[Token], index: int) -> int:
+    """Return where the block ends that is opened at `index`."""
+    level = tokens[index].level
+    return next(at for at in range(index + 1, len(tokens)) if tokens[at].level == level and tokens[at].nesting == -1)
 
 
 def _take_task(item: Sequence[Token]) -> str:

@@ -148,9 +148,6 @@ class Entries(list[Entry]):
         index = self.at(number)
         return self[index].lines[number - self.starts[index]]
 
-    def all_lines(self) -> list[Line]:
-        return [line for entry in self for line in entry.lines]
-
     def open_answer(self) -> OpenMessage | None:
         """Return the answer that is being written."""
         index = self.open_index()
@@ -218,7 +215,7 @@ class Transcript(ScrollView, can_focus=True):
         self._steering = False
         self._restyle_asked = False
         self._flush_timer = LoopTimer(self.flush)
-        self._chunk_timer = LoopTimer(self._render_rest)
+        self._chunk_timer = LoopTimer(self._render_stale)
         self._not_before = 0.0
 
     # What is shown
@@ -231,7 +228,7 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def lines(self) -> list[Line]:
         """Return all lines, also those out of view."""
-        return self._entries.all_lines()
+        return [line for entry in self._entries for line in entry.lines]
 
     @property
     def up_to_date(self) -> bool:
@@ -411,10 +408,6 @@ class Transcript(ScrollView, can_focus=True):
             self._jump = None
         if left:
             self._chunk_timer.start(_CHUNK_PAUSE)
-
-    def _render_rest(self) -> None:
-        """Render the next chunk of a long chat, whose first lines are shown."""
-        self._render_stale()
 
     def _first_line(self, index: int) -> int:
         """Return the line of a message to scroll to when it is shown."""

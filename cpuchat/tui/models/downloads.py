@@ -1,7 +1,4 @@
-"""All downloads: progress, pause, resume, retry, cancel, load.
-
-The list of downloads: two lines each, the second one a bar.
-"""
+"""All downloads, in two lines each, the second one a bar: progress, pause, resume, retry, cancel, load."""
 
 from __future__ import annotations
 
@@ -91,8 +88,6 @@ class DownloadList(OptionList):
 
 
 _KEEP, _DISCARD = "keep", "discard"
-# What is done with the marked download.
-_MARKED_ACTIONS = ("load", "hold", "cancel")
 
 
 class DownloadsScreen(DetailsScreen[Path | None]):
@@ -102,19 +97,18 @@ class DownloadsScreen(DetailsScreen[Path | None]):
     AUTO_FOCUS = "#downloads"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("downloads")
     KEYS: ClassVar = "downloads"
+    MARKED_ACTIONS = ("load", "hold", "cancel")
 
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
         self._downloading = services.downloading
-        self._enabled: list[bool | None] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="list") as pane:
             pane.border_title = "Downloads"
             yield DownloadList(id="downloads")
-        with Vertical(id="about") as about:
-            about.border_title = "About"
+        with Vertical(id="about"):
             yield Labelled(id="details")
         yield KeyFooter()
 
@@ -133,16 +127,12 @@ class DownloadsScreen(DetailsScreen[Path | None]):
     @on(OptionList.OptionHighlighted)
     def _show_details(self) -> None:
         download = self._marked
-        self.query_one(Labelled).show(downloads.download_details(download) if download is not None else [])
-        enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
-        if enabled != self._enabled:  # this lays the footer out again
-            self._enabled = enabled
-            self.refresh_bindings()
+        self.show_details(downloads.download_details(download) if download is not None else [], "About")
 
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action not in _MARKED_ACTIONS or not self.is_mounted:
+        if action not in self.MARKED_ACTIONS or not self.is_mounted:
             return True
         download = self._marked
         if download is None:

@@ -1,11 +1,4 @@
-"""Draft models for the loaded model and their predicted speed-up; Enter uses one, and downloads it first if needed.
-
-Sets the draft model: at once for one on this machine, else after its download.
-
-Measures what a draft model gains for the loaded model, and asks whether to use it.
-
-Reads headers, measurements and Hugging Face for the screen of draft models. Blocks: call it in threads.
-"""
+"""Draft models for the loaded model and their predicted speed-up: use one, download it first if needed, measure it."""
 
 from __future__ import annotations
 
@@ -20,10 +13,6 @@ import msgspec
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Label
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, Interrupted
@@ -38,10 +27,9 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui import keys
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import Dismissable
+from cpuchat.tui.widgets.dialogs import Dialog
 from cpuchat.tui.widgets.download_line import DownloadLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.model_list import Labelled, ListScreen, ModelList
+from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 if TYPE_CHECKING:
     from cpuchat.bench.run import Bench, PairResult
@@ -95,27 +83,20 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
 _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
-class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
+class MeasurePairScreen(Dialog[int | None]):
     """Returns the draft depth to use (0: adaptive) if the draft model is to be used, else None.
 
     A separate worker process measures; the loaded model stays loaded.
     """
 
-    CSS_PATH = "measure.tcss"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("measure_pair")
 
     def __init__(self, services: Services, target: Path, draft: Path) -> None:
-        super().__init__()
+        super().__init__(f"{draft.stem} drafting for {target.stem}", "Starting…", "Esc stops")
         self._services = services
         self._target, self._draft = target, draft
         self._bench: Bench | None = None
         self.result: PairResult | None = None
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = Content(clean_line(f"{self._draft.stem} drafting for {self._target.stem}"))
-            dialog.border_subtitle = "Esc stops"
-            yield Label("Starting…", id="figures", markup=False)
 
     def on_mount(self) -> None:
         self._measure()
@@ -123,6 +104,7 @@ class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
     @work(exclusive=True)
     async def _measure(self) -> None:
         from cpuchat.bench.run import pair_bench
+        from cpuchat.present.bench import pair_verdict
 
         running = self._bench = pair_bench(
             self._target, self._draft, self._services.settings, paths.bench_dir(), self._show
@@ -137,44 +119,24 @@ class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
             return
         finally:
             self._bench = None
-        self._finish(running)
+        measured, lines = _figures(running)
+        if not measured.kinds:
+            self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
+            return
+        self.result = measured
+        self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
 
     def _show(self) -> None:
         """Show the figures so far, and how far the measurement is."""
-        from cpuchat.bench.results import report_of
-        from cpuchat.bench.run import pair_result
-        from cpuchat.present import bench as words
+        from cpuchat.present.bench import progress_bar
 
-        running = self._bench
-        if running is None or not self.has_widgets:
-            return
-        rows = words.pair_rows(pair_result(report_of(running.journal, running.failed)))
-        lines = table([words.PAIR_HEADINGS, *rows], right=_RIGHT) if rows else []
-        progress = running.progress
-        bar = words.progress_bar(progress.done, progress.total, progress.seconds_left, progress.what)
-        self._write([*lines, "", bar] if lines else [bar])
-
-    def _finish(self, running: Bench) -> None:
-        from cpuchat.bench.results import report_of
-        from cpuchat.bench.run import pair_result
-        from cpuchat.present import bench as words
-
-        found = pair_result(report_of(running.journal, running.failed))
-        if not found.kinds:
-            self._fail(next(iter(running.failed.values()), words.pair_verdict(found)))
-            return
-        self.result = found
-        lines = table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=_RIGHT)
-        self._write([*lines, "", words.pair_verdict(found)])
-        self.query_one("#dialog").border_subtitle = "Enter uses it · Esc closes"
+        if self._bench is not None and self.has_widgets:
+            lines, progress = _figures(self._bench)[1], self._bench.progress
+            bar = progress_bar(progress.done, progress.total, progress.seconds_left, progress.what)
+            self.show_text([*lines, "", bar] if lines else [bar])
 
     def _fail(self, problem: str) -> None:
-        self._write([f"Not measured. {clean_line(problem)}"])
-        self.query_one("#dialog").border_subtitle = "Esc closes"
-
-    def _write(self, lines: list[str]) -> None:
-        if self.has_widgets:
-            self.query_one("#figures", Label).update("\n".join(lines))
+        self.show_text([f"Not measured. {clean_line(problem)}"], "Esc closes")
 
     def action_keep(self) -> None:
         if self.result is not None:
@@ -182,15 +144,27 @@ class MeasurePairScreen(Dismissable[int | None], ModalScreen[int | None]):
 
     async def action_cancel(self) -> None:
         if self._bench is not None:
-            self.query_one("#dialog").border_subtitle = "Stopping…"
+            self.show_hint("Stopping…")
             await self._bench.stop()
         else:
             self.dismiss(None)
 
 
+def _figures(bench: Bench) -> tuple[PairResult, list[str]]:
+    """Return what was measured so far, and its table; [] before there is a row."""
+    from cpuchat.bench.results import report_of
+    from cpuchat.bench.run import pair_result
+    from cpuchat.present.bench import PAIR_HEADINGS, pair_rows
+
+    measured = pair_result(report_of(bench.journal, bench.failed))
+    rows = pair_rows(measured)
+    return measured, table([PAIR_HEADINGS, *rows], right=_RIGHT) if rows else []
+
+
 @dataclass(frozen=True)
 class DraftReader:
-    """Reads for the loaded model. `acceptance` was measured with its draft model, None if not."""
+    """Reads for the loaded model; blocks, so call it in threads. `acceptance` was measured with its draft model, None
+    if not."""
 
     services: Services
     models: ModelsReader
@@ -251,11 +225,10 @@ class DraftReader:
         return repository, model_of(repository, candidate)
 
 
-class DraftModelsScreen(ListScreen[Path | None]):
+class DraftModelsScreen(PanesScreen[Path | None]):
     """Returns the loaded model's file if it has to be loaded again, else None. Verdicts fill in one by one."""
 
     CSS_PATH = "draft_models.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("draft_models")
     KEYS: ClassVar = "draft_models"
 
@@ -263,118 +236,108 @@ class DraftModelsScreen(ListScreen[Path | None]):
         super().__init__()
         self._services = services
         self._reader = reader or DraftReader.of(services)
-        self._found: dict[str, Candidate] | None = None
+        self._target = Path(self._reader.loaded.path)
+        self._candidates: dict[str, Candidate] | None = None
         self._problem = ""
 
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="panes"):
-            with Vertical(id="list") as pane:
-                pane.border_title = Content(clean_line(f"Draft models for {self._reader.loaded.name}"))
-                yield ModelList(id="candidates")
-            with Vertical(id="about"):
-                yield Labelled(id="details")
+    @property
+    def list_title(self) -> str:
+        return f"Draft models for {self._reader.loaded.name}"
+
+    def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
-        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._show()
-        self._find(self._reader)
+        self._read(self._reader)
 
-    # Looking
-
-    @work(exclusive=True, group="find")
-    async def _find(self, reader: DraftReader) -> None:
+    @work(exclusive=True, group="read")
+    async def _read(self, reader: DraftReader) -> None:
         try:
-            target, found = await run_in_daemon_thread(reader.candidates)
+            target, listed = await run_in_daemon_thread(reader.candidates)
         except (CpuchatError, OSError) as error:
-            self._found, self._problem = {}, str(error)
+            self._candidates, self._problem = {}, str(error)
             self._show()
             return
-        self._found = {one.spec: one for one in found}
-        self._show()
-        for one in sorted(found, key=lambda one: one.where == "hub"):  # the hub may let all others wait
-            self._found[one.spec] = await run_in_daemon_thread(partial(reader.check, one, target))
-            self._show()
-        for one in await run_in_daemon_thread(lambda: reader.heads_on_hub(target, found)):
-            self._found[one.spec] = one
-            self._show()
-            self._found[one.spec] = await run_in_daemon_thread(partial(reader.check, one, target))
-            self._show()
+        self._put(*listed)
+        for candidate in sorted(listed, key=lambda candidate: candidate.where == "hub"):  # it may let all others wait
+            self._put(await run_in_daemon_thread(partial(reader.check, candidate, target)))
+        for candidate in await run_in_daemon_thread(lambda: reader.heads_on_hub(target, listed)):
+            self._put(candidate)
+            self._put(await run_in_daemon_thread(partial(reader.check, candidate, target)))
 
-    # Showing
+    def _put(self, *candidates: Candidate) -> None:
+        self._candidates = (self._candidates or {}) | {candidate.spec: candidate for candidate in candidates}
+        self._show()
+
+    def _is_loaded(self, candidate: Candidate) -> bool:
+        return self._reader.is_loaded(candidate.name, candidate.quantization)
+
+    @property
+    def _marked(self) -> Candidate | None:
+        return (self._candidates or {}).get(self.marked_key)
 
     def _show(self) -> None:
-        listed = self.query_one(ModelList)
-        if self._found is None:
+        listed, candidates = self.listed, self._candidates
+        if candidates is None:
             listed.show([ListRow(note="Reading…")])
             return
-        found = self._found
-        loaded = next((key for key, one in found.items() if self._reader.is_loaded(one.name, one.quantization)), "")
-        wanted = (
-            self._services.settings.speculation.wanted_draft
-            or ChosenDrafts().of(Path(self._reader.loaded.path))
-            or models.AUTO
-        )
-        mark = listed.marked if listed.moved else loaded or next(iter(found), "")
-        listed.show(models.draft_rows(found, loaded, wanted), mark)
-        if not found and not self._problem:
+        loaded = next((key for key, candidate in candidates.items() if self._is_loaded(candidate)), "")
+        chosen = self._services.settings.speculation.wanted_draft or ChosenDrafts().of(self._target) or models.AUTO
+        mark = listed.marked if listed.moved else loaded or next(iter(candidates), "")
+        listed.show(models.draft_rows(candidates, loaded, chosen), mark)
+        if not candidates and not self._problem:
             self.query_one("#list").border_subtitle = "no smaller model here, none in the catalog"
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
-        key = self.query_one(ModelList).marked
-        if not key:
+        candidate = self._marked
+        if not self.marked_key:
             return
-        one = (self._found or {}).get(key)
-        is_loaded = one is not None and self._reader.is_loaded(one.name, one.quantization)
-        is_best = one is not None and one is recommended((self._found or {}).values())
-        rows = models.draft_details(key, one, is_loaded=is_loaded, is_best=is_best)
-        pane = self.query_one("#about")
-        pane.border_title = Content(clean_line(one.name) if one is not None else "About")
-        pane.border_subtitle = models.keys(one, is_loaded=is_loaded)
-        problem = [("problem", clean_line(self._problem))] if self._problem else []
-        self.query_one(Labelled).show([*problem, *rows])
-
-    # Keys
+        is_loaded = candidate is not None and self._is_loaded(candidate)
+        is_best = candidate is not None and candidate is recommended((self._candidates or {}).values())
+        rows = models.draft_details(self.marked_key, candidate, is_loaded=is_loaded, is_best=is_best)
+        problem = [("problem", self._problem)] if self._problem else []
+        title = candidate.name if candidate is not None else "About"
+        self.show_details([*problem, *rows], title, models.keys(candidate, is_loaded=is_loaded))
 
     @on(ModelList.Chosen)
     def action_use(self) -> None:
-        key = self.query_one(ModelList).marked
-        one = (self._found or {}).get(key)
-        if not key:
+        candidate = self._marked
+        if not self.marked_key:
             return
-        if one is None:
-            self._use(key)
-        elif one.verdict is not None and not one.verdict.ok:
-            self.warn(f"{one.name} cannot be the draft model: {one.verdict.reason}.")
-        elif one.path is not None and one.verdict is None:
-            self.warn(f"{one.name} is still being checked.")
-        elif one.path is not None:
-            self._use(one.spec)
+        if candidate is None:
+            self._use(self.marked_key)
+        elif candidate.verdict is not None and not candidate.verdict.ok:
+            self.warn(f"{candidate.name} cannot be the draft model: {candidate.verdict.reason}.")
+        elif candidate.path is None:
+            self._fetch(candidate)
+        elif candidate.verdict is None:
+            self.warn(f"{candidate.name} is still being checked.")
         else:
-            self._fetch(one)
+            self._use(candidate.spec)
 
     @work(exclusive=True, group="measure")
     async def action_measure(self) -> None:
-        one = (self._found or {}).get(self.query_one(ModelList).marked)
-        if one is None or one.path is None:
+        candidate = self._marked
+        if candidate is None or candidate.path is None:
             self.warn("Only a downloaded draft model can be measured.")
-        elif one.head is not None:
+        elif candidate.head is not None:
             self.warn("A draft head cannot be measured beforehand: load it, and the panel shows its acceptance.")
-        elif one.verdict is None or not one.verdict.ok:
-            self.warn(f"{one.name} is incompatible." if one.verdict else f"{one.name} is still being checked.")
+        elif not candidate.fits:
+            state = "incompatible" if candidate.verdict else "still being checked"
+            self.warn(f"{candidate.name} is {state}.")
         elif self._services.chat.busy:
             self.warn("You can measure it when the answer is done (Esc in the chat stops it).")
         else:
-            screen = MeasurePairScreen(self._services, Path(self._reader.loaded.path), one.path)
+            screen = MeasurePairScreen(self._services, self._target, candidate.path)
             depth = await self.app.push_screen_wait(screen)
             if depth is not None:
-                self._use(str(one.path), depth)
+                self._use(str(candidate.path), depth)
 
     def _use(self, wanted: str, depth: int | None = None) -> None:
-        target = Path(self._reader.loaded.path)
-        use(self._services, target, wanted, depth)
-        self.dismiss(target)
+        use(self._services, self._target, wanted, depth)
+        self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")
     async def _fetch(self, candidate: Candidate) -> None:
@@ -385,7 +348,6 @@ class DraftModelsScreen(ListScreen[Path | None]):
         except CpuchatError as error:
             self.warn(str(error))
             return
-        target = Path(self._reader.loaded.path)
-        work = use_when_here(self.app, self._services, download, target)
+        work = use_when_here(self.app, self._services, download, self._target)
         self.app.run_worker(work, group="drafts", name="drafts")
         self.notify(f"{clean_line(model.name)} will be used once downloaded.", markup=False)

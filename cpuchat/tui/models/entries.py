@@ -1,9 +1,4 @@
-"""Entries of the downloads list and their order. Plain data and functions, no widgets.
-
-Formats entries as lines of the list. Plain functions, no widgets.
-
-Details of the selected entry as labelled lines. Plain functions, no widgets.
-"""
+"""Entries of the list of models, their order, and their lines and details. Plain data and functions, no widgets."""
 
 from __future__ import annotations
 
@@ -140,18 +135,19 @@ class ModelListState:
             invalid = ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True)
             yield Entry("server", invalid)
             return
-        known = [one for one in self.on_servers if one.source.server == source.server]
-        for one in known or [ServerEntry(source)]:
-            yield Entry(f"server {one.source}", one)
+        there = [entry for entry in self.on_servers if entry.source.server == source.server]
+        for served in there or [ServerEntry(source)]:
+            yield Entry(f"server {served.source}", served)
 
     def _on_servers(self, words: list[str]) -> list[Section]:
         """Return one section for each server, and one for those whose models are not known."""
-        found: dict[str, list[Entry]] = {}
-        for one in self.on_servers:
-            if _has(words, str(one.source), one.kind):
-                heading = f"on {host(one.source.server)} · {one.kind}" if one.model is not None else "on servers"
-                found.setdefault(heading, []).append(Entry(f"server {one.source}", one))
-        return [Section(heading, tuple(entries)) for heading, entries in found.items()]
+        by_heading: dict[str, list[Entry]] = {}
+        for served in self.on_servers:
+            if _has(words, str(served.source), served.kind):
+                is_listed = served.model is not None
+                heading = f"on {host(served.source.server)} · {served.kind}" if is_listed else "on servers"
+                by_heading.setdefault(heading, []).append(Entry(f"server {served.source}", served))
+        return [Section(heading, tuple(entries)) for heading, entries in by_heading.items()]
 
     def _local_note(self) -> str:
         if self.local is None:
@@ -251,79 +247,66 @@ def list_rows(
     """Return all lines, headings included. `predictions` by key of the entry. `local`: all models of this machine,
     listed or not; one with the name of another is listed by its file.
     """
-    found: list[ListRow] = []
+    rows: list[ListRow] = []
     names = Counter((model.name, model.quantization) for model in local)
     for section in sections:
         if section.heading:
-            found.append(ListRow(name=section.heading))
+            rows.append(ListRow(name=section.heading))
         for entry in section.entries:
             line, model = row(entry, predictions.get(entry.key), loaded), entry.subject
             if isinstance(model, LocalModel) and names[model.name, model.quantization] > 1:
                 line = replace(line, name=model.path.stem)
-            found.append(line)
+            rows.append(line)
         if not section.entries:
-            found.append(ListRow(note=section.note))
-    return found
+            rows.append(ListRow(note=section.note))
+    return rows
 
 
 def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> ListRow:
     """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
-    key = entry.key
+    key, speed = entry.key, predicted_speed(prediction)
     match entry.subject:
+        case LocalModel(damaged=str() as problem, unfinished=None) as model:
+            return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=problem, dim=True)
+        case LocalModel(unfinished=float() as share) as model:
+            state = f"{100 * share:.0f} %" if share >= 0 else "part"
+            return ListRow(key, "↓", model.name, (model.quantization, _size(model.size), state, ""), dim=True)
         case LocalModel() as model:
-            return _local(key, model, prediction, loaded)
+            rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed
+            return _loadable(key, model.name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
         case Download() as download:
             state = "paused" if download.state == "paused" else downloads.percent(download).strip()
-            columns = (
-                download.order.model.quantization,
-                units.size(download.total),
-                state,
-                predicted_speed(prediction),
-            )
-            mark, name = downloads.download_mark(download), downloads.name(download.order.model)
-            return ListRow(key, mark, name, columns)
+            columns = (download.order.model.quantization, units.size(download.total), state, speed)
+            return ListRow(key, downloads.download_mark(download), downloads.name(download.order.model), columns)
         case CatalogModel() as model:
-            size = units.size(model.size) if model.size else ""
-            columns = (model.quantization, size, verdict(prediction), predicted_speed(prediction))
-            tag = "" if model.use == "chat" else model.use
-            return ListRow(key, NOT_HERE, model.name, columns, tag=tag)
-        case FoundRepository() as found:
-            closed = " · gated" if found.gated else " · private" if found.private else ""
-            note = f"{units.count(found.downloads)} downloads" + (f" · {found.updated}" if found.updated else "")
-            return ListRow(key, NOT_HERE, found.id, note=note + closed)
+            columns = (model.quantization, _size(model.size), verdict(prediction), speed)
+            return ListRow(key, NOT_HERE, model.name, columns, tag="" if model.use == "chat" else model.use)
+        case FoundRepository() as repository:
+            closed = "gated" if repository.gated else "private" if repository.private else ""
+            note = (f"{units.count(repository.downloads)} downloads", repository.updated, closed)
+            return ListRow(key, NOT_HERE, repository.id, note=" · ".join(filter(None, note)))
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
+        case ServerEntry(problem="", model=None) as served:
+            return ListRow(key, "→", f"connect to {host(served.source.server)}", note="Enter")
+        case ServerEntry(problem="", model=model) as served if model is not None:
+            state = "ready" if model.loaded else ""
+            return _loadable(key, served.source.stem, model, state, "", is_loaded=served.source == loaded)
         case ServerEntry() as served:
-            return _on_server(key, served, loaded)
+            return ListRow(key, DAMAGED, host(served.source.server), note=served.problem)
         case HubSearch() as search:
             return _search(key, search)
 
 
-def _local(key: str, model: LocalModel, prediction: Prediction | None, loaded: Source | None) -> ListRow:
-    if model.damaged and model.unfinished is None:
-        return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=model.damaged, dim=True)
-    size = units.size(model.size) if model.size else ""
-    if model.unfinished is not None:
-        state = f"{100 * model.unfinished:.0f} %" if model.unfinished >= 0 else "part"
-        return ListRow(key, "↓", model.name, (model.quantization, size, state, ""), dim=True)
-    is_loaded = model.path == loaded
-    state = "loaded" if is_loaded else verdict(prediction)
-    rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else predicted_speed(prediction)
-    mark = LOADED if is_loaded else HERE
-    return ListRow(key, mark, model.name, (model.quantization, size, state, rate), strong=is_loaded)
+def _size(count: int) -> str:
+    return units.size(count) if count else ""
 
 
-def _on_server(key: str, served: ServerEntry, loaded: Source | None) -> ListRow:
-    place = host(served.source.server)
-    if served.problem:
-        return ListRow(key, DAMAGED, place, note=served.problem)
-    if served.model is None:
-        return ListRow(key, "→", f"connect to {place}", note="Enter")
-    model, is_loaded = served.model, served.source == loaded
-    state = "loaded" if is_loaded else "ready" if model.loaded else ""
-    size = units.size(model.size) if model.size else ""
-    columns = (model.quantization, size, state, "")
-    return ListRow(key, LOADED if is_loaded else HERE, served.source.stem, columns, strong=is_loaded)
+def _loadable(
+    key: str, name: str, model: LocalModel | ListedModel, state: str, speed: str, *, is_loaded: bool
+) -> ListRow:
+    columns = (model.quantization, _size(model.size), "loaded" if is_loaded else state, speed)
+    return ListRow(key, LOADED if is_loaded else HERE, name, columns, strong=is_loaded)
 
 
 def _search(key: str, search: HubSearch) -> ListRow:
@@ -333,9 +316,8 @@ def _search(key: str, search: HubSearch) -> ListRow:
         return ListRow(key, DAMAGED, search.problem, note=search.hint)
     if search.found is not None:
         return ListRow(key, "·", f"no matches for “{search.query}”")
-    if search.is_link:
-        return ListRow(key, "→", f"open {search.query}", note="Enter")
-    return ListRow(key, "→", f"search Hugging Face for “{search.query}”", note="Enter")
+    what = f"open {search.query}" if search.is_link else f"search Hugging Face for “{search.query}”"
+    return ListRow(key, "→", what, note="Enter")
 
 
 Row = tuple[str, str]
@@ -363,22 +345,48 @@ class ModelDetails:
 def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Source | None) -> list[Row]:
     """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
+        case LocalModel(damaged=str() as problem) as model:
+            rows = [("problem", problem), ("size", _size(model.size)), *_place(model)]
         case LocalModel() as model:
-            entry = match_local(catalog, model) if catalog is not None and not model.damaged else None
-            found = _local_rows(model, known, loaded, entry)
+            entry = match_local(catalog, model) if catalog is not None else None
+            rows = _local_rows(model, known, loaded, entry)
         case Download() as download:
-            found = downloads.download_details(download)
+            rows = downloads.download_details(download)
         case CatalogModel() as model:
-            found = _catalog(model, known, catalog)
+            rows = _catalog(model, known, catalog)
         case FoundRepository() as repository:
-            found = _repository(repository)
+            rows = _repository(repository)
         case TypedFile() as file:
-            found = [("path", paths.shown(file.path)), ("problem", file.problem)]
-        case ServerEntry() as served:
-            found = _server_rows(served)
+            rows = [("path", paths.shown(file.path)), ("problem", file.problem)]
+        case ServerEntry(model=None) as served:
+            problem = [("problem", served.problem), ("what to do", served.hint)]
+            rows = [*problem, ("server", served.source.server)]
+        case ServerEntry(model=model) as served:
+            assert model is not None
+            kind = _kind(model.n_params, model.architecture, model.n_ctx)
+            rows = [("model", kind), ("name", model.name), ("server", f"{served.kind} · {served.source.server}")]
         case HubSearch() as search:
-            found = _search_rows(search)
-    return [(label, clean_line(text)) for label, text in found if text]
+            rows = _search_rows(search)
+    return [(label, clean_line(text)) for label, text in rows if text]
+
+
+def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *more: str) -> str:
+    """`30.5B parameters, 3.3B active · qwen3moe · 256k context`; `parts` is about the parameters."""
+    size = f"{units.parameters(n_params)} parameters{parts}" if n_params else parts
+    return " · ".join(filter(None, (size, architecture, f"{tokens(n_ctx)} context" if n_ctx else "", *more)))
+
+
+def title(subject: Subject) -> str:
+    """Return the title of its details."""
+    match subject:
+        case LocalModel(name=name) | CatalogModel(name=name) | FoundRepository(id=name):
+            return name
+        case Download(order=order):
+            return order.model.name
+        case ServerEntry(source=source):
+            return source.stem if source.name else host(source.server)
+        case _:
+            return "About"
 
 
 def keys(subject: Subject) -> str:
@@ -389,7 +397,8 @@ def keys(subject: Subject) -> str:
         case LocalModel():
             return "Enter load · F5 quantize · Del delete"
         case Download() as download:
-            return f"Enter {_download_key(download)}"
+            ends = "resumes" if download.state == "paused" else "retries"
+            return f"Enter {'shows all downloads' if download.state in RUNNING else ends}"
         case CatalogModel() | FoundRepository():
             return "Enter show files"
         case TypedFile(problem=""):
@@ -410,27 +419,18 @@ def resumable(model: LocalModel) -> bool:
 
 
 def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, entry: CatalogModel | None) -> list[Row]:
-    if model.damaged:
-        return [
-            ("problem", model.damaged),
-            ("size", units.size(model.size) if model.size else ""),
-            *_place(model),
-        ]
-    kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
+    experts = ""
     if model.n_expert:
         active = f"{units.parameters(model.n_params_active)} active, " if model.n_params_active else ""
-        kind[0] += f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
-    kind.append(f"{tokens(model.n_ctx_train)} context" if model.n_ctx_train else "")
+        experts = f", {active}{model.n_expert_used} of {model.n_expert} experts per token"
     speed = prediction.speed_with_basis(known.prediction)
     if model.measured_tok_s:
-        measured = [f"{units.rate(model.measured_tok_s)} tok/s plain"]
-        if model.drafted_tok_s:
-            measured.append(f"{units.rate(model.drafted_tok_s)} with drafts")
-        speed = f"{', '.join(measured)}: measured in the last chat"
-    if not model.has_template:
-        kind.append("no chat template: base model, continues text")
+        speed = f"{units.rate(model.measured_tok_s)} tok/s plain"
+        speed += f", {units.rate(model.drafted_tok_s)} with drafts" if model.drafted_tok_s else ""
+        speed += ": measured in the last chat"
+    template = "" if model.has_template else "no chat template: base model, continues text"
     return [
-        ("model", " · ".join(filter(None, kind))),
+        ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts, template)),
         *_memory(known),
         ("speed", speed),
         ("purpose", prediction.purpose(entry) if entry is not None else ""),
@@ -471,16 +471,13 @@ def _draft(known: ModelDetails, *, is_loaded: bool) -> str:
 
 
 def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) -> list[Row]:
-    kind = [f"{units.parameters(round(1e9 * model.params))} parameters"]
-    if model.is_moe:
-        kind[0] += f", {units.parameters(round(1e9 * model.active_params))} active"
-    kind.append(f"{tokens(model.context)} context" if model.context else "")
+    active = f", {units.parameters(round(1e9 * model.active_params))} active" if model.is_moe else ""
     sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
     drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
     if sizes and model.quantization not in model.verified:
         sizes.append("estimated")
     return [
-        ("model", " · ".join(filter(None, (*kind, str(model.year), model.license)))),
+        ("model", _kind(round(1e9 * model.params), "", model.context, active, str(model.year), model.license)),
         *_memory(known),
         ("speed", prediction.speed_with_basis(known.prediction)),
         ("purpose", prediction.purpose(model)),
@@ -491,36 +488,15 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
     ]
 
 
-def _repository(found: FoundRepository) -> list[Row]:
-    kind = [f"{units.parameters(found.n_params)} parameters" if found.n_params else "", found.architecture]
-    gated = "accept its terms on huggingface.co, then run `hf auth login`" if found.gated else ""
+def _repository(repository: FoundRepository) -> list[Row]:
+    gated = "accept its terms on huggingface.co, then run `hf auth login`" if repository.gated else ""
     return [
-        ("model", " · ".join(filter(None, kind))),
-        ("downloads", f"{units.count(found.downloads)} in 30 days · {units.plural(found.likes, 'like')}"),
-        ("updated", found.updated),
+        ("model", _kind(repository.n_params, repository.architecture)),
+        ("downloads", f"{units.count(repository.downloads)} in 30 days · {units.plural(repository.likes, 'like')}"),
+        ("updated", repository.updated),
         ("gated", gated),
-        ("private", "needs your token" if found.private else ""),
+        ("private", "needs your token" if repository.private else ""),
     ]
-
-
-def _server_rows(served: ServerEntry) -> list[Row]:
-    model = served.model
-    if model is None:
-        problem = [("problem", served.problem), ("what to do", served.hint)]
-        return [*problem, ("server", served.source.server)]
-    kind = [f"{units.parameters(model.n_params)} parameters" if model.n_params else "", model.architecture]
-    kind.append(f"{tokens(model.n_ctx)} context" if model.n_ctx else "")
-    return [
-        ("model", " · ".join(filter(None, kind))),
-        ("name", model.name),
-        ("server", f"{served.kind} · {served.source.server}"),
-    ]
-
-
-def _download_key(download: Download) -> str:
-    if download.state in RUNNING:
-        return "shows all downloads"
-    return "resumes" if download.state == "paused" else "retries"
 
 
 def _search_rows(search: HubSearch) -> list[Row]:

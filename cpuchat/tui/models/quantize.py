@@ -1,6 +1,6 @@
-"""Quantizes a model: choose a type, see size and speed, watch the progress.
+"""Makes a model faster: quantizes it to a type that the user chooses by size and speed, or tunes its settings.
 
-Tunes the settings for a model: runs in the place of the chat's answers, with the chat's model unloaded meanwhile.
+Tuning runs in the place of the chat's answers, with the chat's model unloaded meanwhile.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Input, Label, Static
+from textual.containers import Vertical
+from textual.widgets import Input, Static
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, QuantizeFailed
@@ -30,10 +28,9 @@ from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
 from cpuchat.tui import keys
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.dialogs import Dialog
 from cpuchat.tui.widgets.download_line import QuantizeLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.model_list import Labelled, ListScreen, ModelList
+from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
@@ -47,7 +44,7 @@ _MORE, _ORIGINAL = "more", "original"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
-class QuantizeScreen(ListScreen[Path | None]):
+class QuantizeScreen(PanesScreen[Path | None]):
     """Returns the new file if it is finished while the screen is open, else None: the job continues when the screen is
     closed.
 
@@ -71,19 +68,16 @@ class QuantizeScreen(ListScreen[Path | None]):
         self._outcome = ""
         self._made: Path | None = None
 
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="panes"):
-            with Vertical(id="list") as pane:
-                pane.border_title = Content(models.quantize_title(self._model))
-                yield ModelList(id="types")
-            with Vertical(id="about"):
-                yield Labelled(id="details")
+    @property
+    def list_title(self) -> str:
+        return models.quantize_title(self._model)
+
+    def compose_below(self) -> ComposeResult:
         with Vertical(id="target") as target:
             target.border_title = "Write to"
             yield Input(id="out", compact=True)
         yield Static(id="state", markup=False)
         yield QuantizeLine(self._services.quantizing)
-        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._show_types()
@@ -121,7 +115,7 @@ class QuantizeScreen(ListScreen[Path | None]):
                     self._forecast_done(kind, found)
         except CpuchatError as error:
             self._say(error.message)
-            self._warn(error)
+            self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)
 
     def _forecast_done(self, kind: QuantType, found: models.TypePrediction | str) -> None:
         self._predictions[kind.name] = found
@@ -138,11 +132,11 @@ class QuantizeScreen(ListScreen[Path | None]):
         return [kind for kind in smaller if self._unfolded or kind.name in USUAL]
 
     def _show_types(self) -> None:
-        listed = self.query_one(ModelList)
+        listed = self.listed
         best = self._recommended
         rows = [models.quantize_row(kind, self._predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
-        if self._leads_to_original:
+        if self._repo and models.requantizing(self._model):
             rows.insert(0, models.original_row(_ORIGINAL, self._repo))
         folded = len(smaller_types(self._model)) - len(self._types)
         if folded:
@@ -154,32 +148,25 @@ class QuantizeScreen(ListScreen[Path | None]):
         return models.recommended(self._predictions, USUAL, self._model.size)
 
     @property
-    def _leads_to_original(self) -> bool:
-        return bool(self._repo and models.requantizing(self._model))
-
-    @property
     def _kind(self) -> QuantType | None:
         """Return the selected type."""
-        return _BY_NAME.get(self.query_one(ModelList).marked)
+        return _BY_NAME.get(self.marked_key)
 
     @on(ModelList.Marked)
     def _marked(self) -> None:
         kind = self._kind
-        more = self.query_one(ModelList).marked == _MORE
-        self.query_one("#about").border_title = kind.name if kind else "More types" if more else "The original"
-        if kind is None and not more:
-            advice = [("advice", models.requantizing(self._model)), ("repository", clean_line(self._repo))]
-            self.query_one(Labelled).show([*advice, ("Enter", "shows its files")])
-            return
-        if kind is None:
-            self.query_one(Labelled).show([("types", "older, smaller and special-purpose types")])
-            return
-        found = self._predictions.get(kind.name)
-        rows = models.quantize_details(kind, found, self._model.size)
-        if kind.name == self._recommended and isinstance(found, models.TypePrediction):
-            rows.insert(0, ("recommended", models.why_recommended(found)))
-        self.query_one(Labelled).show(rows)
-        self._suggest()
+        if kind is None and self.marked_key == _MORE:
+            self.show_details([("types", "older, smaller and special-purpose types")], "More types")
+        elif kind is None:
+            advice = [("advice", models.requantizing(self._model)), ("repository", self._repo)]
+            self.show_details([*advice, ("Enter", "shows its files")], "The original")
+        else:
+            prediction = self._predictions.get(kind.name)
+            rows = models.quantize_details(kind, prediction, self._model.size)
+            if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
+                rows.insert(0, ("recommended", models.why_recommended(prediction)))
+            self.show_details(rows, kind.name)
+            self._suggest()
 
     def _suggest(self) -> None:
         """Name the file after the marked type, unless the user has named it."""
@@ -202,7 +189,7 @@ class QuantizeScreen(ListScreen[Path | None]):
     async def action_make(self) -> None:
         """Ask the necessary questions, then start the job."""
         kind = self._kind
-        if self.query_one(ModelList).marked == _ORIGINAL:
+        if self.marked_key == _ORIGINAL:
             await self._services.navigation.repository(self._repo)
             self.dismiss(None)
             return
@@ -211,20 +198,19 @@ class QuantizeScreen(ListScreen[Path | None]):
             return
         found, out = self._predictions.get(kind.name), self._out()
         if isinstance(found, str):
-            self.notify(clean_line(found), severity="warning", markup=False)
+            self.warn(found)
             return
         if found is None or out is None:
             return
         forecast = found.forecast
         if forecast.needs_imatrix:
-            self.notify(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.",
-                        severity="warning", markup=False)  # fmt: skip
+            self.warn(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.")
             return
         again = f"Already quantized ({', '.join(forecast.lossy)}). Requantizing loses quality a second time."
-        if forecast.lossy and not await self._sure("Requantize", again, "Requantize"):
+        if forecast.lossy and not await self.confirm("Requantize", again, "Requantize"):
             return
         exists = out.exists()
-        if exists and not await self._sure("Replace file", f"{out} exists.", "Replace"):
+        if exists and not await self.confirm("Replace file", clean_line(f"{out} exists."), "Replace"):
             return
         if self._services.quantizing.job is None:
             self._services.quantizing.start(
@@ -235,11 +221,8 @@ class QuantizeScreen(ListScreen[Path | None]):
         """List all types, and stay where the selection was."""
         self._unfolded = True
         self._show_types()
-        self.query_one(ModelList).mark(next(kind.name for kind in self._types if kind.name not in USUAL))
+        self.listed.mark(next(kind.name for kind in self._types if kind.name not in USUAL))
         self._forecast()
-
-    async def _sure(self, title: str, question: str, yes: str, no: str = "Cancel") -> bool:
-        return await self.app.push_screen_wait(ConfirmScreen(title, clean_line(question), yes, no))
 
     def _out(self) -> Path | None:
         """Return the named file; None, with a message to the user, if it is not valid."""
@@ -257,7 +240,7 @@ class QuantizeScreen(ListScreen[Path | None]):
         except OSError as error:  # too long
             problem = f"Cannot write there: {error.strerror}."
         if problem:
-            self.notify(clean_line(problem), severity="warning", markup=False)
+            self.warn(problem)
         return None if problem else out
 
     def _work_changed(self, made: Path | None) -> None:
@@ -275,16 +258,13 @@ class QuantizeScreen(ListScreen[Path | None]):
 
     @work(exclusive=True, group="ask")
     async def action_stop(self) -> None:
-        if await self._sure("Stop", "The partial file will be deleted.", "Stop", "Continue"):
+        if await self.confirm("Stop", "The partial file will be deleted.", "Stop", "Continue"):
             self._services.quantizing.stop()
 
     def _say(self, text: str) -> None:
         line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")
         for state in self.query("#state").results(Static):  # none when the screen was closed while it forecast
             state.update(line, layout=False)
-
-    def _warn(self, error: CpuchatError) -> None:
-        self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)
 
     # Leaving
 
@@ -308,29 +288,22 @@ def _repository(model: LocalModel) -> str:
 _CLOCK_SECONDS = 1.0
 
 
-class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
+class TuneScreen(Dialog[Path | None]):
     """Returns the model that was loaded before and has to be loaded again; None if there was none.
 
     `result` is None until it is done.
     """
 
-    CSS_PATH = "tune.tcss"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("tune")
 
     def __init__(self, services: Services, model: Path) -> None:
-        super().__init__()
+        super().__init__(f"Tune {model.stem}", "Starting…", "Esc stops (keeps what was adopted)")
         self._services, self._model = services, model
         self._loaded = services.loaded_path
         self._tuner: Tuner | None = None
         self._stopped = False
         self.result: TuneResult | None = None
         self.done = False
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = Content(clean_line(f"Tune {self._model.stem}"))
-            dialog.border_subtitle = "Esc stops (keeps what was adopted)"
-            yield Label("Starting…", id="figures", markup=False)
 
     def on_mount(self) -> None:
         self.set_interval(_CLOCK_SECONDS, self._show)
@@ -361,9 +334,9 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
             self._require_running()
             self.result = await tuner.run()
         except Interrupted:
-            self._write(["Stopped; nothing was changed."])
+            self.show_text(["Stopped; nothing was changed."])
         except (CpuchatError, OSError) as error:
-            self._write([f"Not tuned. {clean_line(str(error))}"])
+            self.show_text([f"Not tuned. {clean_line(str(error))}"])
         finally:
             self._tuner, self.done = None, True
         if self.has_widgets:
@@ -380,33 +353,29 @@ class TuneScreen(Dismissable[Path | None], ModalScreen[Path | None]):
         progress = self._tuner.progress
         now = f"{self._tuner.seconds:.0f} of at most {progress.limit:.0f} s · {progress.what}"
         lines = self._table(progress.choices)
-        self._write([*lines, "", now] if lines else [now])
+        self.show_text([*lines, "", now] if lines else [now])
 
     def _table(self, choices: Iterable[ChoiceResult]) -> list[str]:
         from cpuchat.tune import tuner as report
 
         rows = [report.tuning_row(one) for one in choices]
-        width = self.query_one("#figures").content_size.width
+        width = self.query_one("#question").content_size.width
         return table([report.TUNING_HEADINGS, *rows], report.TUNING_RIGHT, width) if rows else []
 
     def _finish(self) -> None:
         from cpuchat.tune import tuner as report
 
-        self.query_one("#dialog").border_subtitle = "Esc closes"
+        self.show_hint("Esc closes")
         if self.result is not None:
             summary = report.tuning_summary(self.result, undo="F8 in the settings (F2) reverts")
-            self._write([*self._table(self.result.choices), "", *summary])
-
-    def _write(self, lines: list[str]) -> None:
-        if self.has_widgets:
-            self.query_one("#figures", Label).update("\n".join(lines))
+            self.show_text([*self._table(self.result.choices), "", *summary])
 
     async def interrupt(self) -> bool:
         """Stop on Ctrl+C; False when it is done."""
         if self.done:
             return False
         self._stopped = True
-        self.query_one("#dialog").border_subtitle = "Stopping…"
+        self.show_hint("Stopping…")
         if self._tuner is not None:
             await self._tuner.stop()
         return True

@@ -1,9 +1,4 @@
-"""One repository: its downloads with size, fit and predicted speed, to download or load.
-
-Reads Hugging Face, the disk and the machine for the repository screen. Blocks: call it in threads.
-
-The state of one repository's models. Plain data, no widgets.
-"""
+"""One repository on Hugging Face: its models with size, fit and predicted speed, to download or load."""
 
 from __future__ import annotations
 
@@ -16,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
 from cpuchat.base.errors import AccessDenied, CpuchatError, HubError, NotOnHub
@@ -26,16 +20,14 @@ from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model, loadable, usual_first
 from cpuchat.models.library.places import hub_cache
 from cpuchat.present import downloads
-from cpuchat.present import models as repository
-from cpuchat.present.models import Known, key_of
+from cpuchat.present import models as words
+from cpuchat.present.models import RepositoryEntry, key_of
 from cpuchat.present.table import ListRow
 from cpuchat.tui import keys
 from cpuchat.tui.models.screen import choose
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.model_list import Labelled, ListScreen, ModelList
+from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 if TYPE_CHECKING:
     from cpuchat.models.drafts.choice import PlannedDraft
@@ -59,41 +51,67 @@ class RepositoryState:
     drafts: dict[str, PlannedDraft | None] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def read(cls, services: Services, repo: str) -> RepositoryState:
+        """Read what the hub lists, what of it is on this machine, and the machine; blocks. Raises HubError and its
+        kinds.
+        """
+        from cpuchat.models.machine import this_machine
+
+        repository = services.hub.repository(repo)
+        machine = this_machine(services.settings, loaded=services.conversation.model)
+        here: dict[str, Path] = {}
+        for model in services.library.local_models():
+            if model.repo.lower() == repo.lower() and (not model.damaged or model.kind == "head"):
+                # The cache keeps files under snapshots/REVISION/, in the folders that they have in the repository.
+                _, snapshots, inside = model.path.as_posix().rpartition("/snapshots/")
+                if snapshots:
+                    here[inside.partition("/")[2]] = model.path
+        state = cls(repository, machine, here)
+        state.read_arrived()
+        return state
+
+    def read_arrived(self) -> None:
+        """Read how many bytes of each model earlier downloads left in the cache; quick."""
+        from cpuchat.models.downloads.hf_cache import bytes_here
+
+        self.arrived = {}
+        for model in self.repository.models:
+            with contextlib.suppress(HubError):  # without a hash it can't be downloaded
+                self.arrived[key_of(model)] = bytes_here(hub_cache(), self.repository.id, model.files)
+
     def judge(self, model: RepoModel, predictions: dict[str, Prediction], draft: PlannedDraft | None) -> None:
         """Store what the header of `model` told."""
         self.judged[key_of(model)] = predictions[key_of(model)]
         self.expected |= predictions
         self.drafts[model.base] = draft
 
-    def known(self, downloads: Iterable[Download], loaded: Path | None) -> list[Known]:
+    def entries(self, downloads: Iterable[Download], loaded: Path | None) -> list[RepositoryEntry]:
         """Return all models, in the order of the repository."""
         on_way = {d.order.model.files: d for d in downloads if d.order.repo == self.repository.id}
         done = {key_of(d.order.model): Path(d.path) for d in on_way.values() if d.state == "done"}
-        here = {**self.here, **done}
-        found: list[Known] = []
-        closed = self._closed
-        for model in self.repository.models:
+        here, denied = {**self.here, **done}, self._denied
+
+        def entry(model: RepoModel) -> RepositoryEntry:
             key = key_of(model)
-            path = here.get(key)
-            judged = self.judged.get(key, closed)
-            failed = isinstance(judged, CpuchatError)
-            found.append(
-                Known(
-                    model,
-                    path=path,
-                    arrived=self.arrived.get(key, 0),
-                    loaded=path is not None and path == loaded,
-                    download=on_way.get(model.files),
-                    prediction=judged if judged is not None and not failed else self._estimate(model),
-                    draft=self.drafts.get(model.base) if model.kind == "model" else None,
-                    problem=judged if failed else None,
-                )
+            path, judged = here.get(key), self.judged.get(key, denied)
+            problem = judged if isinstance(judged, CpuchatError) else None
+            return RepositoryEntry(
+                model,
+                path=path,
+                arrived=self.arrived.get(key, 0),
+                loaded=path is not None and path == loaded,
+                download=on_way.get(model.files),
+                prediction=self._estimate(model) if judged is None or isinstance(judged, CpuchatError) else judged,
+                draft=self.drafts.get(model.base) if model.kind == "model" else None,
+                problem=problem,
             )
-        return found
+
+        return [entry(model) for model in self.repository.models]
 
     def to_judge(self, key: str) -> RepoModel | None:
         """Return the model of this key if its header was not read yet and is worth it."""
-        if self._closed is not None:
+        if self._denied is not None:
             return None
         for model in self.repository.models:
             if key_of(model) == key and key not in self.judged and model.kind == "model" and model.complete:
@@ -101,9 +119,9 @@ class RepositoryState:
         return None
 
     @property
-    def _closed(self) -> AccessDenied | None:
+    def _denied(self) -> AccessDenied | None:
         """Return why no file of this repository can be read: access is denied for all of them."""
-        return next((found for found in self.judged.values() if isinstance(found, AccessDenied)), None)
+        return next((error for error in self.judged.values() if isinstance(error, AccessDenied)), None)
 
     def first_mark(self, quantization: str = "") -> str:
         """Return the key to select: the one with `quantization`, one on this machine, or the usual one; "" for none."""
@@ -125,123 +143,61 @@ class RepositoryState:
         return expected or estimate(model.size, self.machine, quantization=model.quantization)
 
 
-@dataclass(frozen=True)
-class RepositoryReader:
-    """Reads one repository, whose model would replace the loaded one."""
+def predict_model(
+    services: Services, state: RepositoryState, model: RepoModel
+) -> tuple[dict[str, Prediction], PlannedDraft | None]:
+    """Predict from the header of `model`: return predictions by `key_of`, its own and those of its other
+    quantizations, and the draft model counted in them. Raises as `Hub.header`.
+    """
+    from cpuchat.models.drafts.choice import planned_draft
+    from cpuchat.models.prediction import predict, predict_like
 
-    services: Services
-    repo: str
+    header, options = services.hub.header(state.repository, model), services.settings.engine.load_options()
+    if model.base in state.drafts:
+        beside = state.drafts[model.base]
+    else:
+        wanted = services.settings.speculation.wanted_draft
+        beside = planned_draft(header, wanted, services.library, services.hub)
 
-    def read(self) -> RepositoryState:
-        """Read what the hub lists, what of it is on this machine, and the machine.
+    def expected(other: RepoModel, draft: GGUFHeader | None) -> Prediction:
+        if other == model:
+            return predict(header, options, state.machine, draft=draft)
+        return predict_like(header, other.size, other.quantization, options, state.machine, draft=draft)
 
-        Raises:
-            HubError: or one of its kinds.
-        """
-        from cpuchat.models.machine import this_machine
-
-        services = self.services
-        repository = services.hub.repository(self.repo)
-        machine = this_machine(services.settings, loaded=services.conversation.model)
-        state = RepositoryState(repository, machine, self._here())
-        state.arrived = self.arrived(repository)
-        return state
-
-    @staticmethod
-    def arrived(repository: Repository) -> dict[str, int]:
-        """Return bytes of each model that earlier downloads left in the cache, by `key_of`; quick."""
-        from cpuchat.models.downloads.hf_cache import bytes_here
-
-        found: dict[str, int] = {}
-        for model in repository.models:
-            with contextlib.suppress(HubError):  # without a hash it can't be downloaded
-                found[key_of(model)] = bytes_here(hub_cache(), repository.id, model.files)
-        return found
-
-    def _here(self) -> dict[str, Path]:
-        """Return intact files of the repository on this machine: path in the repository, path here."""
-        found: dict[str, Path] = {}
-        for model in self.services.library.local_models():
-            if model.repo.lower() == self.repo.lower() and (not model.damaged or model.kind == "head"):
-                # The cache keeps files under snapshots/REVISION/, in the folders that they have in the repository.
-                _, snapshots, inside = model.path.as_posix().rpartition("/snapshots/")
-                if snapshots:
-                    found[inside.partition("/")[2]] = model.path
-        return found
-
-    def header(self, repository: Repository, model: RepoModel) -> GGUFHeader:
-        """Read it by range request, cached. Raises HubError and its kinds, ModelDamaged."""
-        return self.services.hub.header(repository, model)
-
-    def findings(self, state: RepositoryState, model: RepoModel) -> tuple[dict[str, Prediction], PlannedDraft | None]:
-        """Predict from the header of `model`: return predictions by `key_of`, its own and those of its other
-        quantizations, and the draft model counted in them.
-
-        Raises:
-            HubError, ModelDamaged: as `header`.
-        """
-        from cpuchat.models.prediction import predict, predict_like
-
-        header, options = self.header(state.repository, model), self.services.settings.engine.load_options()
-        beside = state.drafts[model.base] if model.base in state.drafts else self._draft(header)
-
-        def expected(other: RepoModel, draft: GGUFHeader | None) -> Prediction:
-            if other == model:
-                return predict(header, options, state.machine, draft=draft)
-            return predict_like(header, other.size, other.quantization, options, state.machine, draft=draft)
-
-        found: dict[str, Prediction] = {}
-        for other in state.repository.models:
-            if other.base == model.base and other.kind == "model":
-                look = expected(other, beside.header if beside is not None else None)
-                # A draft model that is not downloaded does not make a model too large.
-                alone = beside is not None and not beside.here and look.verdict in ("with RPC", "too large")
-                found[key_of(other)] = expected(other, None) if alone else look
-        return found, beside
-
-    def _draft(self, header: GGUFHeader) -> PlannedDraft | None:
-        from cpuchat.models.drafts.choice import planned_draft
-
-        services = self.services
-        return planned_draft(header, services.settings.speculation.wanted_draft, services.library, services.hub)
+    predictions: dict[str, Prediction] = {}
+    for other in state.repository.models:
+        if other.base == model.base and other.kind == "model":
+            look = expected(other, beside.header if beside is not None else None)
+            # A draft model that is not downloaded does not make a model too large.
+            alone = beside is not None and not beside.here and look.verdict in ("with RPC", "too large")
+            predictions[key_of(other)] = expected(other, None) if alone else look
+    return predictions, beside
 
 
-# What is done with the marked model.
-_MARKED_ACTIONS = ("choose", "hold", "inspect")
-
-
-class RepositoryScreen(ListScreen[Path | None]):
+class RepositoryScreen(PanesScreen[Path | None]):
     """Returns a file to load, or None. Shows the listing first; fit and speed fill in."""
 
     CSS_PATH = "repository.tcss"
-    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("repository")
     KEYS: ClassVar = "repository"
+    MARKED_ACTIONS = ("choose", "hold", "inspect")
 
     def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:
         """`quantization`: the one to select first."""
         super().__init__()
         self._services = services
         self._repo = repo
-        self._reader = RepositoryReader(services, repo)
         self._quantization = quantization
         self._state: RepositoryState | None = None
         self._problem: CpuchatError | None = None
         self._judging = False
-        self._enabled: list[bool | None] = []
 
-    # What it is made of
+    @property
+    def list_title(self) -> str:
+        return self._repo
 
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="panes"):
-            with Vertical(id="list") as pane:
-                pane.border_title = Content(clean_line(self._repo))
-                yield ModelList(id="models")
-            with Vertical(id="about") as about:
-                about.border_title = "About"
-                yield Labelled(id="details")
+    def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
-        yield KeyFooter()
 
     def on_mount(self) -> None:
         self._services.downloading.changed.subscribe(self, lambda _: self._show())
@@ -250,7 +206,7 @@ class RepositoryScreen(ListScreen[Path | None]):
 
     def on_screen_resume(self) -> None:
         if self._state is not None:  # a download may have been cancelled meanwhile
-            self._state.arrived = self._reader.arrived(self._state.repository)
+            self._state.read_arrived()
             self._show()
 
     # Asking the hub
@@ -258,20 +214,20 @@ class RepositoryScreen(ListScreen[Path | None]):
     @work(exclusive=True, group="ask")
     async def _ask(self) -> None:
         try:
-            self._state = await run_in_daemon_thread(self._reader.read)
+            self._state = await run_in_daemon_thread(lambda: RepositoryState.read(self._services, self._repo))
         except CpuchatError as error:
             self._problem = error
             self._show()
         else:
-            self.query_one("#list").border_subtitle = Content(repository.heading(self._state.repository))
-            self._show(mark=self._marked_key or self._state.first_mark(self._quantization))
+            self.query_one("#list").border_subtitle = Content(words.heading(self._state.repository))
+            self._show(mark=self.marked_key or self._state.first_mark(self._quantization))
 
     def _judge(self) -> None:
         """Read the header of the selected model, one at a time: a large vocabulary is megabytes to download.
 
         Until they are selected, the others are estimated from those that were read.
         """
-        model = self._state.to_judge(self._marked_key) if self._state is not None else None
+        model = self._state.to_judge(self.marked_key) if self._state is not None else None
         if self._state is not None and model is not None and not self._judging:
             self._judging = True
             self._read_header(self._state, model)
@@ -279,109 +235,89 @@ class RepositoryScreen(ListScreen[Path | None]):
     @work(group="judge")
     async def _read_header(self, state: RepositoryState, model: RepoModel) -> None:
         try:
-            state.judge(model, *await run_in_daemon_thread(lambda: self._reader.findings(state, model)))
+            state.judge(model, *await run_in_daemon_thread(lambda: predict_model(self._services, state, model)))
         except CpuchatError as error:
-            state.judged[repository.key_of(model)] = error
+            state.judged[key_of(model)] = error
         self._judging = False
         self._show()
 
     # Showing
 
     @property
-    def _marked_key(self) -> str:
-        return self.query_one(ModelList).marked
-
-    @property
-    def _marked(self) -> Known | None:
-        return next((known for known in self._known() if known.key == self._marked_key), None)
-
-    def _known(self) -> list[Known]:
+    def _listing(self) -> list[RepositoryEntry]:
         if self._state is None:
             return []
-        return self._state.known(self._services.downloading.all(), self._services.loaded_path)
+        return self._state.entries(self._services.downloading.all(), self._services.loaded_path)
+
+    @property
+    def _marked(self) -> RepositoryEntry | None:
+        return next((entry for entry in self._listing if entry.key == self.marked_key), None)
 
     def _show(self, mark: str = "") -> None:
         if not self.has_widgets:
             return
         if self._state is not None:
-            rows = repository.repository_rows(self._known()) or [ListRow(note="no GGUF files in this repository")]
+            rows = words.repository_rows(self._listing) or [ListRow(note="no GGUF files in this repository")]
         elif self._problem is not None:
             rows = [ListRow(note=f"! {clean_line(self._problem.message)}")]
         else:
             rows = [ListRow(note="Contacting Hugging Face…")]
-        self.query_one(ModelList).show(rows, mark or self._marked_key)
+        self.listed.show(rows, mark or self.marked_key)
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
-        known = self._marked
-        lines = (
-            repository.repository_details(known, self._state.repository) if known is not None and self._state else []
-        )
+        entry = self._marked
+        rows = words.repository_details(entry, self._state.repository) if entry and self._state else []
         if self._problem is not None:
-            lines = [("problem", clean_line(self._problem.message)), ("what to do", clean_line(self._problem.hint))]
-        self.query_one(Labelled).show(lines)
-        enabled = [self.check_action(action, ()) for action in _MARKED_ACTIONS]
-        if enabled != self._enabled:  # this lays the footer out again
-            self._enabled = enabled
-            self.refresh_bindings()
+            rows = [("problem", self._problem.message), ("what to do", self._problem.hint)]
+        self.show_details(rows, "About")
         self._judge()
 
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action not in _MARKED_ACTIONS or not self.is_mounted:
+        if action not in self.MARKED_ACTIONS or not self.is_mounted:
             return True
-        known = self._marked
-        if known is None:
+        entry = self._marked
+        if entry is None:
             return None
         if action == "hold":
-            return True if known.download is not None and known.download.state != "done" else None
-        return True if known.model.kind == "model" or action == "choose" else None
+            return True if entry.download is not None and entry.download.state != "done" else None
+        return True if entry.model.kind == "model" or action == "choose" else None
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
     async def action_choose(self) -> None:
-        known = self._marked
-        if known is None or self._state is None:
+        entry = self._marked
+        if entry is None or self._state is None:
             return
-        if known.path is not None:
-            if known.model.kind == "model":
-                await choose(self, self._services, known.path)
-        elif known.download is not None and known.download.state in RUNNING:
+        if entry.path is not None:
+            if entry.model.kind == "model":
+                await choose(self, self._services, entry.path)
+        elif entry.download is not None and entry.download.state in RUNNING:
             self.action_downloads()
-        elif known.download is not None:
-            self._services.downloading.resume(known.download.id)
-        elif reason := self._reason_against(known):
-            self.notify(reason, severity="warning", markup=False)
-        elif await self._wanted(known):
-            self._start(known.model, self._state.repository)
+        elif entry.download is not None:
+            self._services.downloading.resume(entry.download.id)
+        elif reason := entry.reason_against_download:
+            self.warn(reason)
+        elif await self._wanted(entry):
+            repository = self._state.repository
+            try:
+                self._services.downloading.start(repository.id, repository.revision, entry.model, repository.newest_at)
+            except CpuchatError as error:
+                self.notify(clean_line(str(error)), severity="error", markup=False)
 
-    def _start(self, model: RepoModel, repository: Repository) -> None:
-        try:
-            self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)
-        except CpuchatError as error:
-            self.notify(clean_line(str(error)), severity="error", markup=False)
-
-    @staticmethod
-    def _reason_against(known: Known) -> str:
-        """Return why a download would certainly fail, "" when it may succeed."""
-        if not known.model.complete:
-            return "Parts of this model are missing in the repository. Choose another model."
-        return clean_line(str(known.problem)) if isinstance(known.problem, AccessDenied) else ""
-
-    async def _wanted(self, known: Known) -> bool:
+    async def _wanted(self, entry: RepositoryEntry) -> bool:
         """Ask before downloading what cannot be loaded here."""
-        if known.prediction is None or known.prediction.verdict != "too large":
+        if entry.prediction is None or entry.prediction.verdict != "too large":
             return True
-        question = f"{downloads.download_title(known.model)}: {known.prediction.explained}. Download anyway?"
-        return bool(
-            await self.app.push_screen_wait(ConfirmScreen("Too large", question, "Download", "Cancel", danger=False))
-        )
+        question = f"{downloads.download_title(entry.model)}: {entry.prediction.explained}. Download anyway?"
+        return await self.confirm("Too large", question, "Download", danger=False)
 
     def action_hold(self) -> None:
-        known = self._marked
-        if known is not None and known.download is not None:
-            self._services.downloading.hold(known.download.id)
+        entry = self._marked
+        if entry is not None and entry.download is not None:
+            self._services.downloading.hold(entry.download.id)
 
     @work
     async def action_downloads(self) -> None:
@@ -390,11 +326,12 @@ class RepositoryScreen(ListScreen[Path | None]):
             self.dismiss(path)
 
     def action_inspect(self) -> None:
-        known, state = self._marked, self._state
-        if known is not None and state is not None and known.model.kind == "model":
-            title = f"{self._repo} · {downloads.download_title(known.model)}"
-            read = lambda: self._reader.header(state.repository, known.model)  # noqa: E731
-            self._services.navigation.inspection(title, read)
+        entry, state = self._marked, self._state
+        if entry is not None and state is not None and entry.model.kind == "model":
+            title = f"{self._repo} · {downloads.download_title(entry.model)}"
+            self._services.navigation.inspection(
+                title, lambda: self._services.hub.header(state.repository, entry.model)
+            )
 
     def action_again(self) -> None:
         self._problem, self._state = None, None

@@ -1,42 +1,51 @@
-"""The models screen: models on this machine, the catalog, the hub, any GGUF file.
-
-Chooses another model; if it cannot be loaded, the reason is shown where it was chosen.
-"""
+"""The models screen: models on this machine and on servers, the catalog, Hugging Face, any GGUF file."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Input
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
-from cpuchat.config.servers import ServerModel, Source, host, source
-from cpuchat.models.catalog import CatalogModel
+from cpuchat.config.servers import ServerModel, Source, source
+from cpuchat.models.catalog import Catalog, CatalogModel, ranked
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.repository import FoundRepository
-from cpuchat.models.library.deleting import Deletion, delete
+from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.places import LocalModel
 from cpuchat.present.models import doubt
 from cpuchat.telemetry import units
 from cpuchat.tui import keys
 from cpuchat.tui.models import entries
-from cpuchat.tui.models.entries import SEARCH, Entry, HubSearch, ModelDetails, ServerEntry, TypedFile
-from cpuchat.tui.models.reader import ModelsReader, ReadingScreen
+from cpuchat.tui.models.entries import (
+    SEARCH,
+    Entry,
+    HubSearch,
+    ModelDetails,
+    ModelListState,
+    ServerEntry,
+    TypedFile,
+    catalog_key,
+)
+from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import ConfirmScreen, Dismissable
+from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
-from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.model_list import Labelled, ModelList
+from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
+
+if TYPE_CHECKING:
+    from cpuchat.models.machine import Machine
+    from cpuchat.models.prediction import Prediction
+    from cpuchat.protocol.model_info import ModelInfo
 
 
 async def choose(screen: Dismissable[Any], services: Services, path: Path) -> None:
@@ -67,8 +76,14 @@ class FilterBox(Input):
         return True
 
 
-class ModelsScreen(ReadingScreen):
-    """Returns the model to load, or None."""
+_LOADED_SECONDS = 0.5  # between two looks at which model is loaded
+
+
+class ModelsScreen(PanesScreen[Source | None]):
+    """Returns the model to load, or None. Reads files, the catalog, servers and Hugging Face in threads.
+
+    `state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in.
+    """
 
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
@@ -76,43 +91,188 @@ class ModelsScreen(ReadingScreen):
     KEYS: ClassVar = "models"
 
     def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
-        super().__init__(services, reader)
+        super().__init__()
+        self.services = services
+        self.reader = reader or ModelsReader(services.library, services.settings, services.conversation.model)
+        self.state = ModelListState()
+        self.catalog: Catalog | None = None
+        self.machine: Machine | None = None
+        self.predictions: dict[str, Prediction] = {}
+        self.details: dict[str, ModelDetails] = {}
+        self._model: ModelInfo | None = None
+        self._current: set[str] = set()  # keys of details that need not be read again
         self._entries: dict[str, Entry] = {}
         self._details_timer: Timer | None = None
         self._new: Path | None = None
 
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="panes"):
-            with Vertical(id="list") as pane:
-                pane.border_title = "Models"
-                wanted = "search, or paste the path of a GGUF file or the address of a server"
-                yield FilterBox(placeholder=wanted, id="filter", compact=True)
-                yield ModelList(id="rows")
-            with Vertical(id="about"):
-                yield Labelled(id="details")
+    @property
+    def list_title(self) -> str:
+        return "Models"
+
+    def compose_above_list(self) -> ComposeResult:
+        about = "search, or paste the path of a GGUF file or the address of a server"
+        yield FilterBox(placeholder=about, id="filter", compact=True)
+
+    def compose_below(self) -> ComposeResult:
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
-        yield KeyFooter()
+
+    def on_mount(self) -> None:
+        self.services.downloading.changed.subscribe(self, self._download_changed)
+        self.services.quantizing.changed.subscribe(self, self._model_made)
+        self._model = self.services.conversation.model
+        self.set_interval(_LOADED_SECONDS, self._follow_load)
+        self._update(downloads=tuple(self.services.downloading.all()))
+        self.refresh_models()
+
+    def _update(self, **changes: object) -> None:
+        self.state = dataclasses.replace(self.state, **changes)
+        self.state_changed()
+
+    # Files, catalog and machine
+
+    def refresh_models(self) -> None:
+        """Read everything again; what is shown stays until then."""
+        self._current.clear()
+        self._read_catalog()
+        self._read_files()
+        self._read_servers()
+
+    @work(exclusive=True, group="servers")
+    async def _read_servers(self) -> None:
+        urls = await asyncio.to_thread(self.reader.server_urls)
+        wanted = dict.fromkeys((*urls, *self.services.servers_seen))
+        self._update(on_servers=tuple(entry for entry in self.state.on_servers if entry.source.server in wanted))
+        for url in wanted:
+            self._ask(url)
+
+    def connect(self, server: str) -> None:
+        """Ask a server for its models; what was known of it stays until then."""
+        self.services.servers_seen[server] = None
+        self._ask(server)
+
+    def _ask(self, server: str) -> None:
+        self.run_worker(self._connect(server), group=f"server {server}", exclusive=True)
+
+    async def _connect(self, server: str) -> None:
+        if not any(entry.source.server == server for entry in self.state.on_servers):
+            self._update(on_servers=(*self.state.on_servers, ServerEntry(ServerModel(server))))
+        fresh = await self.reader.server_entries(server, self.services.keys)
+        before = self.state.on_servers
+        at = next((n for n, entry in enumerate(before) if entry.source.server == server), None)
+        if at is not None:  # else it has ended meanwhile
+            others = [entry for entry in before if entry.source.server != server]
+            self._update(on_servers=(*others[:at], *fresh, *others[at:]))
+            self.services.served = [entry.source for entry in self.state.on_servers if entry.model is not None]
+
+    @work(exclusive=True, group="files")
+    async def _read_files(self) -> None:
+        local: tuple[LocalModel, ...] = ()
+        problem = ""
+        try:
+            local = tuple(await asyncio.to_thread(self.reader.local_models))
+        except (CpuchatError, OSError) as error:
+            problem = str(error)
+        self._update(local=local, local_problem=problem)
+        self._predict_listed()
+
+    @work(exclusive=True, group="catalog")
+    async def _read_catalog(self) -> None:
+        reader, first = self.reader, self.catalog is None
+        catalog = await asyncio.to_thread(reader.catalog)
+        machine = await asyncio.to_thread(reader.machine)
+        models = {model.id: model for model in catalog.models}
+        found = await asyncio.to_thread(reader.predictions, models, machine)
+        if catalog.problems and first:
+            problems = "\n".join(catalog.problems)
+            self.notify(problems, title="Catalog entries skipped", severity="warning", timeout=10, markup=False)
+        self.catalog, self.machine = catalog, machine
+        self.predictions.update((catalog_key(models[id]), prediction) for id, prediction in found.items())
+        self._update(catalog=ranked(catalog.models, found))
+        self._predict_listed()
+
+    def _follow_load(self) -> None:
+        """Update when the load that ran as this screen opened has ended."""
+        model = self.services.conversation.model
+        if model is not self._model:
+            self._model, self.reader = model, dataclasses.replace(self.reader, loaded=model)
+            self.refresh_models()  # it frees memory, and may lie in a folder that was not searched
+            self.state_changed()
+
+    # Fit and speed
+
+    @work(exclusive=True, group="predictions")
+    async def _predict_listed(self) -> None:
+        if self.machine is None or self.catalog is None:
+            return
+        listed = [entry for section in self.state.sections("") for entry in section.entries]
+        subjects = {entry.key: entry.subject for entry in listed if not isinstance(entry.subject, CatalogModel)}
+        found = await asyncio.to_thread(self.reader.predictions, subjects, self.machine)
+        here = await asyncio.to_thread(self.reader.known_here, self.catalog, self.state.local or ())
+        self.predictions.update((key, one) for key, one in found.items() if key not in self._current)
+        self._update(here=here)
+
+    @work(exclusive=True, group="details")
+    async def read_details(self, entry: Entry) -> None:
+        """Read the header of a model on this machine, unless that was done."""
+        machine, model = self.machine, entry.subject
+        if entry.key in self._current or machine is None or not isinstance(model, LocalModel):
+            return
+        details = await asyncio.to_thread(self.reader.details, model, machine)
+        self.details[entry.key] = details
+        self._current.add(entry.key)
+        if details.prediction is not None:
+            self.predictions[entry.key] = details.prediction
+        self.state_changed()
+
+    # Downloads
+
+    def _download_changed(self, download: Download) -> None:
+        self._update(downloads=tuple(self.services.downloading.all()))
+        if download.state == "done":
+            self._read_files()
+
+    def _model_made(self, path: Path | None) -> None:
+        if path is not None:
+            self._read_files()
+
+    # The hub
+
+    @work(exclusive=True, group="search")
+    async def search_hub(self, query: str) -> None:
+        """Search; the result of an earlier search is dropped."""
+        self._update(search=HubSearch(query, running=True))
+        try:
+            found = tuple(await run_in_daemon_thread(lambda: self.services.hub.search(query)))
+            search = HubSearch(query, found=found)
+        except CpuchatError as error:
+            search = HubSearch(query, problem=error.message, hint=error.hint)
+        self._update(search=search)
+
+    def leave_search(self) -> None:
+        """Forget the search and what it found."""
+        self.workers.cancel_group(self, "search")
+        self._update(search=None)
 
     # List
 
     @property
     def entry(self) -> Entry | None:
         """Return the selected entry."""
-        return self._entries.get(self.query_one(ModelList).marked)
+        return self._entries.get(self.marked_key)
 
     @on(Input.Changed, "#filter")
     def _typed(self) -> None:
-        self.query_one(ModelList).moved = False  # other words, another first line
+        self.listed.moved = False  # other words, another first line
         self.state_changed()
 
     def state_changed(self) -> None:
         if not self.has_widgets:
             return
-        sections, listed = self.state.sections(self._text), self.query_one(ModelList)
+        sections = self.state.sections(self._text)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
         rows = entries.list_rows(sections, self.state.local or (), self.predictions, self._loaded)
-        listed.show(rows, self._mark(listed))
+        self.listed.show(rows, self._mark(self.listed))
         self.query_one("#list").border_subtitle = doubt(self.machine, "m on F12")
 
     def _mark(self, listed: ModelList) -> str:
@@ -147,18 +307,14 @@ class ModelsScreen(ReadingScreen):
             self.read_details(entry)
 
     def _show_details(self) -> None:
-        entry, pane = self.entry, self.query_one("#about")
-        rows: list[entries.Row] = []
-        if entry is not None:
-            rows = entries.detail_rows(entry.subject, self._details_of(entry), self.catalog, self._loaded)
-        pane.border_title = Content(_title(entry))
-        pane.border_subtitle = entries.keys(entry.subject) if entry is not None else ""
-        self.query_one(Labelled).show(rows)
-
-    def _details_of(self, entry: Entry) -> ModelDetails:
-        """Return its details; a prediction until its header is read."""
-        known = self.details.get(entry.key)
-        return known or ModelDetails(self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel))
+        if (entry := self.entry) is None:
+            self.show_details([], "About", "")
+            return
+        details = self.details.get(entry.key) or ModelDetails(  # a prediction until its header is read
+            self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel)
+        )
+        rows = entries.detail_rows(entry.subject, details, self.catalog, self._loaded)
+        self.show_details(rows, entries.title(entry.subject), entries.keys(entry.subject))
 
     # Keys
 
@@ -219,7 +375,7 @@ class ModelsScreen(ReadingScreen):
             self._open_link(search.query)
         else:
             self.search_hub(search.query)
-            self.query_one(ModelList).mark(SEARCH)  # comes into view, as what is found will do
+            self.listed.mark(SEARCH)  # comes into view, as what is found will do
 
     @work(exclusive=True, group="link")
     async def _open_link(self, link: str) -> None:
@@ -232,8 +388,7 @@ class ModelsScreen(ReadingScreen):
         else:
             self._open_repository(address.repo, address.quantization)
 
-    def action_rescan(self) -> None:
-        self.refresh_models()
+    action_rescan = refresh_models
 
     def action_close(self) -> None:
         box, search = self.query_one("#filter", Input), self.state.search
@@ -248,14 +403,17 @@ class ModelsScreen(ReadingScreen):
 
     # What can be done with a model that is here
 
-    def _marked_model(self, what: str) -> LocalModel | None:
-        """Return the selected model if it is on this machine; else say that `what` needs one."""
-        match self.entry.subject if self.entry is not None else None:
-            case LocalModel() as model:
-                return model
-            case TypedFile(problem="") as file if model := self.reader.library.at(file.path):
-                return model
-        self.notify(f"Only a downloaded model can be {what}. Enter shows its files.")
+    def _marked_model(self, what: str, *, whole: bool = False) -> LocalModel | None:
+        """Return the selected model if it is on this machine; else say that `what` needs one, a `whole` one."""
+        model = self.entry.subject if self.entry is not None else None
+        if isinstance(model, TypedFile) and not model.problem:
+            model = self.reader.library.at(model.path)
+        if not isinstance(model, LocalModel):
+            self.notify(f"Only a downloaded model can be {what}. Enter shows its files.")
+        elif model.damaged and whole:
+            self.warn(model.damaged)
+        else:
+            return model
         return None
 
     def action_inspect(self) -> None:
@@ -264,22 +422,16 @@ class ModelsScreen(ReadingScreen):
 
     @work
     async def action_quantize(self) -> None:
-        model = self._marked_model("quantized")
-        if model is not None and model.damaged:
-            self.warn(model.damaged)
-        elif model is not None:
+        if model := self._marked_model("quantized", whole=True):
             self._new = await self.services.navigation.quantize(model)
             if self._new is not None:
                 self.query_one("#filter", Input).value = ""
-                self.query_one(ModelList).moved = False
+                self.listed.moved = False
             self.refresh_models()
 
     @work
     async def action_tune(self) -> None:
-        model = self._marked_model("tuned")
-        if model is not None and model.damaged:
-            self.warn(model.damaged)
-        elif model is not None:
+        if model := self._marked_model("tuned", whole=True):
             self._returned(await self.services.navigation.tune(model.path))
 
     @work
@@ -291,18 +443,13 @@ class ModelsScreen(ReadingScreen):
             deletion = await asyncio.to_thread(self.reader.deletion, model)
             if deletion.refused:
                 self.warn(deletion.refused)
-            elif await self._agreed(deletion):
+            elif await self.confirm("Delete model", entries.deletion_question(deletion), "Delete"):
                 freed = await asyncio.to_thread(delete, deletion)
                 self.notify(clean_line(f"Deleted {model.name}, freed {units.size(freed)}."), markup=False)
                 self.refresh_models()
         except (CpuchatError, OSError) as error:
             self.warn(str(error))
             self.refresh_models()
-
-    async def _agreed(self, deletion: Deletion) -> bool:
-        question = entries.deletion_question(deletion)
-        answer = await self.app.push_screen_wait(ConfirmScreen("Delete model", question, "Delete", "Cancel"))
-        return bool(answer)
 
     # Other screens
 
@@ -328,17 +475,3 @@ class ModelsScreen(ReadingScreen):
             self.dismiss(path)
         else:
             self.refresh_models()
-
-
-def _title(entry: Entry | None) -> str:
-    match entry.subject if entry is not None else None:
-        case LocalModel(name=name) | CatalogModel(name=name):
-            return clean_line(name)
-        case Download(order=order):
-            return clean_line(order.model.name)
-        case FoundRepository(id=name):
-            return clean_line(name)
-        case ServerEntry(source=source):
-            return clean_line(source.stem if source.name else host(source.server))
-        case _:
-            return "About"

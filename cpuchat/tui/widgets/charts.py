@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.style import Style
+from rich.text import Text
+from textual.app import RenderResult
+from textual.signal import Signal
 from textual.widget import Widget
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -115,8 +118,24 @@ class ProgressLine(Widget):
     COMPONENT_CLASSES: ClassVar[set[str]] = CLASSES
     DEFAULT_CSS = f"ProgressLine {{ width: 100%; height: 1; &.-idle {{ display: none; }} {CSS} }}"
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Signal[Any]) -> None:
+        """`changed` is published when there is something else to show."""
         super().__init__(classes="-idle")
+        self._changed = changed
+
+    def on_mount(self) -> None:
+        self._changed.subscribe(self, lambda _: self.follow())
+        self.follow()
+
+    def follow(self) -> None:
+        """Take over what there is to show now."""
+        raise NotImplementedError
+
+    def line(self, width: int) -> Text:
+        raise NotImplementedError
+
+    def render(self) -> RenderResult:
+        return self.line(self.size.width)
 
     def style_of(self, part: str) -> Style:
         return style_of(self, part)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on
@@ -12,6 +13,7 @@ from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
 from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Button, Input, Label
 
@@ -54,6 +56,10 @@ class Dismissable(Screen[ScreenResultType]):
         """Show a warning; `text` may hold anything."""
         self.notify(clean_line(text), severity="warning", markup=False)
 
+    async def confirm(self, title: str, question: str, yes: str, no: str = "Cancel", *, danger: bool = True) -> bool:
+        """Ask with a `ConfirmScreen`; call it in a worker."""
+        return bool(await self.app.push_screen_wait(ConfirmScreen(title, question, yes, no, danger)))
+
     @property
     def has_widgets(self) -> bool:
         """Return whether it is mounted and not removed: results of threads can be shown."""
@@ -66,10 +72,78 @@ class Dismissable(Screen[ScreenResultType]):
         self.dismiss(result)
 
 
-class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
+class Dialog(Dismissable[ScreenResultType], ModalScreen[ScreenResultType]):
+    """A frame with a title, the keys in its lower edge, a text, and what `compose_answers` yields; Esc gives no
+    answer.
+    """
+
+    CSS_PATH = Path(__file__).with_name("dialogs.tcss")
+
+    def __init__(self, title: str, text: str = "", hint: str = "") -> None:
+        super().__init__()
+        self._title, self._text, self._hint = clean_line(title), clean(text), hint
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title, dialog.border_subtitle = Content(self._title), self._hint
+            if self._text:
+                yield Label(self._text, id="question", markup=False)
+            yield from self.compose_answers()
+
+    def compose_answers(self) -> ComposeResult:
+        yield from ()
+
+    def action_cancel(self) -> Awaitable[None] | None:
+        self.dismiss(None)
+
+    def show_text(self, lines: Iterable[str], hint: str | None = None) -> None:
+        """Replace the text, if the dialog is still shown; `hint` the keys, unless None."""
+        if self.has_widgets:
+            self.query_one("#question", Label).update("\n".join(lines))
+            self.show_hint(hint if hint is not None else self._hint)
+
+    def show_hint(self, hint: str) -> None:
+        """Replace the words about keys in the lower edge."""
+        self._hint = self.query_one("#dialog").border_subtitle = hint
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer of a `ChoiceScreen`; `danger` marks the irreversible."""
+
+    id: str
+    label: str
+    danger: bool = False
+
+
+class ChoiceScreen(Dialog[str | None]):
+    """Ask a question with several answers, the safe one first and focused. Returns the id of one, or None."""
+
+    AUTO_FOCUS = "Button"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys.bindings("dialog"),
+        ("left,up", "app.focus_previous", "before"),
+        ("right,down", "app.focus_next", "next"),
+    ]
+
+    def __init__(self, title: str, question: str, choices: Sequence[Choice]) -> None:
+        super().__init__(title, question, "Enter chooses · Esc cancels")
+        self._choices = tuple(choices)
+
+    def compose_answers(self) -> ComposeResult:
+        with Horizontal(id="buttons"):
+            for choice in self._choices:
+                variant = "error" if choice.danger else "default"
+                yield Button(choice.label, id=f"choice-{choice.id}", variant=variant, compact=True)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        self.dismiss((event.button.id or "").removeprefix("choice-"))
+
+
+class ConfirmScreen(Dialog[bool]):
     """Ask before something irreversible; the safe answer has the focus. Returns True for yes."""
 
-    CSS_PATH = "dialogs.tcss"
     AUTO_FOCUS = "#no"
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys.bindings("dialog"),
@@ -79,20 +153,13 @@ class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
     ]
 
     def __init__(self, title: str, question: str, yes: str = "Yes", no: str = "No", danger: bool = True) -> None:
-        super().__init__()
-        self._title = clean_line(title)
-        self._question = clean(question)
-        self._yes = yes
-        self._no = no
-        self._danger = danger
+        super().__init__(title, question)
+        self._yes, self._no, self._danger = yes, no, danger
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = self._title
-            yield Label(self._question, id="question", markup=False)
-            with Horizontal(id="buttons"):
-                yield Button(self._no, id="no", compact=True)
-                yield Button(self._yes, id="yes", variant="error" if self._danger else "primary", compact=True)
+    def compose_answers(self) -> ComposeResult:
+        with Horizontal(id="buttons"):
+            yield Button(self._no, id="no", compact=True)
+            yield Button(self._yes, id="yes", variant="error" if self._danger else "primary", compact=True)
 
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:
@@ -105,75 +172,19 @@ class ConfirmScreen(Dismissable[bool], ModalScreen[bool]):
         self.dismiss(False)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One answer of a `ChoiceScreen`; `danger` marks the irreversible."""
-
-    id: str
-    label: str
-    danger: bool = False
-
-
-class ChoiceScreen(Dismissable[str | None], ModalScreen[str | None]):
-    """Ask a question with several answers, the safe one first and focused. Returns the id of one, or None."""
-
-    CSS_PATH = "dialogs.tcss"
-    AUTO_FOCUS = "Button"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.bindings("dialog"),
-        ("left,up", "app.focus_previous", "before"),
-        ("right,down", "app.focus_next", "next"),
-    ]
-
-    def __init__(self, title: str, question: str, choices: Sequence[Choice]) -> None:
-        super().__init__()
-        self._title = clean_line(title)
-        self._question = clean(question)
-        self._choices = tuple(choices)
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = self._title
-            dialog.border_subtitle = "Enter chooses · Esc cancels"
-            yield Label(self._question, id="question", markup=False)
-            with Horizontal(id="buttons"):
-                for choice in self._choices:
-                    variant = "error" if choice.danger else "default"
-                    yield Button(choice.label, id=f"choice-{choice.id}", variant=variant, compact=True)
-
-    @on(Button.Pressed)
-    def _pressed(self, event: Button.Pressed) -> None:
-        self.dismiss((event.button.id or "").removeprefix("choice-"))
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
-
-
-class AskTextScreen(Dismissable[str | None], ModalScreen[str | None]):
+class AskTextScreen(Dialog[str | None]):
     """Ask for a line of text, with `about` above it. Returns it stripped, or None."""
 
-    CSS_PATH = "dialogs.tcss"
     AUTO_FOCUS = "Input"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("dialog")
 
     def __init__(self, title: str, value: str = "", max_length: int = 200, about: str = "") -> None:
-        super().__init__()
-        self._title = clean_line(title)
-        self._about = clean_line(about)
-        self._value = value
-        self._max_length = max_length
+        super().__init__(title, clean_line(about), "Enter saves · Esc cancels")
+        self._value, self._max_length = value, max_length
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = self._title
-            dialog.border_subtitle = "Enter saves · Esc cancels"
-            if self._about:
-                yield Label(self._about, id="question", markup=False)
-            yield Input(self._value, max_length=self._max_length, compact=True)
+    def compose_answers(self) -> ComposeResult:
+        yield Input(self._value, max_length=self._max_length, compact=True)
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip() or None)
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

@@ -1,7 +1,4 @@
-"""One line about the downloads, at the bottom of screens.
-
-One line about the quantizing job, at the bottom of screens.
-"""
+"""Lines about the downloads and the quantizing job, at the bottom of screens."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from textual.app import RenderResult
 
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download
@@ -40,16 +36,12 @@ class DownloadLine(ProgressLine):
     """Follows the downloads; shown while one runs or has failed."""
 
     def __init__(self, downloading: Downloading) -> None:
-        super().__init__()
+        super().__init__(downloading.changed)
         self._downloading = downloading
         self._download: Download | None = None
         self._more = 0
 
-    def on_mount(self) -> None:
-        self._downloading.changed.subscribe(self, lambda _: self._follow())
-        self._follow()
-
-    def _follow(self) -> None:
+    def follow(self) -> None:
         now = chosen(self._downloading.all())
         if now != (self._download, self._more):
             self._download, self._more = now
@@ -59,12 +51,9 @@ class DownloadLine(ProgressLine):
     @property
     def text(self) -> str:
         """Plain text of the line, for tests."""
-        return self._line(self.size.width).plain
+        return self.line(self.size.width).plain
 
-    def render(self) -> RenderResult:
-        return self._line(self.size.width)
-
-    def _line(self, width: int) -> Text:
+    def line(self, width: int) -> Text:
         download = self._download
         if download is None:
             return Text()
@@ -102,22 +91,17 @@ class QuantizeLine(ProgressLine):
     """Follows the quantizing job."""
 
     def __init__(self, quantizing: Quantizing) -> None:
-        super().__init__()
+        super().__init__(quantizing.changed)
         self._quantizing = quantizing
 
-    def on_mount(self) -> None:
-        self._quantizing.changed.subscribe(self, lambda _: self._follow())
-        self._follow()
-
-    def _follow(self) -> None:
+    def follow(self) -> None:
         self.set_class(self._quantizing.job is None, "-idle")
         self.refresh()
 
-    def render(self) -> RenderResult:
+    def line(self, width: int) -> Text:
         now = self._quantizing
         if now.job is None:
             return Text()
-        width = self.size.width
         name = Text(clean_line(now.job.out.name), no_wrap=True)
         name.truncate(max(width - _FIGURES, _SHORT_NAME), overflow="ellipsis")
         line = Text.assemble((" → ", self.style_of("dim")), name, "  ", no_wrap=True, overflow="ellipsis")

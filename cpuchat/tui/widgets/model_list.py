@@ -1,9 +1,4 @@
-"""A list of models, drawn line by line: updated figures never cause a layout.
-
-Bases of screens with a list and details of the selected line.
-
-Details as lines of a label and a text.
-"""
+"""A list of models and details of the selected line, drawn line by line, and the bases of screens with both."""
 
 from __future__ import annotations
 
@@ -14,7 +9,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from textual import events
+from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.screen import ScreenResultType
@@ -25,6 +23,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.present.table import ListRow
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dialogs import Dismissable
+from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 
 _LEAST_NAME = 16
 
@@ -255,29 +254,87 @@ _WIDE = 100  # cells
 
 
 class DetailsScreen(Dismissable[ScreenResultType]):
-    """A screen with keys that scroll its `Labelled`, which never has the focus."""
+    """A screen with a `Labelled` about the selected line; keys scroll it, as it never has the focus.
+
+    `MARKED_ACTIONS`: actions whose `check_action` depends on the selected line.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("details")
+    MARKED_ACTIONS: ClassVar[tuple[str, ...]] = ()
+    _enabled: Sequence[bool | None] = ()
 
     def action_scroll_details(self, lines: int) -> None:
         self.query_one(Labelled).scroll_relative(y=lines, animate=False)
 
+    def show_details(self, rows: Iterable[tuple[str, str]], title: str | None = None, hint: str | None = None) -> None:
+        """Show labels and texts, cleaned, in the frame of this title and of what the keys do; None leaves these.
+
+        Enables what can be done with the selected line.
+        """
+        pane = self.query_one("#about")
+        pane.border_title = Content(clean_line(title)) if title is not None else pane.border_title
+        pane.border_subtitle = hint if hint is not None else pane.border_subtitle
+        self.query_one(Labelled).show([(label, clean_line(text)) for label, text in rows])
+        enabled = [self.check_action(action, ()) for action in self.MARKED_ACTIONS]
+        if enabled != self._enabled:  # this lays the footer out again
+            self._enabled = enabled
+            self.refresh_bindings()
+
 
 class ListScreen(DetailsScreen[ScreenResultType]):
-    """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on.
+    """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on."""
 
-    Textual sets the classes of breakpoints only when a screen has been laid out once: its first picture would be that
-    of another width.
-    """
-
+    AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (_WIDE, "-wide")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("list")
 
+    def compose(self) -> ComposeResult:
+        yield from self.compose_panes()
+        yield from self.compose_below()
+        yield KeyFooter()
+
+    def compose_panes(self) -> ComposeResult:
+        with Vertical(id="list") as pane:
+            pane.border_title = Content(clean_line(self.list_title))
+            yield from self.compose_above_list()
+            yield ModelList(id="rows")
+
+    def compose_above_list(self) -> ComposeResult:
+        """Yield what stands in the frame of the list, above it."""
+        yield from ()
+
+    def compose_below(self) -> ComposeResult:
+        """Yield what stands between the panes and the keys."""
+        yield from ()
+
     def on_compose(self) -> None:
-        self.add_class("-wide" if self.app.size.width >= _WIDE else "-narrow")
+        set_size_classes(self)
+
+    @property
+    def list_title(self) -> str:
+        return ""
+
+    @property
+    def listed(self) -> ModelList:
+        return self.query_one(ModelList)
+
+    @property
+    def marked_key(self) -> str:
+        """Return the key of the selected line, "" for none."""
+        return self.listed.marked
 
     def action_move(self, rows: int) -> None:
-        self.query_one(ModelList).move(rows)
+        self.listed.move(rows)
 
     def action_page(self, pages: int) -> None:
-        self.query_one(ModelList).page(pages)
+        self.listed.page(pages)
+
+
+class PanesScreen(ListScreen[ScreenResultType]):
+    """A list, and details of the selected line beside it, or below it on narrow terminals."""
+
+    def compose_panes(self) -> ComposeResult:
+        with Horizontal(id="panes"):
+            yield from super().compose_panes()
+            with Vertical(id="about"):
+                yield Labelled(id="details")

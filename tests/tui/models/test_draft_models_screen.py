@@ -62,7 +62,7 @@ async def opened(app: RunningApp) -> DraftModelsScreen:
     await app.until(lambda: isinstance(app.app.screen, DraftModelsScreen))
     screen = app.app.screen
     assert isinstance(screen, DraftModelsScreen)
-    await app.until(lambda: screen._found is not None and "checking…" not in states(app).values())
+    await app.until(lambda: screen._candidates is not None and "checking…" not in states(app).values())
     return screen
 
 

@@ -175,7 +175,7 @@ async def test_the_draft_model_is_in_the_sum(machine: None) -> None:
         screen = await opened(app)
         assert "draft 0." in app.screen_text and "big 0.5b Q8_0" in app.screen_text
         assert screen._state is not None
-        known = {one.model.quantization: one.prediction for one in screen._known() if one.prediction is not None}
+        known = {one.model.quantization: one.prediction for one in screen._listing if one.prediction is not None}
         assert known["Q8_0"].draft_need is not None
         # A draft model that is not here makes no model too large.
         assert known["F16"].draft_need is None and known["F16"].verdict == "too large"
@@ -300,9 +300,9 @@ def test_which_one_is_marked_first() -> None:
 
 def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
     state = RepositoryState(Repository(id=REPO, revision=COMMIT, models=MODELS), MACHINE, {})
-    assert all(known.prediction is None for known in state.known([], None))
+    assert all(entry.prediction is None for entry in state.entries([], None))
     state.judged[MODELS[1].files[0].path] = AccessDenied("closed")
-    judged = {known.model.quantization: known for known in state.known([], None)}
+    judged = {entry.model.quantization: entry for entry in state.entries([], None)}
     assert judged["Q8_0"].prediction is not None and not judged["Q8_0"].prediction.exact
     assert judged["f16"].prediction is None
     assert isinstance(judged["Q4_K_M"].problem, AccessDenied)
