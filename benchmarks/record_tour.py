@@ -34,7 +34,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
-from cpuchat.tui.tour import BESIDE_SECONDS, Part, Recording
+from cpuchat.tui.tour import BESIDE_SECONDS, Recording, TourText
 
 WARM_UP = "Name three sorting algorithms, each with one sentence about it."
 """Another question: the same answer could be drafted from the first one."""
@@ -83,14 +83,14 @@ def ask(question: str, chosen: argparse.Namespace) -> Generate:
     )
 
 
-async def answer(backend: LocalBackend, request: Generate) -> tuple[list[Part], Timings]:
+async def answer(backend: LocalBackend, request: Generate) -> tuple[list[TourText], Timings]:
     """Return the parts of one answer with the seconds at which they came, and its figures."""
-    parts: list[Part] = []
+    parts: list[TourText] = []
     began = monotonic()
     async for event in backend.generate(request):
         match event:
             case TextDelta():
-                parts.append(Part(round(monotonic() - began, 3), event.text, event.drafter))
+                parts.append(TourText(round(monotonic() - began, 3), event.text, event.drafter))
             case GenerationFinished():
                 if event.stop_reason != "end":
                     raise SystemExit(f"The answer did not end: {event.stop_reason}. Ask for a shorter one.")

@@ -122,14 +122,14 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
 
 
 class ChatMessage(msgspec.Struct):
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     tool_calls: list[Any] | None = None
 
@@ -438,7 +438,7 @@ def _messages(given: list[ChatMessage]) -> Iterable[Message]:
         raise Refusal(400, "The last message is the assistant's: prefill is not supported.", param="messages")
 
 
-def _text(content: str | list[Part] | None, param: str) -> str:
+def _text(content: str | list[ContentPart] | None, param: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for part in content:

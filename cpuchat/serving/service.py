@@ -110,13 +110,13 @@ class Metrics:
         for endpoint in endpoints:
             for result in RESULTS:
                 page.sample("requests_total", self.requests[endpoint, result], endpoint=endpoint, result=result)
-        page.one("requests_running", "gauge", "Requests that the engine answers now.", state["running"])
-        page.one("requests_waiting", "gauge", "Requests in the queue.", state["waiting"])
-        page.one("requests_waiting_limit", "gauge", "Requests that may wait.", state["limit"])
+        page.single("requests_running", "gauge", "Requests that the engine answers now.", state["running"])
+        page.single("requests_waiting", "gauge", "Requests in the queue.", state["waiting"])
+        page.single("requests_waiting_limit", "gauge", "Requests that may wait.", state["limit"])
         self._add_counts(page, state)
         self._add_figures(page, now)
         if model is not None:
-            page.one("context_tokens", "gauge", "Tokens of the context.", model.n_ctx)
+            page.single("context_tokens", "gauge", "Tokens of the context.", model.n_ctx)
             page.family("model_info", "gauge", "The model; always 1.")
             page.sample(
                 "model_info", 1, name=model.name, quantization=model.quantization, draft=model.draft,
@@ -127,13 +127,13 @@ class Metrics:
     def _add_counts(self, page: _Page, state: Mapping[str, int]) -> None:
         totals, theirs = self._totals, "As llama-server's."
         for key, name, llama_name, text in _COUNTERS:
-            page.one(name, "counter", text, totals[key])
+            page.single(name, "counter", text, totals[key])
             if llama_name:
-                page.one(llama_name, "counter", theirs, totals[key], prefix=_LLAMA)
+                page.single(llama_name, "counter", theirs, totals[key], prefix=_LLAMA)
         drafts = self._positions[0][0] if self._positions else 0  # each has a first token
-        page.one("spec_decode_num_drafts_total", "counter", theirs, drafts, prefix=_LLAMA)
-        page.one("requests_processing", "gauge", theirs, state["running"], prefix=_LLAMA)
-        page.one("requests_deferred", "gauge", theirs, state["waiting"], prefix=_LLAMA)
+        page.single("spec_decode_num_drafts_total", "counter", theirs, drafts, prefix=_LLAMA)
+        page.single("requests_processing", "gauge", theirs, state["running"], prefix=_LLAMA)
+        page.single("requests_deferred", "gauge", theirs, state["waiting"], prefix=_LLAMA)
         for prefix, name, text, part in (
             (_PREFIX, "draft_tokens_per_position_total", _BY_POSITION, 0),
             (_PREFIX, "draft_tokens_accepted_per_position_total", _BY_POSITION, 1),
@@ -183,7 +183,7 @@ class _Page:
         inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         self._lines.append(f"{prefix}{name}{{{inside}}} {value:.10g}" if inside else f"{prefix}{name} {value:.10g}")
 
-    def one(self, name: str, kind: str, help: str, value: float, *, prefix: str = _PREFIX) -> None:
+    def single(self, name: str, kind: str, help: str, value: float, *, prefix: str = _PREFIX) -> None:
         self.family(name, kind, help, prefix=prefix)
         self._lines.append(f"{prefix}{name} {value:.10g}")
 

@@ -35,7 +35,7 @@ from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.prompt import Prompt
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class TourText(msgspec.Struct, frozen=True, array_like=True):
     """Text that came so many seconds after the question was sent. `drafter` proposed it ("" = the model itself)."""
 
     at: float
@@ -50,7 +50,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     draft: str
     machine: str
-    parts: tuple[Part, ...]
+    parts: tuple[TourText, ...]
     timings: Timings
 
 

@@ -23,9 +23,9 @@ from cpuchat.tui.tour import (
     MACHINE,
     PREDICTION,
     Caption,
-    Part,
     Recording,
     TourApp,
+    TourText,
     load_recording,
 )
 from tests.support.chat_app import running
@@ -36,7 +36,7 @@ RECORDING = Recording(
     model="Qwen2.5 1.5B Q4_K_M",
     draft="0.5B Q8_0",
     machine="EPYC 7543, 8 threads",
-    parts=(Part(0.0, "Because "), Part(0.01, "of bandwidth.", "draft")),
+    parts=(TourText(0.0, "Because "), TourText(0.01, "of bandwidth.", "draft")),
     timings=Timings(predicted_n=4, predicted_ms=100.0, ttft_ms=50.0),
 )
 

@@ -23,7 +23,7 @@ from cpuchat.backend.remote.adapter import Adapter, ListedModel
 from cpuchat.backend.remote.connection import Connection, Retries, Status, read_body
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.servers import identify
-from cpuchat.backend.remote.stream import Attempt, Chunk, Tally, decoded, objects
+from cpuchat.backend.remote.stream import Attempt, Chunk, StreamTally, decoded, objects
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, ServerError, ServerUnreachable, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, host
@@ -397,7 +397,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             yield Failed(request_id=request_id, code=UsageError.code, message=problem, hint=hint)
             return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
-        tally = Tally(request_id, self._arrived, model.n_ctx, adapter.connection.round_trip)
+        tally = StreamTally(request_id, self._arrived, model.n_ctx, adapter.connection.round_trip)
         failed: Failed | None = None
         async with (
             Exchange(adapter, request, ServerModel.of(model.path).name, seed) as exchange,
@@ -425,7 +425,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         yield await self._finished(adapter, tally, request, seed)
 
     async def _events(
-        self, exchange: Exchange, tally: Tally, adapter: Adapter, request: Generate
+        self, exchange: Exchange, tally: StreamTally, adapter: Adapter, request: Generate
     ) -> AsyncGenerator[AnyEvent, None]:
         """Yield the events of an answer as they come, text no more often than the request wants; ends with the answer,
         or when it is cancelled."""
@@ -457,7 +457,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             if arriving is not None:
                 arriving.cancel()
 
-    def _taken(self, item: Item, tally: Tally, adapter: Adapter, now: float) -> list[AnyEvent]:
+    def _taken(self, item: Item, tally: StreamTally, adapter: Adapter, now: float) -> list[AnyEvent]:
         match item:
             case Chunk():
                 found = tally.add(item, now)
@@ -474,7 +474,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                 return []
         return [item]
 
-    async def _finished(self, adapter: Adapter, tally: Tally, request: Generate, seed: int) -> GenerationFinished:
+    async def _finished(self, adapter: Adapter, tally: StreamTally, request: Generate, seed: int) -> GenerationFinished:
         notes: list[str] = []
         if self._cancelled.is_set():
             reason: StopReason = "cancelled"

@@ -1,8 +1,8 @@
 """Reads a streamed answer, whatever the server's dialect: bounded, with its numbers checked, and as events.
 
 Parts come as server-sent events, or as one JSON object per line; calls of tools as OpenAI has them, or as Ollama does,
-whose arguments are objects. `Tally` adds up what a server reports and makes the events and timings that a worker would
-send.
+whose arguments are objects. `StreamTally` adds up what a server reports and makes the events and timings that a
+worker would send.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ _LEAST_QUEUE_MS = 100.0
 """A shorter wait that nothing explains is no queue unless one was seen: tokenizing, or this process was busy."""
 
 
-class Tally:
+class StreamTally:
     """The figures of one answer.
 
     Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it

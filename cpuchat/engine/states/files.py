@@ -28,7 +28,7 @@ import numpy as np
 
 from cpuchat.base.files import atomic_writer
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.states.prompt import TOKEN_BYTES, Part, State, TokenHistory
+from cpuchat.engine.states.prompt import TOKEN_BYTES, SavedPart, State, TokenHistory
 
 BYTES_PER_HOUR: Final = 1 << 30
 """Of saved chats. At sixty answers an hour that is 18 MB each."""
@@ -141,8 +141,8 @@ class Index(msgspec.Struct, frozen=True):
     owner: str
     tokens: bytes
     history: TokenHistory
-    parts: tuple[Part, ...]
-    draft: Part | None = None
+    parts: tuple[SavedPart, ...]
+    draft: SavedPart | None = None
     draft_key: str = ""
 
 
@@ -227,7 +227,7 @@ class StateFiles:
                 with contextlib.suppress(OSError):
                     yield file, file.stat()
 
-    def read(self, file: Path, part: Part, is_cancelled: Callable[[], bool]) -> np.ndarray | None:
+    def read(self, file: Path, part: SavedPart, is_cancelled: Callable[[], bool]) -> np.ndarray | None:
         """Read a state of a file that is in `indexes`; None when it is gone, or damaged: then it is deleted.
 
         The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions.
@@ -285,7 +285,7 @@ class StateFiles:
             one.part, one.file = part, file
         self._evict(keep=file)
 
-    def _write_part(self, stream: BinaryIO, stem: str, state: State) -> Part | None:
+    def _write_part(self, stream: BinaryIO, stem: str, state: State) -> SavedPart | None:
         """Write a state, one that is only on disk from its file; None: it is gone."""
         data = state.data
         if data is None and state.file is not None and state.part is not None:
@@ -299,7 +299,7 @@ class StateFiles:
                 raise _DroppedError
             checksum = zlib.crc32(view[start : start + _SLICE], checksum)
             stream.write(view[start : start + _SLICE])
-        return Part(len(state), at, len(view), checksum, state.is_whole, state.first)
+        return SavedPart(len(state), at, len(view), checksum, state.is_whole, state.first)
 
     def drop(self, stem: str) -> None:
         """Give up what is not written yet of a conversation."""

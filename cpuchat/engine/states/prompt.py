@@ -207,7 +207,7 @@ def shared_tokens(one: bytes, other: bytes) -> int:
     return common_prefix(one, other) // TOKEN_BYTES
 
 
-class Part(msgspec.Struct, frozen=True):
+class SavedPart(msgspec.Struct, frozen=True):
     """A state in a file: after the first `n` of the file's tokens; `nbytes` from `at` on."""
 
     n: int
@@ -244,7 +244,7 @@ class State:
     draft: State | None = None
     used: int = 0
     file: Path | None = None
-    part: Part | None = None
+    part: SavedPart | None = None
 
     def __len__(self) -> int:
         return len(self.tokens) // TOKEN_BYTES

@@ -38,8 +38,8 @@ from cpuchat.engine.states.files import Index, StateFiles, WriteBudget
 from cpuchat.engine.states.prompt import (
     SPACING,
     TOKEN_BYTES,
-    Part,
     Prompt,
+    SavedPart,
     State,
     TokenHistory,
     shared_tokens,
@@ -494,7 +494,7 @@ class StateStore:
         return gap / (1 + self._requests - state.used)
 
 
-def _saved(file: Path, index: Index, part: Part) -> State:
+def _saved(file: Path, index: Index, part: SavedPart) -> State:
     stem, tokens = file.name.partition("-")[0], index.tokens[: part.n * TOKEN_BYTES]
     return State(index.owner, stem, tokens, part.is_whole, first=part.first, file=file, part=part)
 

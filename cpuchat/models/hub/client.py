@@ -358,7 +358,7 @@ class Hub:
         if "://" in query:
             query = parse_address(query).repo
         query = query.strip()
-        return responses.found(
+        return responses.listed_repositories(
             ask(
                 lambda api: list(
                     api.list_models(search=query, filter="gguf", sort="downloads", limit=limit, expand=_FACTS)

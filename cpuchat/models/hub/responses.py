@@ -43,7 +43,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$", re.IG
 _FRAGMENT = re.compile(r"\.gguf\.?(part\d+of\d+|-?split-[a-z])$", re.IGNORECASE)
 
 
-def found(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
+def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
     """Return the hits of a search that have a valid id.
 
     Raises:

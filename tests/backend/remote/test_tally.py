@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from cpuchat.backend.remote.stream import Attempt, Chunk, Reported, Tally
+from cpuchat.backend.remote.stream import Attempt, Chunk, Reported, StreamTally
 from cpuchat.protocol.messages import PrefillProgress, ServerLoad, SpeculationUpdate, TextDelta
 from cpuchat.protocol.timings import Timings
 
@@ -16,8 +16,8 @@ def reported(n: int, ms: float, **more: object) -> Reported:
     return Reported(**{**counts, **more})  # type: ignore[arg-type]
 
 
-def tally(round_trip: float | None = 0.005) -> Tally:
-    return Tally(1, 100.0, 4096, round_trip)
+def tally(round_trip: float | None = 0.005) -> StreamTally:
+    return StreamTally(1, 100.0, 4096, round_trip)
 
 
 def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
