@@ -420,7 +420,9 @@ async def test_sixteen_colors_and_no_motion(monkeypatch: pytest.MonkeyPatch) -> 
         assert app.app.theme == "terminal" and settings.load().ui.theme == "auto"
 
 
-async def test_the_first_paint_does_not_wait_for_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_paint_does_not_wait_for_the_chats(
+    drawn_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The chats and the model are read only after the screen has been drawn once."""
     order: list[str] = []
     backend = ScriptedBackend()
