@@ -9,7 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuchat.config import settings
+from tests.e2e.test_app import QUICK
 from tests.support.terminal import Terminal
+
+SHORT = {**QUICK, "chat": {"max_tokens": 24}}
 
 
 def workers(terminal: Terminal) -> list[psutil.Process]:
@@ -21,6 +25,7 @@ def workers(terminal: Terminal) -> list[psutil.Process]:
 
 
 def test_one_key_compares_the_demo_and_the_chat_comes_back(tmp_path: Path) -> None:
+    settings.update(SHORT)
     terminal = Terminal([], columns=120, rows=40, home=tmp_path)
     try:
         terminal.wait_for("Message")
@@ -44,6 +49,7 @@ def test_a_side_that_is_killed_in_a_race_leaves_the_other(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CPUCHAT_ENGINE_CORES")
+    settings.update(QUICK)
     terminal = Terminal(["compare", str(tiny_model), f"{tiny_model},kv=f32"], columns=120, rows=40, home=tmp_path)
     try:
         terminal.wait_for("Prompt for both")
@@ -65,6 +71,7 @@ def test_a_side_that_is_killed_in_a_race_leaves_the_other(
 
 
 def test_the_command_opens_the_comparison_and_the_chat_follows(tmp_path: Path) -> None:
+    settings.update(SHORT)
     terminal = Terminal(["compare", "demo", "demo-q4"], home=tmp_path)
     try:
         terminal.wait_for("Prompt for both")

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from cpuchat.base import paths
-from tests.e2e.test_app import ask
+from cpuchat.config import settings
+from tests.e2e.test_app import QUICK, ask
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.terminal import Terminal
 
@@ -26,6 +27,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
     gate = Gate(at=200_000)
     paths.user_catalog().parent.mkdir(parents=True, exist_ok=True)
     paths.user_catalog().write_text(ENTRY)
+    settings.update(QUICK)
     terminal = Terminal(["--model", str(tiny_model)], columns=80, rows=24, home=tmp_path)
     try:
         terminal.wait_for("0/4k ctx")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.e2e.test_app import stored
+from cpuchat.config import settings
+from tests.e2e.test_app import QUICK, stored
 from tests.support.terminal import Terminal
 
 
-def test_keys_in_one_read_keep_their_order_and_text_after_enter_stays(tiny_model: Path, tmp_path: Path) -> None:
+def test_keys_in_one_read_keep_their_order_text_after_enter_stays_and_a_command_runs(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings.update(QUICK)
     terminal = Terminal(["--model", str(tiny_model)], home=tmp_path)
     try:
         terminal.wait_for("0/4k ctx")
@@ -20,25 +24,11 @@ def test_keys_in_one_read_keep_their_order_and_text_after_enter_stays(tiny_model
         terminal.press("esc")
         terminal.wait_for("stopped")
         assert "second two" in terminal.text
-        terminal.press("ctrl+q")
-        assert terminal.wait_for_end() == 0
-        assert [text for role, text, _ in stored() if role == "user"] == ["hello world"]
-    finally:
-        terminal.close()
-
-
-def test_a_command_and_enter_in_one_read_run_that_command(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = Terminal(["--model", str(tiny_model)], home=tmp_path)
-    try:
-        terminal.wait_for("0/4k ctx")
-        terminal.type("hello\r")
-        terminal.wait_until(lambda _: stored(), "a message that was sent")
-        terminal.press("esc")
-        terminal.wait_for("stopped")
         terminal.type("\x10export\r")
         terminal.wait_for("Export to Markdown")
         terminal.press("esc")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
+        assert [text for role, text, _ in stored() if role == "user"] == ["hello world"]
     finally:
         terminal.close()

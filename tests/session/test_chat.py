@@ -120,6 +120,7 @@ async def test_after_a_failed_answer_the_queue_waits_for_the_user() -> None:
         assert isinstance(heard.of(events.AnswerEnded)[0].last, Failed)
         session.submit(Outgoing("Again"))
         await session.settled()
+        assert backend.requests[1].messages[-1].content.endswith("And then?")
         assert [request.messages[-1].content for request in backend.requests[2:]] == ["Again"]
 
 
@@ -227,12 +228,22 @@ async def test_a_full_context_is_asked_about_and_the_choice_is_kept(choice: When
         assert bool(heard.of(events.NotAnswered)) == (choice != "drop")
 
 
-async def test_a_question_that_is_too_long_by_itself_is_to_be_edited() -> None:
+@pytest.mark.parametrize("choice", ["", "compact"])
+async def test_a_question_that_is_too_long_by_itself_is_to_be_edited_and_nothing_is_summarized(
+    choice: WhenFull,
+) -> None:
     alone = Failed(code="context_full", message="The message is too long.", hint="", alone=True)
-    async with session_of(ScriptedBackend([[alone]])) as (session, heard):
+    backend = ScriptedBackend([answer("One."), [alone]])
+    async with session_of(backend) as (session, heard):
+        session.conversation.asks_when_full = True
+        session.submit(Outgoing("First"))
+        await session.settled()
+        await session.conversation.history.set_options(when_full=choice)
         session.submit(Outgoing("word " * 9))
         await session.settled()
         assert len(heard.of(events.QuestionTooLong)) == 1 and session.state == "idle"
+        assert not heard.of(events.WhenFullAsked) and len(backend.requests) == 2
+        assert contents(session) == ["First", "One.", "word " * 9]
 
 
 async def test_an_approval_waits_for_the_user_and_ends_with_the_answer() -> None:

@@ -27,6 +27,7 @@ from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.widgets.prompt import Prompt
+from tests.support.idle import draw
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 
 HANG_GUARD = 180.0
@@ -175,3 +176,4 @@ async def running(
 
     async with app.run_test(size=size, message_hook=hook, notifications=True) as pilot:
         yield RunningApp(app, pilot, backend, seen, told)
+        draw(app)

@@ -26,3 +26,9 @@ def without_idle_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what waits for idle cores begin while tests keep them busy."""
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: 0.0)
+
+
+@pytest.fixture
+def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw screens whenever they change, as in a terminal."""
+    idle.draw_at_once(monkeypatch)

@@ -211,23 +211,12 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
         await app.until(lambda: backend.closed)
 
 
-async def test_help_begins_with_the_keys_of_the_screen_and_its_filter_finds_all_others() -> None:
-    async with running(size=SMALL) as app:
-        await app.ready()
-        for opened, own in (("", "Send the message"), ("f12", "Select the recommended placement")):
-            await app.press(*filter(None, (opened, "f1")))
-            await app.until(lambda own=own: isinstance(app.app.screen, HelpScreen) and own in app.screen_text)
-            await app.press(*"temperature")
-            await app.until(lambda own=own: "Change settings" in app.screen_text and own not in app.screen_text)
-            await app.press("f1", *(["escape"] if opened else []))
-            await app.until(lambda: app.app.screen is app.chat)
-
-
-async def test_help_has_every_key_on_pages_of_at_most_two_screens() -> None:
+async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter_finds_all_others() -> None:
     async with running(size=SMALL) as app:
         await app.ready()
         await app.press("f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen) and "page 1 of" in app.screen_text)
+        snapshot(app.app, "help-80x24")
         pane = app.app.screen.query_one("#help")
         seen = []
         for _ in range(int(str(pane.border_title).rpartition(" ")[2])):
@@ -236,14 +225,15 @@ async def test_help_has_every_key_on_pages_of_at_most_two_screens() -> None:
             seen += [str(cell) for table in pane.query(".rows") for cell in table.content.columns[1]._cells]
             await app.press("tab")
         assert {key.help for key in keys.KEYS} <= set(seen)
-
-
-async def test_snapshot_of_help() -> None:
-    async with running(size=SMALL) as app:
-        await app.ready()
         await app.press("f1")
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
-        snapshot(app.app, "help-80x24")
+        await app.until(lambda: app.app.screen is app.chat)
+        for opened, own in (("", "Send the message"), ("f12", "Select the recommended placement")):
+            await app.press(*filter(None, (opened, "f1")))
+            await app.until(lambda own=own: isinstance(app.app.screen, HelpScreen) and own in app.screen_text)
+            await app.press(*"temperature")
+            await app.until(lambda own=own: "Change settings" in app.screen_text and own not in app.screen_text)
+            await app.press("f1", *(["escape"] if opened else []))
+            await app.until(lambda: app.app.screen is app.chat)
 
 
 def listed(app: RunningApp) -> bool:
@@ -330,6 +320,14 @@ async def test_themes_are_previewed_kept_and_given_back() -> None:
         await app.press("escape")
         await app.until(lambda: app.app.theme == "cpuchat")
         app.app.action_change_theme()
+        await app.until(lambda: "okabe-ito" in app.screen_text and listed(app))
+        await app.press(*"cpuchat-light")
+        await app.until(lambda: app.app.theme == "cpuchat-light")  # the palette has the colors that it previews
+        await app.until(lambda: app.app.screen.query_one(CommandList).styles.background == _background(app))
+        await app.until(lambda: app.app.screen.query_one("#--input").styles.background == _background(app))
+        await app.press("escape")
+        await app.until(lambda: app.app.theme == "cpuchat")
+        app.app.action_change_theme()
         await app.until(lambda: isinstance(app.app.screen, CommandPalette))
         await app.press(*"okabe")
         await app.until(lambda: app.app.theme == "okabe-ito")
@@ -337,17 +335,6 @@ async def test_themes_are_previewed_kept_and_given_back() -> None:
         await app.until(lambda: app.conversation.settings.ui.theme == "okabe-ito")
         assert app.app.theme == "okabe-ito"
     assert settings.load().ui.theme == "okabe-ito"
-
-
-async def test_the_palette_has_the_colors_of_the_theme_that_it_previews() -> None:
-    async with running() as app:
-        await app.ready()
-        app.app.action_change_theme()
-        await app.until(lambda: "okabe-ito" in app.screen_text and listed(app))
-        await app.press(*"cpuchat-light")
-        await app.until(lambda: app.app.theme == "cpuchat-light")
-        await app.until(lambda: app.app.screen.query_one(CommandList).styles.background == _background(app))
-        await app.until(lambda: app.app.screen.query_one("#--input").styles.background == _background(app))
 
 
 def _background(app: RunningApp) -> Color:
@@ -420,7 +407,9 @@ async def test_sixteen_colors_and_no_motion(monkeypatch: pytest.MonkeyPatch) -> 
         assert app.app.theme == "terminal" and settings.load().ui.theme == "auto"
 
 
-async def test_the_first_paint_does_not_wait_for_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_paint_does_not_wait_for_the_chats(
+    drawn_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The chats and the model are read only after the screen has been drawn once."""
     order: list[str] = []
     backend = ScriptedBackend()

@@ -66,7 +66,7 @@ async def test_a_path_is_completed_and_its_file_sent() -> None:
         assert app.stored()[0] == ("user", "@src/main.py hi")
 
 
-async def test_arrows_choose_among_paths_and_escape_closes_them() -> None:
+async def test_paths_are_chosen_with_arrows_and_a_range_can_follow() -> None:
     async with running() as app:
         await app.ready()
         await app.press("@")
@@ -78,8 +78,29 @@ async def test_arrows_choose_among_paths_and_escape_closes_them() -> None:
         await app.press("down", "down", "up", "down", "tab")
         assert app.prompt.text == "@notes.md "
 
+        app.prompt.clear()
+        await app.press(*"@src/")
+        await app.until(lambda: offered(app) == ["@src/main.py"])
+        await app.press("tab")
+        app.prompt.insert(":1-2")  # typed while the app was busy
+        await app.until(lambda: app.prompt.text == "@src/main.py:1-2")
+        await app.press("space", "a")
+        assert app.prompt.text == "@src/main.py:1-2 a"
+        app.prompt.clear()
+        await app.press(*"@src/")
+        await app.until(lambda: offered(app) == ["@src/main.py"])
+        await app.press("tab")
+        assert app.prompt.text == "@src/main.py "
+        await app.press(":")
+        await app.until(lambda: app.prompt.text == "@src/main.py:")
+        await app.press("2", "space", "a", "space", ":")
+        assert app.prompt.text == "@src/main.py:2 a :"
+        await app.press("enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert last_asked(app).startswith("src/main.py, line 2:\n```\ntwo\n```")
 
-async def test_what_would_be_sent_is_named_with_its_tokens() -> None:
+
+async def test_what_would_be_sent_is_named_with_its_tokens_and_the_wait_for_it() -> None:
     async with running() as app:
         await app.ready()
         await app.write("What is in @notes.md?")
@@ -96,8 +117,24 @@ async def test_what_would_be_sent_is_named_with_its_tokens() -> None:
         app.backend.counts = len
         await app.write("What is in @notes.md?")
         await app.until(lambda: "Message · notes.md, 48 tokens" in app.screen_text)
-        await app.write("many words " * 21)
-        await app.until(lambda: "Message · 231 tokens" in app.screen_text)
+        await app.write("many words " * 40)
+        await app.until(lambda: "Message · 440 tokens" in app.screen_text)
+        assert "to read" not in app.screen_text  # before the speed is known
+        app.conversation.meter.predicted(Reach(compute_tok_s=100.0))
+        await app.write("some words " * 40)
+        await app.until(lambda: "Message · 440 tokens · ≈4 s to read" in app.screen_text)
+        await app.write("some words " * 19)
+        await app.until(lambda: "Message · 209 tokens · ≈2 s to read" in app.screen_text)
+        await app.write("few words " * 20)  # not worth a word
+        await app.until(lambda: "Message · 200 tokens" in app.screen_text)
+        assert "to read" not in app.screen_text
+
+        await app.write("What is in @notes.md?")
+        await app.until(lambda: "Message · notes.md" in app.screen_text)
+        Path("notes.md").unlink()  # before it is sent
+        await app.press("enter")
+        await app.until(lambda: "No such file: notes.md." in app.screen_text and not app.chat.busy)
+        assert not app.backend.requests
 
 
 async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_prompt() -> None:
@@ -113,89 +150,36 @@ async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_p
         assert not app.backend.requests and app.conversation.chat is None
 
 
-@pytest.mark.parametrize("name", ["src/gone.py", "missing.py"])
-async def test_a_message_that_names_a_missing_file_waits_until_enter_sends_it_as_text(name: str) -> None:
+async def test_a_message_that_names_a_missing_file_waits_until_enter_sends_it_as_text() -> None:
     async with running() as app:
         await app.ready()
-        await app.write(f"Show @{name}")
-        await app.press("enter")
-        await app.until(lambda: f"Message · No such file: {name}." in app.screen_text)
-        assert "Not sent. Enter again sends it as text" in app.screen_text
-        await app.press("!")  # another message: it waits, too
-        await app.until(lambda: "Not sent" not in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: "Not sent" in app.screen_text)
-        assert not app.backend.requests and app.prompt.text == f"Show @{name}!"
-        await app.press("enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
-        assert last_asked(app) == f"Show @{name}!"
-        assert "Not sent" not in app.screen_text
+        for name in ("src/gone.py", "missing.py"):
+            await sent_as_text(app, name)
 
 
-@pytest.mark.parametrize(
-    "text", ["@pytest.fixture", "me@example.py", "@types/node", "@someone, look", "@app.get('/x.py')"]
-)
-async def test_what_is_no_path_is_sent_at_once(text: str) -> None:
+async def sent_as_text(app: RunningApp, name: str) -> None:
+    requests = len(app.backend.requests)
+    await app.write(f"Show @{name}")
+    await app.press("enter")
+    await app.until(lambda: f"Message · No such file: {name}." in app.screen_text)
+    assert "Not sent. Enter again sends it as text" in app.screen_text
+    await app.press("!")  # another message: it waits, too
+    await app.until(lambda: "Not sent" not in app.screen_text)
+    await app.press("enter")
+    await app.until(lambda: "Not sent" in app.screen_text)
+    assert len(app.backend.requests) == requests and app.prompt.text == f"Show @{name}!"
+    await app.press("enter")
+    await app.until(lambda: len(app.backend.requests) > requests and not app.chat.busy)
+    assert last_asked(app) == f"Show @{name}!"
+    assert "Not sent" not in app.screen_text
+
+
+async def test_what_is_no_path_is_sent_at_once() -> None:
     async with running() as app:
         await app.ready()
-        await app.send(text)
-        assert last_asked(app) == text
-
-
-async def test_the_wait_for_a_large_message_is_told_once_the_speed_is_known() -> None:
-    async with running() as app:
-        await app.ready()
-        app.backend.counts = len
-        await app.write("many words " * 40)
-        await app.until(lambda: "Message · 440 tokens" in app.screen_text)
-        assert "to read" not in app.screen_text
-        app.conversation.meter.predicted(Reach(compute_tok_s=100.0))
-        await app.write("some words " * 40)
-        await app.until(lambda: "Message · 440 tokens · ≈4 s to read" in app.screen_text)
-        await app.write("some words " * 19)  # not worth a word
-        await app.until(lambda: "Message · 209 tokens · ≈2 s to read" in app.screen_text)
-        await app.write("few words " * 20)
-        await app.until(lambda: "Message · 200 tokens" in app.screen_text)
-        assert "to read" not in app.screen_text
-
-
-async def test_a_file_that_vanishes_before_the_message_is_sent_is_missed() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.write("What is in @notes.md?")
-        await app.until(lambda: "Message · notes.md" in app.screen_text)
-        Path("notes.md").unlink()
-        await app.press("enter")
-        await app.until(lambda: "No such file: notes.md." in app.screen_text and not app.chat.busy)
-        assert not app.backend.requests
-
-
-async def test_a_range_can_follow_a_completed_file() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.press(*"@src/")
-        await app.until(lambda: offered(app) == ["@src/main.py"])
-        await app.press("tab")
-        assert app.prompt.text == "@src/main.py "
-        await app.press(":")
-        await app.until(lambda: app.prompt.text == "@src/main.py:")
-        await app.press("2", "space", "a", "space", ":")
-        assert app.prompt.text == "@src/main.py:2 a :"
-        await app.press("enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
-        assert last_asked(app).startswith("src/main.py, line 2:\n```\ntwo\n```")
-
-
-async def test_a_range_that_comes_in_at_once_follows_a_completed_file() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.press(*"@src/")
-        await app.until(lambda: offered(app) == ["@src/main.py"])
-        await app.press("tab")
-        app.prompt.insert(":1-2")  # typed while the app was busy
-        await app.until(lambda: app.prompt.text == "@src/main.py:1-2")
-        await app.press("space", "a")
-        assert app.prompt.text == "@src/main.py:1-2 a"
+        for text in ("@pytest.fixture", "me@example.py", "@types/node", "@someone, look", "@app.get('/x.py')"):
+            await app.send(text)
+            assert last_asked(app) == text
 
 
 async def test_attachments_are_folded_in_the_transcript() -> None:

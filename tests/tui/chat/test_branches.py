@@ -44,9 +44,8 @@ async def select(app: RunningApp, index: int) -> None:
     await app.press("j", *("j" * last), *("k" * (last - index)))
 
 
-@pytest.mark.parametrize("size", [WIDE, SMALL])
-async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse(size: tuple[int, int]) -> None:
-    async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")]), size=size) as app:
+async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")]), size=SMALL) as app:
         await app.ready()
         await app.send("Say something")
         assert "‹" not in app.screen_text
@@ -74,21 +73,15 @@ async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse(size: tupl
         assert [content for _, content in app.stored()] == ["Say something", "Two."]
 
 
-async def test_the_footer_of_the_transcript_has_room_for_all_its_keys() -> None:
-    async with running(size=(120, 40)) as app:
-        await app.ready()
-        await app.send("Hello")
-        app.transcript.focus()
-        await app.until(lambda: " k previous  j next  f fork " in app.screen_text)
-        assert app.screen_text.splitlines()[-1].rstrip().endswith("^P commands")
-
-
-async def test_without_branches_that_is_said() -> None:
-    async with running() as app:
+async def test_the_footer_of_the_transcript_has_room_for_all_its_keys_and_without_branches_that_is_said() -> None:
+    async with running(size=WIDE) as app:
         await app.ready()
         await app.send("Hello")
         await app.press("alt+left")
         assert any("No other answer" in notice for notice in app.notices)
+        app.transcript.focus()
+        await app.until(lambda: " k previous  j next  f fork " in app.screen_text)
+        assert app.screen_text.splitlines()[-1].rstrip().endswith("^P commands")
 
 
 async def test_past_the_last_branch_that_is_said() -> None:

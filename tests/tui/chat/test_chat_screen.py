@@ -320,13 +320,9 @@ async def test_a_small_screen_has_one_line_of_figures_and_chats_on_demand() -> N
         await app.press("escape")
         assert not app.chat.query_one(ChatList).display
         assert app.app.focused is app.prompt
-
-
-async def test_below_sixty_columns_there_are_no_figures() -> None:
-    async with running(size=(50, 20)) as app:
-        await app.ready()
+        await app.pilot.resize_terminal(50, 20)
+        await app.until(lambda: not app.chat.query_one(TelemetryLine).display)
         assert not app.chat.query_one(TelemetryPanel).display
-        assert not app.chat.query_one(TelemetryLine).display
         assert "cpuchat" in app.status
 
 
@@ -356,23 +352,19 @@ async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
         snapshot(app.app, f"chat-editing-{name}")
 
 
-async def test_the_first_run_begins_with_three_steps() -> None:
+async def test_the_first_run_begins_with_three_steps_where_no_question_is_broken_by_them() -> None:
     async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
         await app.ready()
         for line in ("1  Ask      What can you do?", "2  Watch    What is speculative decoding?",
                      "3  Compare  Show me Q4 against Q8, side by side", "F9 drafts"):  # fmt: skip
             assert line in app.screen_text, line
-        await app.press("2")
-        assert app.prompt.text == "What is speculative decoding?"
-    assert paths.state_file().exists()  # the next run is not the first one
-
-
-async def test_where_a_question_of_the_first_run_would_be_broken_the_steps_are_left_out() -> None:
-    async with running(first_run=True, size=(100, 30), model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
-        await app.ready()
+        await app.pilot.resize_terminal(100, 30)
         await app.until(lambda: "2  What is speculative decoding?" in app.screen_text)
         await app.pilot.resize_terminal(120, 30)
         await app.until(lambda: "2  Watch    What is speculative decoding?" in app.screen_text)
+        await app.press("2")
+        assert app.prompt.text == "What is speculative decoding?"
+    assert paths.state_file().exists()  # the next run is not the first one
 
 
 async def test_an_empty_chat_offers_questions_by_number() -> None:
@@ -405,12 +397,17 @@ async def test_an_empty_chat_tells_what_is_served_and_no_longer_once_it_is_not()
         await app.until(lambda: line not in app.screen_text)
 
 
-@pytest.mark.parametrize("size", [WIDE, SMALL])
-async def test_a_notice_of_several_lines_hides_neither_the_prompt_nor_the_figures(size: tuple[int, int]) -> None:
-    async with running(size=size) as app:
+async def test_a_notice_of_several_lines_hides_neither_the_prompt_nor_the_figures() -> None:
+    async with running(size=WIDE) as app:
         await app.ready()
         app.chat.notify("several words " * 30, timeout=600)
         await app.until(lambda: any(toast.region.height > 1 for toast in app.chat.query(Toast)))
-        line = app.chat.query_one(TelemetryLine)
-        top = line.region.y if line.display else app.prompt.region.y
-        assert all(toast.region.bottom <= top for toast in app.chat.query(Toast))
+
+        def clear() -> bool:
+            line = app.chat.query_one(TelemetryLine)
+            top = line.region.y if line.display else app.prompt.region.y
+            return all(toast.region.bottom <= top for toast in app.chat.query(Toast))
+
+        assert clear()
+        await app.pilot.resize_terminal(*SMALL)
+        await app.until(lambda: app.chat.query_one(TelemetryLine).display and clear())

@@ -92,14 +92,6 @@ async def test_a_summary_is_asked_for_with_the_tools_of_the_chat_and_is_no_call(
         assert app.stored() == [("user", "First"), ("assistant", "One.")]
 
 
-async def test_a_first_message_that_is_too_long_is_an_error() -> None:
-    async with running(ScriptedBackend([FULL])) as app:
-        await app.ready()
-        await app.send("Very long")
-        assert app.app.screen is app.chat
-        assert "The chat has 9,000 tokens." in app.transcript.messages[-1].content
-
-
 async def test_compact_summarizes_at_any_time_and_the_summary_is_edited() -> None:
     backend = ScriptedBackend([answer("One."), answer("They said one."), answer("Two.")])
     async with running(backend) as app:
@@ -123,10 +115,15 @@ async def test_compact_summarizes_at_any_time_and_the_summary_is_edited() -> Non
         assert backend.requests[-1].messages[0].content.endswith("They said one.!")
 
 
-async def test_a_summary_that_fails_leaves_the_chat_as_it_was() -> None:
+async def test_a_first_message_that_is_too_long_is_an_error_and_a_summary_that_fails_changes_nothing() -> None:
     failed: list[Step] = [Failed(code="generation_failed", message="Decoding failed.", request_id=1)]
-    async with running(ScriptedBackend([answer("One."), failed])) as app:
+    async with running(ScriptedBackend([FULL, answer("One."), failed])) as app:
         await app.ready()
+        await app.send("Very long")
+        assert app.app.screen is app.chat
+        assert "The chat has 9,000 tokens." in app.transcript.messages[-1].content
+        await app.press("ctrl+n")
+        await app.until(lambda: not app.transcript.messages)
         await app.send("First")
         await app.write("/compact")
         await app.press("enter")
@@ -183,21 +180,6 @@ async def test_a_message_that_is_too_long_even_alone_is_not_tried_again() -> Non
         assert app.transcript.messages[-1].title == "Context full"
 
 
-@pytest.mark.parametrize("choice", ["", "compact"])
-async def test_a_message_that_does_not_fit_alone_is_an_error_and_nothing_is_summarized(choice: str) -> None:
-    alone: list[Step] = [Failed(code="context_full", message="The last message needs 9,000 tokens.", alone=True)]
-    async with running(ScriptedBackend([answer("One."), alone])) as app:
-        await app.ready()
-        await app.send("First")
-        await app.conversation.history.set_options(when_full=choice)
-        await app.write("Very long")
-        await app.press("enter")
-        await app.until(lambda: "Edit last message" in app.screen_text)
-        assert app.app.screen is app.chat and len(app.backend.requests) == 2
-        assert "The last message needs" in app.transcript.messages[-1].content
-        assert app.stored()[-1] == ("user", "Very long")
-
-
 async def test_a_message_that_does_not_fit_alone_is_edited_so_that_the_next_one_does_not_contain_it() -> None:
     alone: list[Step] = [Failed(code="context_full", message="The last message needs 9,000 tokens.", alone=True)]
     async with running(ScriptedBackend([alone, answer("One.")])) as app:
@@ -205,6 +187,9 @@ async def test_a_message_that_does_not_fit_alone_is_edited_so_that_the_next_one_
         await app.write("Very long")
         await app.press("enter")
         await app.until(lambda: "Edit last message" in app.screen_text)
+        assert app.app.screen is app.chat
+        assert "The last message needs" in app.transcript.messages[-1].content
+        assert app.stored()[-1] == ("user", "Very long")
         assert app.prompt.text == "Very long"
         await app.write("Short")
         await app.press("enter")

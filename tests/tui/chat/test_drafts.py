@@ -34,29 +34,23 @@ def panel(app: RunningApp) -> str:
     return "\n".join(strip.text for strip in app.chat.query_one(TelemetryPanel)._rows)
 
 
-async def test_an_answer_with_drafts_tells_its_figures() -> None:
-    async with running(drafting_backend()) as app:
+async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_much_as_there_is_room_for() -> None:
+    async with running(drafting_backend(), size=WIDE) as app:
         await app.ready()
+        assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
+        await app.press("ctrl+t", "ctrl+t")
+        assert any("New answers" in notice for notice in app.notices)  # nothing to mark yet
         await app.send("Why?")
         assert app.transcript.messages[-1].note == "412 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s"
         for row in ("acceptance   74 %  avg  74 %", "per pass         6.2 tokens", "plain           25.2 tok/s",
                     "drafting           7 % time", "by draft 84 %, lookup 16 %", "adaptive depth     7 tokens",
                     "1.64×"):  # fmt: skip
             assert row in panel(app), row
-
-
-async def test_the_status_line_names_the_draft_model_as_far_as_there_is_room() -> None:
-    async with running(drafting_backend(), size=WIDE) as app:
-        await app.ready()
-        assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
-        await app.send("Why?")
         assert "draft 0.5B Q8_0 · adaptive depth 7 · 8 threads" in app.status
-        await app.pilot.resize_terminal(80, 24)
-        await app.until(lambda: app.chat.query_one(StatusLine).size.width == 80)
-        assert "draft 0.5B Q8_0 · 8 threads" in app.status
-        await app.pilot.resize_terminal(74, 24)
-        await app.until(lambda: app.chat.query_one(StatusLine).size.width == 74)
-        assert "draft 0.5B · 8 threads" in app.status
+        for width, shown in ((80, "draft 0.5B Q8_0 · 8 threads"), (74, "draft 0.5B · 8 threads")):
+            await app.pilot.resize_terminal(width, 24)
+            await app.until(lambda width=width: app.chat.query_one(StatusLine).size.width == width)
+            assert shown in app.status
 
 
 @pytest.mark.parametrize(
@@ -188,13 +182,6 @@ async def test_marks_show_while_the_answer_is_written() -> None:
         await app.until(lambda: not app.chat.busy)
 
 
-async def test_marks_are_told_when_there_is_nothing_to_mark_yet() -> None:
-    async with running(drafting_backend()) as app:
-        await app.ready()
-        await app.press("ctrl+t")
-        assert any("New answers" in notice for notice in app.notices)
-
-
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Return a target, and a smaller model with the same vocabulary."""
@@ -261,7 +248,7 @@ async def test_while_messages_are_queued_only_the_prompt_says_what_esc_does() ->
         await app.ready()
 
 
-async def test_settings_of_the_draft_model_offer_to_load_again() -> None:
+async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_does_not_need_it() -> None:
     async with running() as app:
         await app.ready()
         await app.press("f2")
@@ -273,11 +260,6 @@ async def test_settings_of_the_draft_model_offer_to_load_again() -> None:
         await app.press("y")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.specs[1].draft_cores == "6,7"
-
-
-async def test_the_depth_takes_effect_without_loading_again() -> None:
-    async with running() as app:
-        await app.ready()
         await app.press("f2")
         await app.until(lambda: app.app.screen.query("#row-speculation-depth"))
         app.app.screen.query_one("#row-speculation-depth").put(5)  # type: ignore[attr-defined]
@@ -286,7 +268,7 @@ async def test_the_depth_takes_effect_without_loading_again() -> None:
         await app.until(lambda: app.app.screen is app.chat)
         await app.send("Hello")
         assert app.backend.requests[0].speculation.depth == 5
-        assert len(app.backend.loads) == 1
+        assert len(app.backend.loads) == 2
 
 
 async def test_no_color_keeps_the_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from cpuchat.protocol.messages import Failed, ModelLoaded
+from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.tui.chat.composer import QueuedMessages
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
 
-async def test_a_message_sent_while_loading_waits_for_the_model() -> None:
-    gate = Gate()
-    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend) as app:
-        await app.until(gate.reached.is_set)
-        await app.send("Hello?", wait=False)
-        assert "Queued: " in app.screen_text
-        assert not backend.requests
-        gate.open()
-        await app.until(lambda: backend.requests and not app.chat.busy)
-        assert backend.requests[0].messages[-1].content == "Hello?"
-        assert app.stored()[0] == ("user", "Hello?")
-
-
-async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
+async def test_a_message_sent_while_loading_waits_and_what_is_typed_after_it_is_the_next_one() -> None:
     gate = Gate()
     backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
     async with running(backend) as app:
@@ -35,9 +21,11 @@ async def test_what_is_typed_after_a_queued_message_is_the_next_one() -> None:
         await app.press("escape")
         assert app.prompt.text == "first\nsecond"
         await app.press("enter")
+        assert not backend.requests
         gate.open()
         await app.until(lambda: backend.requests and not app.chat.busy)
         assert backend.requests[0].messages[-1].content == "first\nsecond"
+        assert app.stored()[0] == ("user", "first\nsecond")
 
 
 async def test_messages_sent_during_an_answer_are_sent_after_it_in_order() -> None:
@@ -81,22 +69,6 @@ async def test_queued_messages_are_edited_in_their_place_and_deleted() -> None:
         assert app.stored()[1] == ("assistant", "One ")
 
 
-async def test_a_failed_answer_holds_the_queue_until_the_next_message() -> None:
-    gate = Gate()
-    failed = [gate, Failed(code="worker_died", message="Worker crashed.", hint="")]
-    backend = ScriptedBackend([failed, answer("Two.")])
-    async with running(backend) as app:
-        await app.count_up_to(gate)
-        await app.send("And then?", wait=False)
-        gate.open()
-        await app.until(lambda: not app.chat.busy)
-        assert len(backend.requests) == 1 and "Queued: And then?" in app.screen_text
-        await app.send("Again")
-        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
-        asked = [one.messages[-1].content for one in backend.requests[1:]]
-        assert asked[0].endswith("And then?") and asked[1] == "Again"
-
-
 async def test_a_message_that_could_not_be_sent_is_only_in_the_prompt() -> None:
     async with running(ScriptedBackend([answer("One.")])) as app:
         await app.ready()
@@ -109,31 +81,18 @@ async def test_a_message_that_could_not_be_sent_is_only_in_the_prompt() -> None:
         assert app.prompt.text == "Second" and "Second" not in [message.content for message in app.transcript.messages]
 
 
-async def test_again_replaces_the_last_answer() -> None:
-    backend = ScriptedBackend([answer("First."), answer("Second.")])
-    async with running(backend) as app:
-        await app.ready()
-        await app.send("Say something")
-        await app.press("ctrl+r")
-        await app.until(lambda: len(backend.requests) == 2 and not app.chat.busy)
-        assert [m.content for m in app.transcript.messages] == ["Say something", "Second."]
-        assert app.stored() == [("user", "Say something"), ("assistant", "Second.")]
-
-
-async def test_again_without_a_message_says_so() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.press("ctrl+r")
-        assert any("Nothing to regenerate yet" in notice for notice in app.notices)
-
-
-async def test_editing_my_last_message_replaces_it_and_what_followed() -> None:
+async def test_editing_my_last_message_replaces_it_and_escape_brings_the_draft_back() -> None:
     backend = ScriptedBackend([answer("First."), answer("Second."), answer("Third.")])
     async with running(backend) as app:
         await app.ready()
+        await app.press("ctrl+r")
+        assert any("Nothing to regenerate yet" in notice for notice in app.notices)
         await app.send("One")
         await app.send("Two")
         await app.write("half a thought")
+        await app.press("f4", "escape")
+        assert app.prompt.text == "half a thought"
+        assert "Edit last message" not in app.screen_text
         await app.press("f4")
         assert app.prompt.text == "Two"
         assert "Edit last message" in app.screen_text
@@ -141,16 +100,6 @@ async def test_editing_my_last_message_replaces_it_and_what_followed() -> None:
         await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
         assert [m.content for m in app.transcript.messages] == ["One", "First.", "Two!", "Third."]
         assert [content for _, content in app.stored()] == ["One", "First.", "Two!", "Third."]
-
-
-async def test_escape_leaves_editing_and_brings_the_draft_back() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("One")
-        await app.write("half a thought")
-        await app.press("f4", "escape")
-        assert app.prompt.text == "half a thought"
-        assert "Editing" not in app.screen_text
 
 
 async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:

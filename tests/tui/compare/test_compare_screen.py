@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.base.errors import UsageError
 from cpuchat.compare.runner import Side
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
@@ -39,19 +40,31 @@ async def test_a_tiny_terminal_shows_one_side_and_the_table() -> None:
         assert "1.49× as fast" in " ".join(app.screen_text.split())
 
 
-async def test_the_table_says_why_and_where_the_texts_part() -> None:
-    async with comparing() as app:
-        await app.done()
-        text = app.screen_text
-        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in text
-        assert "First difference at token 18." in text
-        assert "▸every" in text and "▸all tokens." in text
+async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_back_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> tuple[str, str]:
+        raise UsageError("Two models cannot answer at the same time on one core.", "Compare them in turn.")
 
-
-async def test_the_chat_gives_its_memory_back_and_is_loaded_again() -> None:
+    monkeypatch.setattr("cpuchat.compare.comparison.halves", refuse)
+    monkeypatch.chdir(tmp_path)
     async with comparing() as app:
         await app.done()
         assert app.backend.model is None
+        shown = app.screen_text
+        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in shown
+        assert "First difference at token 18." in shown
+        assert "▸every" in shown and "▸all tokens." in shown
+        await app.press("r")  # a race
+        await app.until(lambda: any("one core" in notice for notice in app.notices))
+        assert "sets the pace" in app.screen_text  # what was there stays
+        await app.press("e", "enter")
+        file = tmp_path / "Q8_0-against-Q4_K_M.md"
+        await app.until(lambda: any("written" in notice for notice in app.notices))
+        text = file.read_text()
+        assert text.startswith("# Q8_0 against Q4_K_M") and TEXTS[0] in text and "| tok/s" not in text
+        assert "| decode | 40.0 tok/s |" in text
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, ChatScreen) and app.backend.model is not None)
         assert all(side.closed for side in app.sides)
@@ -173,18 +186,6 @@ async def test_linked_sides_scroll_together() -> None:
         await app.until(lambda: a.scroll_offset.y != b.scroll_offset.y)
 
 
-async def test_export_writes_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with comparing() as app:
-        await app.done()
-        await app.press("e", "enter")
-        file = tmp_path / "Q8_0-against-Q4_K_M.md"
-        await app.until(lambda: any("written" in notice for notice in app.notices))
-        text = file.read_text()
-        assert text.startswith("# Q8_0 against Q4_K_M") and TEXTS[0] in text and "| tok/s" not in text
-        assert "| decode | 40.0 tok/s |" in text
-
-
 async def test_quitting_in_the_middle_ends_both_workers() -> None:
     gate = Gate()
     sides = [scripted_side(answer("One two never", gate=gate), model=Q8), ScriptedBackend(model=Q4)]
@@ -235,20 +236,6 @@ async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -
         assert isinstance(screen, CompareScreen)
         assert screen.comparison.sides[1] == Side(path=MODEL.path, changes={"kv": "q8_0"})
         await app.until(lambda: screen.query_one(Prompt).has_focus)  # nothing was asked yet
-
-
-async def test_sides_of_a_race_are_not_possible_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cpuchat.base.errors import UsageError
-
-    def refuse(*_: object) -> tuple[str, str]:
-        raise UsageError("Two models cannot answer at the same time on one core.", "Compare them in turn.")
-
-    monkeypatch.setattr("cpuchat.compare.comparison.halves", refuse)
-    async with comparing() as app:
-        await app.done()
-        await app.press("r")
-        await app.until(lambda: any("one core" in notice for notice in app.notices))
-        assert "sets the pace" in app.screen_text  # what was there stays
 
 
 def test_the_sides_of_these_tests_are_told_apart() -> None:

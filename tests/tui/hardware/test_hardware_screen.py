@@ -143,9 +143,10 @@ class Waiting(FixtureReader):
         raise Interrupted("The measurement was stopped.")
 
 
-async def test_measuring_the_bandwidth_can_be_stopped(tmp_path: Path) -> None:
+async def test_measuring_the_bandwidth_can_be_stopped_and_ends_with_the_app(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root)) as app:
+    backend = backend_on(root)
+    async with running(backend) as app:
         screen = await opened(app, Waiting(root))
         await app.press("m")
         await app.until(lambda: "Measuring one L3 group · 2 of 7 · Esc stops" in app.screen_text)
@@ -153,13 +154,6 @@ async def test_measuring_the_bandwidth_can_be_stopped(tmp_path: Path) -> None:
         await app.until(lambda: not app.chat.busy)
         assert app.app.screen is screen
         assert "not measured" in app.screen_text
-
-
-async def test_quitting_ends_what_is_measured(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    backend = backend_on(root)
-    async with running(backend) as app:
-        await opened(app, Waiting(root))
         await app.press("m")
         await app.until(lambda: app.chat.busy)
         app.press_last("ctrl+q")

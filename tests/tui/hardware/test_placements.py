@@ -40,19 +40,13 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
         assert picture(screen).count("▤") == 0
 
 
-async def test_without_a_measurement_the_prediction_says_so(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root)) as app:
-        screen = await opened(app, FixtureReader(root))
-        assert "the theoretical peak" in said(screen)
-        assert "not measured" in app.screen_text
-
-
-async def test_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
+async def test_without_a_measurement_that_is_said_and_words_are_checked_where_they_are_typed(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     backend = backend_on(root)
     async with running(backend) as app:
         screen = await opened(app, FixtureReader(root))
+        assert "the theoretical peak" in said(screen)
+        assert "not measured" in app.screen_text
         for name, text, problem in (
             ("cores", "l3:9", "! cores: L3 group 9 does not exist"),
             ("draft_cores", "banana", "! draft: "),

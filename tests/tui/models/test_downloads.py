@@ -108,6 +108,7 @@ async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
     async with running(downloads=failed.opener) as app:
         await app.until(lambda: line(app).display)
         assert "! Qwen2.5-7B-Instruct F16  There is not enough room" in line(app).text
+        assert app.notices == []  # it ended in an earlier run
 
 
 async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
@@ -162,13 +163,6 @@ async def test_a_change_of_state_is_told_at_once() -> None:
         await app.until(lambda: any("not enough room" in notice for notice in app.notices))
 
 
-async def test_what_ended_in_an_earlier_run_is_not_told_again() -> None:
-    shown = left_by_the_last_run(download(F16, 0.3, state="failed", **FULL))
-    async with running(downloads=shown.opener) as app:
-        await app.until(lambda: line(app).display)
-        assert app.notices == []
-
-
 async def test_without_anything_left_no_manager_is_made() -> None:
     async with running(downloads=lambda changed: pytest.fail("a manager was made")) as app:
         await app.ready()
@@ -219,18 +213,25 @@ async def test_a_finished_one_that_cannot_be_loaded_is_told_in_the_list(tmp_path
         assert app.app.screen is screen and len(app.backend.loads) == 1
 
 
-@pytest.mark.parametrize(("keys", "outcome"), [(("enter",), False), (("right", "enter"), True), (("escape",), None)])
-async def test_cancelling_asks_what_becomes_of_the_part(keys: tuple[str, ...], outcome: bool | None) -> None:
+async def test_cancelling_asks_what_becomes_of_the_part() -> None:
     shown = left_by_the_last_run(*ALL)
     async with running(downloads=shown.opener) as app:
         screen = await opened(app, RUNS)
-        await app.press("delete")
-        await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and isinstance(app.app.screen.focused, Button))
-        assert "2.9 GB of 4.7 GB" in app.screen_text
-        await app.press(*keys)
-        await app.until(lambda: app.app.screen is screen)
-        assert shown.asked == ([] if outcome is None else [(RUNS.id, "cancel", outcome)])
-        assert (RUNS.id in [d.id for d in shown.all()]) == (outcome is None)
+        asked: list[tuple[str, str, bool]] = []
+        for pressed, size, cancelled in (
+            (("escape",), "2.9 GB of 4.7 GB", None),
+            (("enter",), "2.9 GB of 4.7 GB", (RUNS.id, "cancel", False)),
+            (("right", "enter"), "1.0 GB of 8.1 GB", (ALL[1].id, "cancel", True)),
+        ):
+            await app.press("delete")
+            await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and app.app.screen.focused is not None)
+            assert isinstance(app.app.screen.focused, Button) and size in app.screen_text
+            await app.press(*pressed)
+            await app.until(lambda: app.app.screen is screen)
+            asked += [cancelled] if cancelled else []
+            assert shown.asked == asked
+            left = [download.id for download in shown.all()]
+            assert [one.id not in left for one in ALL[:2]] == [one.id in [cut[0] for cut in asked] for one in ALL[:2]]
 
 
 async def test_what_is_done_leaves_the_list_without_a_question() -> None:

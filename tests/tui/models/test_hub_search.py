@@ -11,7 +11,6 @@ from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.chat_app import SMALL, running
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.models_screen import REPO, about, keys, list_of, marked, opened, opened_shelf, type_in
-from tests.support.scripted_backend import MODEL
 
 pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
@@ -34,18 +33,15 @@ async def test_the_hub_is_searched_and_what_is_found_is_marked_and_can_be_opened
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
 
 
-async def test_other_words_put_the_mark_on_the_first_line_again(tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
-        await app.press("down", *"q")
-        await app.until(lambda: keys(app)[-1] == "search")
-        assert marked(app) == f"local {MODEL.path}"
-
-
-async def test_a_pasted_link_opens_its_repository(hub_server: HubServer, tiny_model: Path) -> None:
+async def test_enter_searches_for_what_is_not_here_opens_pasted_links_and_says_without_a_connection_what_to_do(
+    hub_server: HubServer, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub_server.add(REPO, {"tiny-F32.gguf": tiny_model})
     async with running() as app:
-        await opened(app)
+        screen = await opened(app)
+        await app.press(*"zzz-unheard-of", "enter")
+        await app.until(lambda: screen.state.search is not None and not screen.state.search.running)
+        assert "no matches for “zzz-unheard-of”" in app.screen_text
         await type_in(app, f"{hub_server.endpoint}/{REPO}/tree/main")
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, RepositoryScreen) and REPO in app.screen_text)
@@ -56,25 +52,15 @@ async def test_a_pasted_link_opens_its_repository(hub_server: HubServer, tiny_mo
         await app.until(lambda: any("is not a model repository" in notice for notice in app.notices))
         assert isinstance(app.app.screen, ModelsScreen)
 
-
-async def test_nothing_here_and_enter_searches_the_hub(hub_server: HubServer) -> None:
-    async with running() as app:
-        screen = await opened(app)
-        await app.press(*"zzz-unheard-of", "enter")
-        await app.until(lambda: screen.state.search is not None and not screen.state.search.running)
-        assert "no matches for “zzz-unheard-of”" in app.screen_text
-
-
-async def test_without_a_connection_it_says_so_in_place(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    async with running() as app:
-        screen = await opened(app)
-        await app.press(*"zzz", "ctrl+s")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        requests = len(hub_server.requests)
+        await type_in(app, "zzz")
+        await app.press("ctrl+s")
         await app.until(lambda: screen.state.search is not None and screen.state.search.problem)
         search = screen.state.search
         assert search is not None and "ffline" in search.problem and search.hint
         await app.until(lambda: marked(app) == "search" and "what to do" in about(app))
-        assert not hub_server.requests
+        assert len(hub_server.requests) == requests
 
 
 async def test_escape_leaves_a_search_that_takes_long(hub_server: HubServer) -> None:

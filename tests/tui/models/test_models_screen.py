@@ -34,26 +34,29 @@ pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 # What is here
 
 
-async def test_real_files_are_listed_and_enter_loads(tmp_path: Path, tiny_model: Path) -> None:
+async def test_real_files_are_listed_described_inspected_quantized_and_loaded(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(tiny_model.read_bytes()[:100])
     async with running(folders=(tiny_model.parent, tmp_path)) as app:
-        await opened(app)
-        assert "! cut" in app.screen_text
-        await app.press(*"tiny-f32", "enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][0].name == tiny_model.name
-        assert app.app.screen is app.chat
-
-
-async def test_what_is_known_of_the_marked_model_stands_beside_the_list(tiny_model: Path) -> None:
-    async with running(folders=(tiny_model.parent,)) as app:
         screen = await opened(app)
+        assert "! cut" in app.screen_text
         await app.press(*"tiny-f32")
         await app.until(lambda: tiny_model.name in marked(app))
         await looked(app, screen)
         await app.until(lambda: "KV cache" in about(app))
         for words in ("llama · 4k context", "KV 512 B per token of context", "GB free: fits", "used never"):
             assert words in about(app)
+        await app.press("f3")
+        await app.until(lambda: isinstance(app.app.screen, InspectionScreen) and "feed-forward" in app.screen_text)
+        await app.press("f3")
+        await app.until(lambda: app.app.screen is screen)
+        await app.press("f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is screen)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][0].name == tiny_model.name
+        assert app.app.screen is app.chat
 
 
 async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
@@ -78,39 +81,42 @@ async def test_the_first_picture_is_laid_out_for_the_width(tmp_path: Path) -> No
         assert seen and all(seen)
 
 
-async def test_typing_narrows_the_list_and_escape_widens_it_first(tmp_path: Path) -> None:
+async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
     async with running() as app:
-        await opened_shelf(app, tmp_path)
-        everything = keys(app)
+        screen = await opened_shelf(app, tmp_path)
+        everything, loaded = keys(app), f"local {MODEL.path}"
+        assert marked(app) == loaded
+        await app.press("down", "down")
+        assert marked(app) == "local /models/llama-3.1-70b-q4_k_m.gguf"
+        await app.until(lambda: "128k context" in about(app))
+        await app.press("q")  # other words put the mark on the first line again
+        await app.until(lambda: keys(app)[-1] == "search")
+        assert marked(app) == loaded
+        await app.press("escape", "down", "pageup")
+        assert marked(app) == loaded
+        assert isinstance(screen.focused, Input)  # the arrows leave it there
+
         await app.press(*"qwen 0.5b q4_k_m")
         await app.until(lambda: keys(app)[0] == f"local {LOCAL[0].path}" and keys(app)[-1] == "search")
         assert len(keys(app)) == 2  # here, and the search on the hub; that of the catalog is the one that is here
         await app.press("escape")
         await app.until(lambda: keys(app) == everything)
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
-        assert len(app.backend.loads) == 1
 
-
-async def test_the_loaded_one_is_marked_first_and_the_arrows_leave_the_focus_in_the_box(tmp_path: Path) -> None:
-    async with running() as app:
-        screen = await opened_shelf(app, tmp_path)
-        assert marked(app) == f"local {MODEL.path}"
-        await app.press("down", "down")
-        assert marked(app) == "local /models/llama-3.1-70b-q4_k_m.gguf"
-        await app.until(lambda: "128k context" in about(app))
-        await app.press("pageup")
-        assert marked(app) == f"local {MODEL.path}"
-        assert isinstance(screen.focused, Input)
-
-
-async def test_a_damaged_one_is_marked_and_not_loaded(tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
         assert "! broken" in app.screen_text
         await app.press(*"broken", "enter")
         await app.until(lambda: any("cut short" in notice for notice in app.notices))
-        assert isinstance(app.app.screen, ModelsScreen)
+        await app.press("escape", *"llama", "home", "delete")  # inside the text, it edits
+        await app.until(lambda: screen.query_one("#filter", Input).value == "lama")
+        await app.press("escape", *"gpt-oss", "f3")
+        await app.until(lambda: any("Only a downloaded model" in notice for notice in app.notices))
+        await type_in(app, "/no/such/file.gguf")
+        await app.until(lambda: "no such file" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: any("no such file" in notice for notice in app.notices))
+        assert app.app.screen is screen
+        await app.press("escape", "escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        assert len(app.backend.loads) == 1
 
 
 async def test_enter_means_what_was_typed_before_it() -> None:
@@ -122,11 +128,16 @@ async def test_enter_means_what_was_typed_before_it() -> None:
         assert app.backend.loads[1][0].name == DEMO_FILES["demo-draft"]
 
 
-async def test_a_pasted_path_is_loaded(tiny_model: Path) -> None:
+async def test_a_pasted_path_is_inspected_quantized_and_loaded(tiny_model: Path) -> None:
     async with running() as app:
-        await opened(app)
+        screen = await opened(app)
         await type_in(app, f"'{tiny_model}'")
         await app.until(lambda: marked(app) == "file")
+        for key, kind in (("f3", InspectionScreen), ("f5", QuantizeScreen)):
+            await app.press(key)
+            await app.until(lambda kind=kind: isinstance(app.app.screen, kind))
+            await app.press("escape")
+            await app.until(lambda: app.app.screen is screen)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         assert app.backend.loads[1][0] == tiny_model
@@ -189,25 +200,6 @@ async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Pa
         await app.press("ctrl+r")
         await app.until(lambda: f"local {path}" not in keys(app))
         assert RecentModels().files() == []
-
-
-async def test_a_typed_file_can_be_inspected_and_quantized(tiny_model: Path) -> None:
-    async with running() as app:
-        await opened(app)
-        await type_in(app, str(tiny_model))
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
-        await app.press("escape", "f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
-
-
-async def test_a_path_that_is_not_there_says_so(tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
-        await type_in(app, "/no/such/file.gguf")
-        await app.until(lambda: "no such file" in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: any("no such file" in notice for notice in app.notices))
 
 
 async def test_new_files_are_found_when_it_looks_again(tmp_path: Path, tiny_model: Path) -> None:

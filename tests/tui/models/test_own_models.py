@@ -6,15 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from textual.widgets import Input
 
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import QuantizeScreen
-from cpuchat.tui.models.reader import InspectionScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import running
-from tests.support.models_screen import keys, marked, opened, opened_shelf, type_in
+from tests.support.models_screen import keys, marked, opened, type_in
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -43,59 +41,22 @@ async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> N
         assert any("freed" in notice for notice in app.notices)
 
 
-async def test_what_is_loaded_is_not_deleted(tmp_path: Path) -> None:
+async def test_what_is_loaded_and_the_draft_model_beside_it_are_not_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
     file = write_tiny_gguf(folder / "mine.gguf")
-    loaded = msgspec.structs.replace(MODEL, path=str(file))
+    draft = write_tiny_gguf(folder / "beside.gguf")
+    loaded = msgspec.structs.replace(MODEL, path=str(file), draft="tiny", draft_quantization="F32")
     async with running(ScriptedBackend(model=loaded), model=file, folders=(folder,)) as app:
         await opened(app)
         assert marked(app) == f"local {file}"
         await app.press("delete")
         await app.until(lambda: any("in use" in notice for notice in app.notices))
-        assert file.exists() and isinstance(app.app.screen, ModelsScreen)
-
-
-async def test_the_draft_model_beside_it_is_not_deleted_either(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    file = write_tiny_gguf(folder / "mine.gguf")
-    loaded = msgspec.structs.replace(MODEL, draft="tiny", draft_quantization="F32")
-    async with running(ScriptedBackend(model=loaded), folders=(folder,)) as app:
-        await opened(app)
-        await type_in(app, "mine")
-        await app.until(lambda: marked(app) == f"local {file}")
+        await type_in(app, "beside")
+        await app.until(lambda: marked(app) == f"local {draft}")
         await app.press("f8")
-        await app.until(lambda: any("in use" in notice for notice in app.notices))
-        assert file.exists() and isinstance(app.app.screen, ModelsScreen)
-
-
-async def test_delete_inside_the_typed_text_edits_it(tmp_path: Path) -> None:
-    async with running() as app:
-        screen = await opened_shelf(app, tmp_path)
-        await app.press(*"llama", "home", "delete")
-        await app.until(lambda: screen.query_one("#filter", Input).value == "lama")
-        assert app.app.screen is screen
-
-
-async def test_inspecting_shows_the_header(tiny_model: Path) -> None:
-    async with running(folders=(tiny_model.parent,)) as app:
-        await opened(app)
-        await app.press(*"tiny-f32")
-        await app.until(lambda: tiny_model.name in marked(app))
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, InspectionScreen) and "feed-forward" in app.screen_text)
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-
-
-async def test_quantizing_opens_for_a_model_that_is_here(tiny_model: Path) -> None:
-    async with running(folders=(tiny_model.parent,)) as app:
-        await opened(app)
-        await app.press(*"tiny-f32")
-        await app.until(lambda: tiny_model.name in marked(app))
-        await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.until(lambda: sum("in use" in notice for notice in app.notices) == 2)
+        assert file.exists() and draft.exists() and isinstance(app.app.screen, ModelsScreen)
 
 
 async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> None:
@@ -109,11 +70,3 @@ async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> Non
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
         await app.until(lambda: "llama-Q8_0.gguf" in marked(app))
-
-
-async def test_what_needs_a_file_says_so_for_the_others(tmp_path: Path) -> None:
-    async with running() as app:
-        await opened_shelf(app, tmp_path)
-        await app.press(*"gpt-oss", "f3")
-        await app.until(lambda: any("Only a downloaded model" in notice for notice in app.notices))
-        assert isinstance(app.app.screen, ModelsScreen)

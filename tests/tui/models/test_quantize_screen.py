@@ -99,23 +99,8 @@ async def opened(app: RunningApp, model: LocalModel) -> Opened:
     return Opened(app, screen, returned)
 
 
-async def test_a_type_is_chosen_and_made(half: Path) -> None:
-    async with running() as app:
-        screen = await opened(app, local(half))
-        await screen.known()
-        assert screen.rows.marked == "Q8_0" and "recommended" in app.screen_text
-        assert screen.out.value == str(half.with_name("llama-Q8_0.gguf"))
-        await screen.mark("Q6_K")
-        assert screen.out.value == str(half.with_name("llama-Q6_K.gguf"))
-        await screen.mark("Q8_0")
-        await app.press("enter")
-        made = await asyncio.wait_for(screen.returned, HANG_GUARD)
-        assert made is not None and read_header(made).quantization == "Q8_0"
-        assert any("written" in notice for notice in app.notices)
-
-
 @pytest.mark.parametrize("size", [WIDE, SMALL])
-async def test_what_each_type_gives(half: Path, size: tuple[int, int]) -> None:
+async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path, size: tuple[int, int]) -> None:
     async with running(size=size) as app:
         screen = await opened(app, local(half))
         await screen.foreseen()
@@ -126,6 +111,17 @@ async def test_what_each_type_gives(half: Path, size: tuple[int, int]) -> None:
         figures = {row.key: row.columns for row in screen.rows.rows}
         assert figures["Q8_0"] is not None and figures["Q8_0"][0] == "8.52 bit"
         assert "×" in figures["Q8_0"][3] or "tok/s" in figures["Q8_0"][3]
+        assert screen.rows.marked == "Q8_0" and "recommended" in app.screen_text
+        assert screen.out.value == str(half.with_name("llama-Q8_0.gguf"))
+        if size == SMALL:
+            return
+        await screen.mark("Q6_K")
+        assert screen.out.value == str(half.with_name("llama-Q6_K.gguf"))
+        await screen.mark("Q8_0")
+        await app.press("enter")
+        made = await asyncio.wait_for(screen.returned, HANG_GUARD)
+        assert made is not None and read_header(made).quantization == "Q8_0"
+        assert any("written" in notice for notice in app.notices)
 
 
 async def test_what_is_quantized_already_leads_to_its_original_and_lists_only_smaller_types(
@@ -146,16 +142,37 @@ async def test_what_is_quantized_already_leads_to_its_original_and_lists_only_sm
         await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
 
 
-async def test_a_name_of_ones_own_stays(half: Path, tmp_path: Path) -> None:
+async def test_a_name_of_ones_own_stays_and_what_cannot_be_written_is_told(half: Path, tmp_path: Path) -> None:
     async with running() as app:
         screen = await opened(app, local(half))
         await screen.known()
+        for name, word in (
+            ("~nobody-has-this-name/x.gguf", "Cannot write there"),
+            ("a" * 300 + ".gguf", "too long"),
+            ("x\x1b[31m.gguf", "unprintable"),
+        ):
+            screen.out.value = name
+            await app.press("enter")
+            await app.until(lambda word=word: any(word in notice for notice in app.notices))
+            assert app.app.services.quantizing.job is None
+        screen.out.value = "/nowhere/x.gguf"
+        await app.press("enter")
+        await app.until(lambda: any("There is no folder /nowhere" in notice for notice in app.notices))
+        await app.until(lambda: "There is no folder" in screen.state)
+
         screen.out.value = str(tmp_path / "mine")
         await screen.mark("Q6_K")
         assert screen.out.value == str(tmp_path / "mine")
         await app.press("enter")
         await app.until(lambda: "must end in .gguf" in app.notices[-1])
         screen.out.value = str(tmp_path / "mine.gguf")
+        await screen.known("IQ2_XS")
+        await screen.mark("IQ2_XS")
+        assert "an importance matrix" in " ".join(app.screen_text.split())
+        await app.press("enter")
+        await app.until(lambda: "importance matrix" in app.notices[-1])
+        assert app.app.screen is screen.screen
+        await screen.mark("Q6_K")
         await app.press("enter")
         assert await asyncio.wait_for(screen.returned, HANG_GUARD) == tmp_path / "mine.gguf"
 
@@ -192,19 +209,6 @@ async def test_it_asks_before_it_loses_quality_twice(half: Path, tmp_path: Path)
         await app.press("y")
         made = await asyncio.wait_for(screen.returned, HANG_GUARD)
         assert made is not None and read_header(made).quantization == "Q3_K_M"
-
-
-async def test_what_needs_an_importance_matrix_says_so(half: Path) -> None:
-    async with running() as app:
-        screen = await opened(app, local(half))
-        await screen.known("IQ2_XS")
-        await screen.mark("IQ2_XS")
-        assert "an importance matrix" in " ".join(app.screen_text.split())
-        await app.press("enter")
-        await app.until(lambda: "importance matrix" in app.notices[-1])
-        assert app.app.screen is screen.screen
-        await app.press("escape")
-        assert await asyncio.wait_for(screen.returned, HANG_GUARD) is None
 
 
 @pytest.fixture
@@ -284,25 +288,6 @@ async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) ->
     assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
 
 
-async def test_names_that_are_none_and_files_that_cannot_be_written_are_told(half: Path) -> None:
-    async with running() as app:
-        screen = await opened(app, local(half))
-        await screen.known()
-        for name, word in (
-            ("~nobody-has-this-name/x.gguf", "Cannot write there"),
-            ("a" * 300 + ".gguf", "too long"),
-            ("x\x1b[31m.gguf", "unprintable"),
-        ):
-            screen.out.value = name
-            await app.press("enter")
-            await app.until(lambda word=word: any(word in notice for notice in app.notices))
-            assert app.app.services.quantizing.job is None
-        screen.out.value = "/nowhere/x.gguf"
-        await app.press("enter")
-        await app.until(lambda: any("There is no folder /nowhere" in notice for notice in app.notices))
-        await app.until(lambda: "There is no folder" in screen.state)
-
-
 async def test_a_model_that_llama_cpp_does_not_know_is_told(tmp_path: Path) -> None:
     unknown = write_tiny_gguf(tmp_path / "unknown.gguf")
     model = local(unknown)
@@ -357,14 +342,6 @@ async def test_snapshots(tmp_path: Path, elsewhere: None) -> None:
         await app.pilot.pause()
         snapshot(app.app, "quantize-80x24")
 
-
-async def test_snapshot_of_the_work(tmp_path: Path, elsewhere: None) -> None:
-    file = hollow_file(tmp_path / "Qwen2.5-7B-Instruct-F16.gguf", big_header("7b", "F16"))
-    async with running(size=SMALL) as app:
-        screen = await opened(app, local(file))
-        await screen.foreseen()
-        screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q8_0.gguf"
-        screen.out.cursor_blink = False
         work = app.app.services.quantizing
         work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q8_0.gguf"), type=quant_type("Q8_0"))
         work.progress = QuantizeProgress(

@@ -66,19 +66,33 @@ def test_a_wrong_value_is_refused_with_what_is_wanted(key: str, text: str, wants
         Field.of(key).parse(text)
 
 
-async def test_a_change_is_saved_and_comments_stay() -> None:
+async def test_changes_are_saved_comments_stay_and_engine_settings_offer_to_load_again() -> None:
+    save_preset(Preset(name="calm"))
     file = paths.settings_file()
-    file.parent.mkdir(parents=True)
-    file.write_text("[sampling]\n# mine\ntop_k = 20\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('[sampling]\n# mine\ntop_k = 20\n[chat]\npreset = "gone"\n')
     async with running() as app:
         screen = await opened(app)
         assert row(screen, "sampling.top_k").content == "20"
         row(screen, "sampling.temperature").editor.focus()
-        await app.press("ctrl+a", "ctrl+k", *"0.2", "ctrl+s")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.press("ctrl+a", "ctrl+k", *"0.2")
+        preset = row(screen, "chat.preset")
+        assert isinstance(preset.editor, Select)
+        screen.show_row(preset)
+        await app.until(lambda: "gone (missing)" in app.screen_text)
+        assert preset.content == "gone"
+        preset.put("calm")
+        row(screen, "engine.threads").put(3)
+        await app.pilot.pause()
+        await app.press("ctrl+s")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.specs[1].threads == 3
         await app.until(lambda: app.conversation.settings.sampling.temperature == 0.2)
     text = file.read_text()
     assert "# mine" in text and "temperature = 0.2" in text and "top_k = 20" in text
+    assert settings.load().chat.preset == "calm"
 
 
 async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_changes_asks() -> None:
@@ -115,18 +129,6 @@ async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_ch
     assert (saved.sampling.top_k, saved.sampling.top_p, saved.ui.theme) == (5, None, Settings().ui.theme)
 
 
-async def test_engine_settings_offer_to_load_again() -> None:
-    async with running() as app:
-        screen = await opened(app)
-        row(screen, "engine.threads").put(3)
-        await app.pilot.pause()
-        await app.press("ctrl+s")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.specs[1].threads == 3
-
-
 async def test_snapshots() -> None:
     async with running(size=SMALL) as app:
         screen = await opened(app)
@@ -154,19 +156,6 @@ async def test_what_others_changed_while_the_form_was_open_stays() -> None:
         assert app.conversation.settings.engine.threads == 3
     saved = settings.load()
     assert (saved.sampling.top_k, saved.engine.threads, saved.chat.max_tokens) == (7, 3, 50)
-
-
-async def test_the_preset_of_new_chats_is_one_that_exists() -> None:
-    save_preset(Preset(name="calm"))
-    settings.update({"chat": {"preset": "gone"}})
-    async with running() as app:
-        screen = await opened(app)
-        preset = row(screen, "chat.preset")
-        assert isinstance(preset.editor, Select)
-        assert preset.content == "gone" and "gone (missing)" in app.screen_text
-        preset.put("calm")
-        await app.press("ctrl+s")
-        await app.until(lambda: settings.load().chat.preset == "calm")
 
 
 async def test_a_closed_screen_is_freed_with_its_text_areas() -> None:

@@ -25,6 +25,8 @@ from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 
+pytestmark = pytest.mark.usefixtures("drawn_at_once")
+
 HANG_GUARD = 180
 PIECES = [
     "Reading ",

@@ -39,7 +39,7 @@ def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) 
     assert color("", sheet) == Color.parse("blue") and len(parsed) == 2
 
 
-async def test_what_a_removed_widget_had_drawn_is_freed() -> None:
+async def test_what_a_removed_widget_had_drawn_is_freed(drawn_at_once: None) -> None:
     painter.keep()
     async with App[None]().run_test() as pilot:
         label = Label("drawn")
