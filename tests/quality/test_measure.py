@@ -24,7 +24,7 @@ from tests.quality.in_process import run_in_process
 from tests.support.cores import ON_ONE_CPU
 
 Q8, Q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
-PROSE = "cpuchat reads the weights of the model for every token, so the memory bandwidth sets the pace. " * 60
+PROSE = "cpuchat reads the weights of the model for every token, so the memory bandwidth sets the pace. " * 30
 TEXTS = (
     Text(kind="prose", content=PROSE),
     Text(
