@@ -22,17 +22,17 @@ def one_by_one(mean_s: float = 1.0) -> Server:
     return Server(prefill_s=lambda tokens: tokens * mean_s, step_s=lambda n: 1e-9, most=1)
 
 
-@pytest.mark.parametrize(("k", "load"), [(1, 0.6), (2, 1.4), (4, 3.0), (10, 8.0)])
+@pytest.mark.parametrize(("k", "load"), [(1, 0.6), (4, 3.0)])
 def test_one_chat_per_machine_is_the_queue_m_m_k(k: int, load: float) -> None:
-    found = simulate(one_by_one(), k, Demand(load, exponential(1.0), fixed(1.0)), REQUESTS * (3 if k < 4 else 2))
+    found = simulate(one_by_one(), k, Demand(load, exponential(1.0), fixed(1.0)), 2 * REQUESTS)
     wait = erlang_c(k, load) / (k - load)
     assert found.ttft_s.mean == pytest.approx(wait + 1.0, rel=0.03)
     assert found.busy == pytest.approx(load / k, rel=0.03)
     assert not found.saturated
 
 
-@pytest.mark.parametrize("load", [0.3, 0.5])
-def test_chats_that_share_a_machine_evenly_are_processor_sharing(load: float) -> None:
+def test_chats_that_share_a_machine_evenly_are_processor_sharing() -> None:
+    load = 0.5
     # Each further chat makes the step longer by as much: the mean time of M/M/1 with shared service is 1 / (1 - load).
     server = Server(prefill_s=lambda tokens: 0.0, step_s=lambda n: 0.01 * n, most=10_000)
     found = simulate(server, 1, Demand(load, fixed(1), lambda chance: 1 + 100 * chance.expovariate(1)), REQUESTS)
