@@ -16,6 +16,7 @@ import pytest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol.messages import LoadOptions, TextDelta
 from tests.support.chatting import chat, collect, load, worker
+from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -49,7 +50,7 @@ async def test_assertion_in_llama_cpp_is_quoted(tmp_path: Path) -> None:
     heads = {"rope.dimension_count": 32, "attention.key_length": 64}
     model = edited(sound, tmp_path / "heads.gguf", {f"deepseek2.{key}": value for key, value in heads.items()})
     async with worker() as backend:
-        failed = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).failed
+        failed = (await collect(backend.load(model, LoadOptions(n_ctx=512), ON_ONE_CPU))).failed
         assert failed.code == "worker_died"
         assert "GGML_ASSERT(n_embd_head_qk_nope" in failed.message
         assert "may be damaged" in failed.hint
@@ -59,7 +60,7 @@ async def test_truncated_file_is_refused_by_name_of_the_fault(tiny_model: Path, 
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_model.read_bytes()[: tiny_model.stat().st_size * 2 // 3])
     async with worker() as backend:
-        failed = (await collect(backend.load(cut, LoadOptions(n_ctx=512)))).failed
+        failed = (await collect(backend.load(cut, LoadOptions(n_ctx=512), ON_ONE_CPU))).failed
         assert failed.code == "model_damaged"
         assert failed.hint
         await load(backend, tiny_model)
@@ -90,7 +91,7 @@ async def test_flipped_bits_in_the_header_never_crash(tiny_model: Path, tmp_path
             data[offset] ^= 0xFF
             data[offset + 3] ^= 0x80
             flipped.write_bytes(data)
-            last = (await collect(backend.load(flipped, LoadOptions(n_ctx=512)))).events[-1]
+            last = (await collect(backend.load(flipped, LoadOptions(n_ctx=512), ON_ONE_CPU))).events[-1]
             assert getattr(last, "code", "loaded") in (
                 "loaded",  # the flip hit a value that nobody needs
                 "model_damaged",
@@ -133,7 +134,7 @@ async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path) -> No
         process = None
         for number, template in enumerate(HOSTILE_TEMPLATES):
             model = write_tiny_gguf(tmp_path / f"hostile-{number}.gguf", template=template)
-            events = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).events
+            events = (await collect(backend.load(model, LoadOptions(n_ctx=512), ON_ONE_CPU))).events
             if getattr(events[-1], "code", "") != "template":
                 failed = (await collect(backend.generate(chat("hello")))).failed
                 assert failed.code == "template", template
