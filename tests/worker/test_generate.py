@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -34,35 +31,6 @@ LONG = "the inner line there " * 150
 MARKUP = len("<|im_start|>user\n") + 2  # that all chats begin with, and the begin token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@contextlib.asynccontextmanager
-async def started(bandwidth_file: bytes, folder: Path, model: Path | None = None) -> AsyncIterator[LocalBackend]:
-    (folder / "bandwidth.json").write_bytes(bandwidth_file)
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in ("CONFIG", "DATA", "CACHE"):
-            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
-        async with contextlib.AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(worker(model))
-            await backend.start()
-            patch.undo()
-            yield backend
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    tiny_model: Path, bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LocalBackend]:
-    """A worker with the tiny model for all tests that leave it as usable as it was."""
-    async with started(bandwidth_file, tmp_path_factory.mktemp("shared"), tiny_model) as backend:
-        yield backend
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def other(bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
-    """A worker for all tests that load a model, or with options, of their own."""
-    async with started(bandwidth_file, tmp_path_factory.mktemp("other")) as backend:
-        yield backend
 
 
 async def test_load_reports_progress_then_the_model(tiny_model: Path, other: LocalBackend) -> None:
