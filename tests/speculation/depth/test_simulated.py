@@ -26,6 +26,8 @@ from tests.speculation.depth.simulator import (
     true_costs,
 )
 
+pytestmark = pytest.mark.slow
+
 N = 256
 PAIRS = [(target, draft) for target in TARGETS for draft in DRAFTS]
 RATES = (0.6, 0.8, 0.95, 1.0)
