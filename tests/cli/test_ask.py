@@ -51,13 +51,6 @@ def test_the_answer_is_on_stdout_and_the_figures_are_on_stderr(tiny_model: Path)
     assert "\x1b" not in done.stderr
 
 
-def test_quiet_leaves_stderr_empty(tiny_model: Path) -> None:
-    done = ask(tiny_model, "--quiet", "Hello")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert done.stdout
-
-
 def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) -> None:
     done = asked(tiny_model, "--json", "Hello")
     assert done.returncode == 0, done.stderr
@@ -94,37 +87,28 @@ def test_a_seed_is_reported_and_repeats_the_answer_and_another_does_not(tiny_mod
     assert again["text"] != ask_json(tiny_model, "--seed", str(drawn["seed"] + 1), *hot)["text"]
 
 
-def test_standard_input_is_the_question(tiny_model: Path) -> None:
-    by_pipe = ask(tiny_model, "--temperature", "0", stdin="Hello\n")
-    by_argument = ask_json(tiny_model, "--temperature", "0", "Hello")["text"]
-    assert by_pipe.returncode == 0, by_pipe.stderr
-    assert by_pipe.stdout.removesuffix("\n") == by_argument.removesuffix("\n")
-
-
-def test_standard_input_follows_the_argument_as_material(tiny_model: Path) -> None:
+def test_standard_input_is_the_question_or_follows_the_argument_as_material(tiny_model: Path) -> None:
     piped = ask(tiny_model, "--temperature", "0", "Sum", "up:", stdin="one\ntwo\n")
+    question = ask(tiny_model, "--temperature", "0", stdin="Sum up:\n\none\ntwo\n")
     typed = ask(tiny_model, "--temperature", "0", "Sum up:\n\none\ntwo")
-    assert piped.returncode == 0, piped.stderr
-    assert piped.stdout == typed.stdout
+    assert typed.returncode == 0, typed.stderr
+    assert piped.stdout == question.stdout == typed.stdout
 
 
 def test_raw_sends_the_text_without_the_template(tiny_model: Path) -> None:
     raw = ask_json(tiny_model, "--raw", "xyz")
-    chat = ask_json(tiny_model, "xyz")
-    system = ask_json(tiny_model, "--system", "Be brief.", "xyz")
-    assert raw["timings"]["prompt_n"] == 3
-    assert 3 < chat["timings"]["prompt_n"] < system["timings"]["prompt_n"]
+    chat = ask_json(tiny_model, "Hello")
+    system = ask_json(tiny_model, "--system", "Be brief.", "Hello")
+    assert raw["timings"]["prompt_n"] == len("xyz")
+    assert len("Hello") < chat["timings"]["prompt_n"] < system["timings"]["prompt_n"]
 
 
 def test_settings_are_the_defaults_and_options_override_them(tiny_model: Path) -> None:
     file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text("[chat]\nmax_tokens = 3\n[sampling]\nseed = 5\n")
-    done = run("ask", "--json", "--model", str(tiny_model), "Hello")
-    result = json.loads(done.stdout)
-    assert result["timings"]["predicted_n"] == 3
-    assert result["seed"] == 5
-    assert json.loads(ask(tiny_model, "--json", "Hello").stdout)["timings"]["predicted_n"] == 16
+    result = json.loads(run("ask", "--json", "--model", str(tiny_model), "--seed", "6", "Hello").stdout)
+    assert (result["timings"]["predicted_n"], result["seed"]) == (3, 6)
 
 
 def test_a_stop_text_ends_the_answer_before_it(tiny_model: Path) -> None:
@@ -297,9 +281,11 @@ def escaping_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     return edited(tiny_model, tmp_path_factory.mktemp("models") / "esc.gguf", {"tokenizer.ggml.tokens": tokens})
 
 
-def test_escape_characters_of_an_answer_do_not_pass_through_a_pipe(escaping_model: Path) -> None:
+def test_escape_characters_do_not_pass_through_a_pipe_and_quiet_leaves_stderr_empty(escaping_model: Path) -> None:
     several = ("--max-tokens", "64", "Hello")
-    cleaned = ask(escaping_model, *several).stdout
+    done = ask(escaping_model, "--quiet", *several)
+    assert (done.returncode, done.stderr) == (0, "")
+    cleaned = done.stdout
     assert "␛" in cleaned or "␇" in cleaned
     assert not set("\x1b\x07") & set(cleaned)
     raw = ask(escaping_model, "--raw-output", *several).stdout

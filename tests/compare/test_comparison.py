@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -35,7 +36,7 @@ def demo(name: str = "demo", **changes: str) -> Side:
 class Watched:
     """A comparison and every event of its sides, in order."""
 
-    def __init__(self, a: Side, b: Side, max_tokens: int = 48) -> None:
+    def __init__(self, a: Side, b: Side, max_tokens: int = 16) -> None:
         settings = Settings()
         settings.chat.max_tokens = max_tokens
         self.events: list[tuple[int, AnyEvent]] = []
@@ -60,7 +61,9 @@ async def watched(request: pytest.FixtureRequest) -> AsyncIterator[Watched]:
     await found.comparison.close()
 
 
-async def test_one_answers_after_the_other_and_a_repeat_swaps_them(watched: Watched) -> None:
+async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_what_is_written(
+    watched: Watched,
+) -> None:
     comparison = watched.comparison
     first = await comparison.ask(PROMPT)
     assert watched.order(TextDelta) == [0, 1]
@@ -84,6 +87,22 @@ async def test_one_answers_after_the_other_and_a_repeat_swaps_them(watched: Watc
     assert third.answers[1].timings.prompt_n > a.timings.prompt_n  # it continues
     assert [len(turn.rounds) for turn in comparison.turns] == [2, 1]
 
+    stops: list[object] = []
+
+    def stop(side: int, event: AnyEvent) -> None:
+        if isinstance(event, TextDelta) and not stops:
+            stops.append(asyncio.ensure_future(comparison.stop()))
+
+    comparison.tell = stop
+    stopped = await comparison.ask(PROMPT)
+    assert comparison.stopped and not stopped.complete
+    assert stopped.answers[0].content and not stopped.answers[1].content
+
+    # Speeds of a comparison are not remembered as those of the model.
+    models = [model for model in Library([]).local_models() if model.source == "demo"]
+    assert models and all(model.measured_tok_s == 0 for model in models)
+    assert paths.usage_file().exists()  # but that they were loaded
+
 
 @pytest.mark.parametrize("watched", [(demo(), demo(threads="1"))], indirect=True)
 async def test_weights_that_both_map_are_counted_once(watched: Watched) -> None:
@@ -96,24 +115,21 @@ async def test_weights_that_both_map_are_counted_once(watched: Watched) -> None:
     assert found.answers[1].model is not None and found.answers[1].model.n_threads == 1
 
 
-async def test_a_race_is_on_disjoint_cores(watched: Watched) -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs two cores")
-    watched.load_on("auto")
-    found = await watched.comparison.ask(PROMPT, race=True)
-    assert found.race and found.complete
-    cpus = [set(answer.model.cpus) for answer in found.answers if answer.model is not None]
-    assert len(cpus) == 2 and not cpus[0] & cpus[1]
-    again = await watched.comparison.repeat(race=True)
-    swapped = [set(answer.model.cpus) for answer in again.answers if answer.model is not None]
-    assert swapped == [cpus[1], cpus[0]]
-
-
-async def test_a_side_that_is_killed_in_a_race_keeps_the_other(watched: Watched) -> None:
+async def test_a_race_is_on_disjoint_cores_and_a_side_that_is_killed_keeps_the_other(watched: Watched) -> None:
     watched.load_on("auto")
     comparison = watched.comparison
+    has_two_cores = len(os.sched_getaffinity(0)) > 1
+    found = await comparison.ask(PROMPT, race=has_two_cores)
+    assert found.race == has_two_cores and found.complete
+    if has_two_cores:
+        cpus = [set(answer.model.cpus) for answer in found.answers if answer.model is not None]
+        assert len(cpus) == 2 and not cpus[0] & cpus[1]
+        again = await comparison.repeat(race=True)
+        swapped = [set(answer.model.cpus) for answer in again.answers if answer.model is not None]
+        assert swapped == [cpus[1], cpus[0]]
+
     comparison.tell = lambda side, event: side == 0 and isinstance(event, TextDelta) and _kill(comparison, 0)
-    found = await comparison.ask(PROMPT, race=len(os.sched_getaffinity(0)) > 1)
+    found = await comparison.repeat(race=has_two_cores)
     a, b = found.answers
     assert a.failed is not None and a.failed.code == "worker_died"
     assert a.content  # what it wrote stays
@@ -158,26 +174,3 @@ async def test_what_does_not_fit_together_is_loaded_in_turn(watched: Watched, mo
     with pytest.raises(UsageError, match="Not enough memory to load both"):
         await comparison.repeat(race=True)
     assert (await comparison.repeat()).complete
-
-
-async def test_stopping_keeps_what_is_written(watched: Watched) -> None:
-    comparison = watched.comparison
-    stops: list[object] = []
-
-    def stop(side: int, event: AnyEvent) -> None:
-        if isinstance(event, TextDelta) and not stops:
-            import asyncio
-
-            stops.append(asyncio.ensure_future(comparison.stop()))
-
-    comparison.tell = stop
-    found = await comparison.ask(PROMPT)
-    assert comparison.stopped and not found.complete
-    assert found.answers[0].content and not found.answers[1].content
-
-
-async def test_speeds_of_a_comparison_are_not_remembered_as_those_of_the_model(watched: Watched) -> None:
-    await watched.comparison.ask(PROMPT)
-    models = [model for model in Library([]).local_models() if model.source == "demo"]
-    assert models and all(model.measured_tok_s == 0 for model in models)
-    assert paths.usage_file().exists()  # but that they were loaded

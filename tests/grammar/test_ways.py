@@ -74,31 +74,34 @@ def _words(n: int, letters: str, seed: int) -> list[str]:
     return ["".join(draw.choices(letters, k=draw.randint(3, 12))) for _ in range(n)]
 
 
+WORDS = _words(5000, string.ascii_letters + " -", 1)
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("form", "values"),
     [
-        _words(5000, string.ascii_letters + " -", 1),
-        _words(5000, "".join(map(chr, range(0x4E00, 0x8E00))), 2)[:4000],
-        [chr(0x4E00 + i) for i in range(5000)],  # more than the ways that llama.cpp may follow
-        list(map(str, range(5000))),
+        ("enum", WORDS),
+        ("constants", WORDS),
+        ("enum", _words(4000, "".join(map(chr, range(0x4E00, 0x8E00))), 2)),
+        ("enum", [chr(0x4E00 + i) for i in range(5000)]),  # more than the ways that llama.cpp may follow
+        ("enum", list(map(str, range(5000)))),
     ],
-    ids=["words", "Chinese words", "characters", "numbers"],
+    ids=["words", "constants", "Chinese words", "characters", "numbers"],
 )
-@pytest.mark.parametrize("form", ["enum", "constants"])
 def test_thousands_of_values_are_accepted(matches: Callable[[str, str], bool], values: list[str], form: str) -> None:
     schema = {"enum": values} if form == "enum" else {"oneOf": [{"const": one, "title": "one"} for one in values]}
     grammar = schema_grammar({"properties": {"a": schema}, "required": ["a"]}, "schema.json")
     assert len(grammar) < 5 * len(json.dumps(values, ensure_ascii=False).encode()) + 2000
-    for one in values[:: len(values) // 3]:
+    for one in (values[0], values[-1]):
         assert matches(grammar, json.dumps({"a": one}, ensure_ascii=False)), one
         assert one + "x" in values or not matches(grammar, json.dumps({"a": one + "x"}, ensure_ascii=False)), one
         assert one[:-1] in values or not matches(grammar, json.dumps({"a": one[:-1]}, ensure_ascii=False)), one
 
 
 def test_the_grammar_of_many_values_grows_with_their_number() -> None:
-    values = _words(8000, string.ascii_letters, 3)
-    sizes = [len(schema_grammar({"enum": values[:n]}, "schema.json")) for n in (2000, 4000, 8000)]
-    assert sizes[1] < 2.2 * sizes[0] and sizes[2] < 2.2 * sizes[1]
+    values = _words(4000, string.ascii_letters, 3)
+    sizes = [len(schema_grammar({"enum": values[:n]}, "schema.json")) for n in (1000, 4000)]
+    assert sizes[1] < 4.8 * sizes[0]
 
 
 def test_values_that_all_begin_differently_are_refused_where_llama_cpp_could_not_follow_them() -> None:
@@ -108,7 +111,7 @@ def test_values_that_all_begin_differently_are_refused_where_llama_cpp_could_not
 
 
 def test_what_follows_many_values_is_checked_too() -> None:
-    values, bad = _words(20_000, string.ascii_letters, 4), {"pattern": r"^(a|\w+|[a-f])*$"}
+    values, bad = _words(5_000, string.ascii_letters, 4), {"pattern": r"^(a|\w+|[a-f])*$"}
     with pytest.raises(AmbiguousGrammar):
         schema_grammar({"properties": {"a": {"enum": values}, "b": bad}, "required": ["a", "b"]}, "schema.json")
 

@@ -226,9 +226,8 @@ AMX = {"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"}
 
 
 @pytest.mark.parametrize(("wanted", "available", "cpu", "error"), [
-    ("Q4_0", 6_000_000_000, {"AVX2"}, 1e-6), ("Q8_0", 9_000_000_000, {"AVX2"}, 1e-6),
-    ("F16", 90_000_000_000, {"AVX2"}, 1e-6), ("Q4_0", 90_000_000_000, AMX, 0.01),
-    ("Q8_0", 6_000_000_000, AMX, 0.01), ("F16", 9_000_000_000, AMX, 0.01),
+    ("Q4_0", 6_000_000_000, {"AVX2"}, 1e-6), ("F16", 90_000_000_000, {"AVX2"}, 1e-6),
+    ("Q4_0", 90_000_000_000, AMX, 0.01), ("Q8_0", 6_000_000_000, AMX, 0.01),
 ])  # fmt: skip
 def test_the_header_of_one_quantization_tells_of_the_others(
     wanted: str, available: int, cpu: set[str], error: float, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from tests.quality.in_process import run_in_process
 from tests.support.cores import ON_ONE_CPU
 
 Q8, Q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
-PROSE = "cpuchat reads the weights of the model for every token, so the memory bandwidth sets the pace. " * 60
+PROSE = "cpuchat reads the weights of the model for every token, so the memory bandwidth sets the pace. " * 30
 TEXTS = (
     Text(kind="prose", content=PROSE),
     Text(
@@ -41,6 +41,22 @@ def measurement(folder: Path | None = None, *others: Path, texts: tuple[Text, ..
 @pytest.fixture(scope="module")
 def here() -> Placement:
     return place(read_topology(), ON_ONE_CPU)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def whole(here: Placement, folder: Path) -> QualityMeasurement:
+    """A measurement that ran to its end, and was saved in `folder` / windows."""
+    found = measurement(folder / "windows")
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("CONFIG", "DATA", "CACHE"):
+            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
+        asyncio.run(found.run(here))
+    return found
 
 
 async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here: Placement, tmp_path: Path) -> None:
@@ -62,10 +78,8 @@ async def test_a_file_against_itself_loses_nothing_and_a_smaller_one_little(here
 
 
 async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
-    here: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Placement, whole: QualityMeasurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = measurement()
-    await whole.run(here)
     processes: list[LineProcess] = []
     enter = LineProcess.__aenter__
 
@@ -106,25 +120,23 @@ async def test_a_run_that_is_cancelled_keeps_its_estimate(here: Placement) -> No
     assert found.comparisons[0].summary() is not None
 
 
-async def test_a_torn_line_costs_one_window(here: Placement, tmp_path: Path) -> None:
-    first = measurement(tmp_path)
-    await first.run(here)
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-40])
+async def test_a_torn_line_costs_one_window(
+    here: Placement, whole: QualityMeasurement, folder: Path, tmp_path: Path
+) -> None:
+    (saved,) = (folder / "windows").iterdir()
+    (tmp_path / saved.name).write_bytes(saved.read_bytes()[:-40])
     second = measurement(tmp_path)
     second.restore()
-    assert len(second.comparisons[0].windows) == first.progress.total - 1
+    assert len(second.comparisons[0].windows) == whole.progress.total - 1
     await second.run(here)
     third = measurement(tmp_path)
     third.restore()
-    assert len(third.comparisons[0].windows) == first.progress.total
+    assert len(third.comparisons[0].windows) == whole.progress.total
 
 
 async def test_models_that_do_not_fit_together_are_loaded_in_turn(
-    here: Placement, monkeypatch: pytest.MonkeyPatch
+    here: Placement, whole: QualityMeasurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = measurement()
-    await together.run(here)
     load = Model.load
     loaded: list[str] = []
 
@@ -139,7 +151,7 @@ async def test_models_that_do_not_fit_together_are_loaded_in_turn(
     monkeypatch.setattr(Model, "load", load_one)
     found = run_in_process(measurement(), here)
     assert "in turn" in found.progress.note
-    assert found.comparisons[0].summary() == together.comparisons[0].summary()
+    assert found.comparisons[0].summary() == whole.comparisons[0].summary()
 
 
 async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:

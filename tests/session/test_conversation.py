@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.switching import SwitchingBackend
@@ -18,7 +19,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.chats.records import title_of
 from cpuchat.chats.store import ChatStore
-from cpuchat.config.servers import Source
+from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import UsageLog, usage_of
@@ -38,7 +39,25 @@ from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
 from tests.support.scripted_backend import ScriptedBackend, answer
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("measured_machine"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SwitchingBackend]:
+    """A worker for all tests that leave it usable; every conversation loads its model there."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "bandwidth.json").write_bytes(bandwidth_file)
+    backend = SwitchingBackend()
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("CONFIG", "DATA", "CACHE"):
+            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
+        await backend.local.start()
+    yield backend
+    await backend.close()
 
 
 @pytest.fixture(params=["worker", "server"])
@@ -48,26 +67,36 @@ def anywhere(request: pytest.FixtureRequest, tiny_model: Path) -> Source:
 
 
 @contextlib.asynccontextmanager
-async def conversation(model: Source, max_tokens: int = 24) -> AsyncIterator[Conversation]:
+async def conversation(
+    model: Source, max_tokens: int = 8, backend: SwitchingBackend | None = None
+) -> AsyncIterator[Conversation]:
+    """A conversation with a loaded model. `backend` stays as it is for a server, which it would end its worker for."""
+    if isinstance(model, ServerModel):
+        backend = None
     settings = Settings()
     settings.chat.max_tokens = max_tokens
     settings.sampling.temperature = 0.0
     settings.engine.n_ctx = 2048
     settings.engine.cores = ON_ONE_CPU.cores
-    core = Conversation(settings=settings, backend=SwitchingBackend(), store=ChatStore(paths.chats_db()))
+    store = ChatStore(paths.chats_db())
+    core = Conversation(settings=settings, backend=backend or SwitchingBackend(), store=store)
     try:
         assert isinstance((await everything(core.load_model(model)))[-1], ModelLoaded)
         yield core
     finally:
-        await core.close()
+        if backend is None:
+            await core.close()
+        else:
+            await core.history.close()
+            await core.history.close_store()
 
 
 async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
     return [event async for event in stream]
 
 
-async def test_a_message_and_its_answer_are_kept(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_a_message_and_its_answer_are_kept(anywhere: Source, shared: SwitchingBackend) -> None:
+    async with conversation(anywhere, backend=shared) as core:
         events = await everything(core.send("hello\nthere"))
         assert isinstance(events[-1], GenerationFinished)
         assert core.chat is not None
@@ -76,16 +105,16 @@ async def test_a_message_and_its_answer_are_kept(anywhere: Source) -> None:
         assert answer.content == "".join(e.text for e in events if isinstance(e, TextDelta))
         assert answer.stop_reason == "max_tokens"
         assert answer.timings is not None
-        assert answer.timings.predicted_n == 24
-        assert core.meter.figures().predicted_n == 24
-    async with conversation(anywhere) as core:
+        assert answer.timings.predicted_n == 8
+        assert core.meter.figures().predicted_n == 8
+    async with conversation(anywhere, backend=shared) as core:
         await core.open_chat(chat_id)
         assert [m.role for m in core.messages] == ["user", "assistant"]
         assert core.messages[1] == answer
 
 
-async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         assert usage_of(UsageLog().read(), [tiny_model]).used > 0
         core.drafting = "off"
         await everything(core.send("hello"))
@@ -96,19 +125,21 @@ async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path)
         assert usage.plain_tok_s == (0.0 if beside_others else timings.predicted_per_second)
 
 
-async def test_a_draft_model_that_was_loaded_counts_as_used() -> None:
+async def test_a_draft_model_that_was_loaded_counts_as_used(shared: SwitchingBackend) -> None:
     target, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
-    async with conversation(target) as core:
+    async with conversation(target, backend=shared) as core:
         assert core.model is not None
         assert core.model.draft
         assert usage_of(UsageLog().read(), [target]).used == usage_of(UsageLog().read(), [draft]).used > 0
 
 
-async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp_path: Path) -> None:
+async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(
+    tmp_path: Path, shared: SwitchingBackend
+) -> None:
     demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
     write_catalog(("big", "Big", 0.0085, ["small"]), ("small", "Small", 0.0011, []))
     target = Path(shutil.copy(demo, tmp_path / "Big-Q8_0.gguf"))
-    async with conversation(target) as core:
+    async with conversation(target, backend=shared) as core:
         core.settings.model.folders = [str(tmp_path)]
         for changes, said in (
             ({"llama.feed_forward_length": 64}, "No draft model: "),
@@ -121,8 +152,8 @@ async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(tmp
             assert said in note
 
 
-async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source) -> None:
-    async with conversation(anywhere, max_tokens=0) as core:
+async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source, shared: SwitchingBackend) -> None:
+    async with conversation(anywhere, max_tokens=0, backend=shared) as core:
         for stream in (core.send, lambda _: core.regenerate(), core.edit):
             answering = asyncio.create_task(everything(stream("hello")))
             while not core.busy:
@@ -133,8 +164,8 @@ async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source) -> 
             assert not any(isinstance(event, TextDelta) for event in events)
 
 
-async def test_regenerate_replaces_the_answer(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_regenerate_replaces_the_answer(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         await everything(core.send("hello"))
         await everything(core.regenerate())
         assert [m.role for m in core.messages] == ["user", "assistant"]
@@ -142,8 +173,8 @@ async def test_regenerate_replaces_the_answer(anywhere: Source) -> None:
         assert core.history.store.messages(core.chat.id) == core.messages
 
 
-async def test_edit_replaces_my_message_and_what_follows(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         await everything(core.send("one"))
         await everything(core.send("two"))
         await everything(core.edit("three"))
@@ -152,8 +183,8 @@ async def test_edit_replaces_my_message_and_what_follows(anywhere: Source) -> No
         assert core.history.store.messages(core.chat.id) == core.messages
 
 
-async def test_stop_keeps_what_was_said(anywhere: Source) -> None:
-    async with conversation(anywhere, max_tokens=0) as core:
+async def test_stop_keeps_what_was_said(anywhere: Source, shared: SwitchingBackend) -> None:
+    async with conversation(anywhere, max_tokens=0, backend=shared) as core:
         async for event in core.send("hello"):
             if isinstance(event, TextDelta):
                 await core.stop()
@@ -162,8 +193,8 @@ async def test_stop_keeps_what_was_said(anywhere: Source) -> None:
         assert not core.busy
 
 
-async def test_one_answer_at_a_time(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_one_answer_at_a_time(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         stream = core.send("hello")
         await anext(stream)
         with pytest.raises(UsageError):
@@ -175,8 +206,8 @@ async def test_one_answer_at_a_time(anywhere: Source) -> None:
         assert core.messages[0].content == "hello"
 
 
-async def test_text_is_saved_while_it_is_written(anywhere: Source) -> None:
-    async with conversation(anywhere, max_tokens=0) as core:
+async def test_text_is_saved_while_it_is_written(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, max_tokens=0, backend=shared) as core:
         stream = core.send("hello")
         seen = False
         async for _ in stream:
@@ -207,8 +238,8 @@ async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Pa
         assert core.messages[1].content == said
 
 
-async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Source, shared: SwitchingBackend) -> None:
+    async with conversation(anywhere, backend=shared) as core:
         failed = (await everything(core.send("long " * 3000)))[-1]
         assert isinstance(failed, Failed)
         assert [m.role for m in core.messages] == ["user"]
@@ -216,8 +247,8 @@ async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Sour
         assert [m.role for m in core.messages] == ["user", "assistant"]
 
 
-async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         await everything(core.send("Tell me about the bandwidth of memory. " * 8))
         first = core.messages[1]
         core.settings.sampling.temperature, core.settings.sampling.seed = 2.0, 1
@@ -236,16 +267,16 @@ async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: 
         assert timings is not None and timings.cache_n >= shared - 2
 
 
-async def test_nothing_to_regenerate_is_said(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_nothing_to_regenerate_is_said(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         with pytest.raises(UsageError, match="no message to answer"):
             await anext(core.regenerate())
 
 
-async def test_the_live_rate_falls_when_the_stream_stalls(anywhere: Source) -> None:
+async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path, shared: SwitchingBackend) -> None:
     """The test's clock stands still while tokens arrive."""
     now = [0.0]
-    async with conversation(anywhere, max_tokens=400) as core:
+    async with conversation(tiny_model, max_tokens=400, backend=shared) as core:
         core._clock = lambda: now[0]
         stream = core.send("hello")
         async for _ in stream:
@@ -258,8 +289,10 @@ async def test_the_live_rate_falls_when_the_stream_stalls(anywhere: Source) -> N
         await everything(stream)
 
 
-async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(anywhere: Source) -> None:
-    async with conversation(anywhere) as core:
+async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(
+    anywhere: Source, shared: SwitchingBackend
+) -> None:
+    async with conversation(anywhere, backend=shared) as core:
         await everything(core.send("hello"))
         figures, messages = core.figures(), list(core.messages)
         request = Generate(prompt="Once upon a time", max_tokens=7)
@@ -275,8 +308,8 @@ async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(anywhere: S
         assert core.messages == messages
 
 
-async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
+async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         core.settings.engine.n_ctx = 1024
         loaded = (await everything(core.reload()))[-1]
         assert isinstance(loaded, ModelLoaded)
@@ -293,7 +326,7 @@ async def test_nothing_to_load_again_is_said() -> None:
         await core.close()
 
 
-def test_titles() -> None:
+async def test_titles() -> None:
     assert title_of("  Why   is it slow?\nmore") == "Why is it slow?"
     assert title_of("## Why is **this** `slow`?") == "Why is this slow?"
     assert title_of("2 * 3 = ?") == "2 * 3 = ?"
@@ -303,9 +336,9 @@ def test_titles() -> None:
     assert len(long) <= 50
 
 
-async def test_a_stop_is_heard_however_early_in_a_load(anywhere: Source) -> None:
+async def test_a_stop_is_heard_however_early_in_a_load(anywhere: Source, shared: SwitchingBackend) -> None:
     """Also while a draft model is looked up, before the worker gets a command."""
-    async with conversation(anywhere) as core:
+    async with conversation(anywhere, backend=shared) as core:
         for steps in range(4):
             loading = asyncio.create_task(everything(core.load_model(anywhere)))
             while not core.busy:

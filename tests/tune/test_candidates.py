@@ -23,7 +23,7 @@ def numbers_of_threads(topology: Topology, choice: Choice) -> list[int]:
     return [len(place(topology, PlacementSpec.of(one.settings)).cpus) for one in choice.candidates]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["epyc-9334", "2x-epyc-7543", "xeon-6430", "container", "vm"])
 def test_every_candidate_is_possible_and_differs(tmp_path: Path, name: str) -> None:
     topology, chosen = machine(tmp_path, name), Settings()
     now = place(topology, PlacementSpec.of(chosen))

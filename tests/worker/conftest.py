@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
+import pytest_asyncio
+
+from cpuchat.backend.local import LocalBackend
+from tests.support.chatting import worker
 
 
 @pytest.fixture(autouse=True)
 def on_a_measured_machine(measured_machine: None) -> None:
     """Avoid the bandwidth measurement: every test here may load models."""
+
+
+@contextlib.asynccontextmanager
+async def started(bandwidth_file: bytes, folder: Path, model: Path | None = None) -> AsyncIterator[LocalBackend]:
+    (folder / "bandwidth.json").write_bytes(bandwidth_file)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("CONFIG", "DATA", "CACHE"):
+            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
+        async with contextlib.AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(worker(model))
+            await backend.start()
+            patch.undo()
+            yield backend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    tiny_model: Path, bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalBackend]:
+    """A worker with the tiny model for all tests that leave it as usable as it was."""
+    async with started(bandwidth_file, tmp_path_factory.mktemp("shared"), tiny_model) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def other(bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
+    """A worker for all tests that load a model, or with options, of their own."""
+    async with started(bandwidth_file, tmp_path_factory.mktemp("other")) as backend:
+        yield backend

@@ -8,6 +8,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.config.servers import RunningServer, recorded
 from cpuchat.protocol.messages import Generate, LoadOptions, ModelLoaded
 from tests.support.chatting import Answer, chat, collect
+from tests.support.cores import ON_ONE_CPU
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TEXTS = ("One is my favourite number. " * 20, "There was a second one, too. " * 20, "A third, and that is all. " * 20)
@@ -19,7 +20,7 @@ async def answered(backend: LocalBackend, request: Generate) -> Answer:
 
 async def loaded(model: Path, limit: int) -> LocalBackend:
     backend = LocalBackend(state_limit=limit)
-    assert isinstance((await collect(backend.load(model, LoadOptions(n_ctx=4096)))).events[-1], ModelLoaded)
+    assert isinstance((await collect(backend.load(model, LoadOptions(n_ctx=4096), ON_ONE_CPU))).events[-1], ModelLoaded)
     return backend
 
 

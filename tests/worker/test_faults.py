@@ -16,8 +16,11 @@ import pytest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.protocol.messages import LoadOptions, TextDelta
 from tests.support.chatting import chat, collect, load, worker
+from tests.support.cores import ON_ONE_CPU
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import write_tiny_gguf
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_killed_in_mid_answer_says_so_and_starts_again(tiny_model: Path) -> None:
@@ -49,20 +52,21 @@ async def test_assertion_in_llama_cpp_is_quoted(tmp_path: Path) -> None:
     heads = {"rope.dimension_count": 32, "attention.key_length": 64}
     model = edited(sound, tmp_path / "heads.gguf", {f"deepseek2.{key}": value for key, value in heads.items()})
     async with worker() as backend:
-        failed = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).failed
+        failed = (await collect(backend.load(model, LoadOptions(n_ctx=512), ON_ONE_CPU))).failed
         assert failed.code == "worker_died"
         assert "GGML_ASSERT(n_embd_head_qk_nope" in failed.message
         assert "may be damaged" in failed.hint
 
 
-async def test_truncated_file_is_refused_by_name_of_the_fault(tiny_model: Path, tmp_path: Path) -> None:
+async def test_truncated_file_is_refused_by_name_of_the_fault(
+    tiny_model: Path, tmp_path: Path, other: LocalBackend
+) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_model.read_bytes()[: tiny_model.stat().st_size * 2 // 3])
-    async with worker() as backend:
-        failed = (await collect(backend.load(cut, LoadOptions(n_ctx=512)))).failed
-        assert failed.code == "model_damaged"
-        assert failed.hint
-        await load(backend, tiny_model)
+    failed = (await collect(other.load(cut, LoadOptions(n_ctx=512), ON_ONE_CPU))).failed
+    assert failed.code == "model_damaged"
+    assert failed.hint
+    await load(other, tiny_model)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file")
@@ -90,7 +94,7 @@ async def test_flipped_bits_in_the_header_never_crash(tiny_model: Path, tmp_path
             data[offset] ^= 0xFF
             data[offset + 3] ^= 0x80
             flipped.write_bytes(data)
-            last = (await collect(backend.load(flipped, LoadOptions(n_ctx=512)))).events[-1]
+            last = (await collect(backend.load(flipped, LoadOptions(n_ctx=512), ON_ONE_CPU))).events[-1]
             assert getattr(last, "code", "loaded") in (
                 "loaded",  # the flip hit a value that nobody needs
                 "model_damaged",
@@ -102,20 +106,18 @@ async def test_flipped_bits_in_the_header_never_crash(tiny_model: Path, tmp_path
             assert "Unexpected" not in getattr(last, "message", ""), offset
 
 
-async def test_context_too_large_for_memory_shows_the_sum(tmp_path: Path) -> None:
+async def test_context_too_large_for_memory_shows_the_sum(tmp_path: Path, other: LocalBackend) -> None:
     longest = 1 << 24
     model = write_tiny_gguf(tmp_path / "long.gguf", n_ctx_train=longest, n_layer=64)
-    async with worker() as backend:
-        failed = (await collect(backend.load(model, LoadOptions(n_ctx=longest)))).failed
-        assert failed.code == "does_not_fit"
-        assert "GB" in failed.message
-        assert failed.hint
-        await load(backend, model, n_ctx=512)
+    failed = (await collect(other.load(model, LoadOptions(n_ctx=longest)))).failed
+    assert failed.code == "does_not_fit"
+    assert "GB" in failed.message
+    assert failed.hint
+    await load(other, model, n_ctx=512)
 
 
-async def test_file_that_is_not_there(tmp_path: Path) -> None:
-    async with worker() as backend:
-        assert (await collect(backend.load(tmp_path / "none.gguf", LoadOptions()))).failed.code == "model_not_found"
+async def test_file_that_is_not_there(tmp_path: Path, other: LocalBackend) -> None:
+    assert (await collect(other.load(tmp_path / "none.gguf", LoadOptions()))).failed.code == "model_not_found"
 
 
 HOSTILE_TEMPLATES = (
@@ -128,17 +130,16 @@ HOSTILE_TEMPLATES = (
 )
 
 
-async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path) -> None:
-    async with worker() as backend:
-        process = None
-        for number, template in enumerate(HOSTILE_TEMPLATES):
-            model = write_tiny_gguf(tmp_path / f"hostile-{number}.gguf", template=template)
-            events = (await collect(backend.load(model, LoadOptions(n_ctx=512)))).events
-            if getattr(events[-1], "code", "") != "template":
-                failed = (await collect(backend.generate(chat("hello")))).failed
-                assert failed.code == "template", template
-            process = process or backend.pid
-            assert process is not None and backend.pid == process, template
+async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path, other: LocalBackend) -> None:
+    process = None
+    for number, template in enumerate(HOSTILE_TEMPLATES):
+        model = write_tiny_gguf(tmp_path / f"hostile-{number}.gguf", template=template)
+        events = (await collect(other.load(model, LoadOptions(n_ctx=512), ON_ONE_CPU))).events
+        if getattr(events[-1], "code", "") != "template":
+            failed = (await collect(other.generate(chat("hello")))).failed
+            assert failed.code == "template", template
+        process = process or other.pid
+        assert process is not None and other.pid == process, template
 
 
 @contextlib.asynccontextmanager

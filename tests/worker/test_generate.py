@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -36,31 +33,14 @@ MARKUP = len("<|im_start|>user\n") + 2  # that all chats begin with, and the beg
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    tiny_model: Path, bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LocalBackend]:
-    """A worker with the tiny model for all tests that leave it as usable as it was."""
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "bandwidth.json").write_bytes(bandwidth_file)
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in ("CONFIG", "DATA", "CACHE"):
-            patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
-        async with contextlib.AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(worker(tiny_model))
-            patch.undo()
-            yield backend
-
-
-async def test_load_reports_progress_then_the_model(tiny_model: Path) -> None:
-    async with worker() as backend:
-        answer = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512)))
-        assert answer.of(LoadProgress)[-1].done == answer.of(LoadProgress)[-1].total
-        loaded = answer.events[-1]
-        assert isinstance(loaded, ModelLoaded)
-        assert loaded.model.n_ctx == 512
-        assert loaded.model.has_template
-        assert backend.model == loaded.model
+async def test_load_reports_progress_then_the_model(tiny_model: Path, other: LocalBackend) -> None:
+    answer = await collect(other.load(tiny_model, LoadOptions(n_ctx=512)))
+    assert answer.of(LoadProgress)[-1].done == answer.of(LoadProgress)[-1].total
+    loaded = answer.events[-1]
+    assert isinstance(loaded, ModelLoaded)
+    assert loaded.model.n_ctx == 512
+    assert loaded.model.has_template
+    assert other.model == loaded.model
 
 
 async def test_answer_streams_in_pieces_that_add_up(shared: LocalBackend) -> None:
@@ -128,21 +108,21 @@ async def test_saved_cache_survives_a_restart(tiny_model: Path, tmp_path: Path) 
         assert fork.timings.cache_n >= first.timings.prompt_n
 
 
-async def test_cancel_in_prefill_stops_it_and_keeps_the_part(tiny_model: Path) -> None:
-    async with worker(tiny_model, n_batch=16, n_ubatch=16) as backend:
-        request = chat(LONG)
-        events = []
-        async for event in backend.generate(request):
-            events.append(event)
-            if isinstance(event, PrefillProgress) and event.processed > 0:
-                await backend.cancel()
-        finished = events[-1]
-        assert isinstance(finished, GenerationFinished)
-        assert finished.stop_reason == "cancelled"
-        assert finished.timings.predicted_n == 0
-        again = await collect(backend.generate(request))
-        assert again.timings.cache_n > 0
-        assert again.timings.cache_n + again.timings.prompt_n > finished.timings.prompt_n
+async def test_cancel_in_prefill_stops_it_and_keeps_the_part(tiny_model: Path, other: LocalBackend) -> None:
+    await load(other, tiny_model, n_batch=16, n_ubatch=16)
+    request = chat(LONG)
+    events = []
+    async for event in other.generate(request):
+        events.append(event)
+        if isinstance(event, PrefillProgress) and event.processed > 0:
+            await other.cancel()
+    finished = events[-1]
+    assert isinstance(finished, GenerationFinished)
+    assert finished.stop_reason == "cancelled"
+    assert finished.timings.predicted_n == 0
+    again = await collect(other.generate(request))
+    assert again.timings.cache_n > 0
+    assert again.timings.cache_n + again.timings.prompt_n > finished.timings.prompt_n
 
 
 async def test_cancel_while_writing_keeps_what_was_said(shared: LocalBackend) -> None:
@@ -194,29 +174,29 @@ async def test_stop_string_ends_the_answer_and_is_not_shown(shared: LocalBackend
     assert cut.text == whole[: whole.index(stop)]
 
 
-async def test_full_context_ends_the_answer(tiny_model: Path) -> None:
-    async with worker(tiny_model, n_ctx=256) as backend:
-        answer = await collect(backend.generate(chat("hello", max_tokens=0)))
-        assert answer.finished.stop_reason == "context"
-        assert answer.timings.n_past <= answer.timings.n_ctx == 256
+async def test_full_context_ends_the_answer(tiny_model: Path, other: LocalBackend) -> None:
+    await load(other, tiny_model, n_ctx=256)
+    answer = await collect(other.generate(chat("hello", max_tokens=0)))
+    assert answer.finished.stop_reason == "context"
+    assert answer.timings.n_past <= answer.timings.n_ctx == 256
 
 
-async def test_old_messages_that_do_not_fit_are_named(tiny_model: Path) -> None:
-    async with worker(tiny_model, n_ctx=512) as backend:
-        texts = [f"{number} {'line there ' * 12}" for number in range(9)]
-        answer = await collect(backend.generate(chat(*texts)))
-        (trimmed,) = answer.of(ContextTrimmed)
-        assert trimmed.dropped_messages > 0
-        assert trimmed.dropped_tokens > 0
-        assert answer.finished.stop_reason == "max_tokens"
+async def test_old_messages_that_do_not_fit_are_named(tiny_model: Path, other: LocalBackend) -> None:
+    await load(other, tiny_model, n_ctx=512)
+    texts = [f"{number} {'line there ' * 12}" for number in range(9)]
+    answer = await collect(other.generate(chat(*texts)))
+    (trimmed,) = answer.of(ContextTrimmed)
+    assert trimmed.dropped_messages > 0
+    assert trimmed.dropped_tokens > 0
+    assert answer.finished.stop_reason == "max_tokens"
 
 
-async def test_message_longer_than_the_context_is_refused(tiny_model: Path) -> None:
-    async with worker(tiny_model, n_ctx=256) as backend:
-        answer = await collect(backend.generate(chat(LONG)))
-        assert answer.failed.code == "context_full"
-        assert "tokens" in answer.failed.message
-        assert "context" in answer.failed.hint
+async def test_message_longer_than_the_context_is_refused(tiny_model: Path, other: LocalBackend) -> None:
+    await load(other, tiny_model, n_ctx=256)
+    answer = await collect(other.generate(chat(LONG)))
+    assert answer.failed.code == "context_full"
+    assert "tokens" in answer.failed.message
+    assert "context" in answer.failed.hint
 
 
 async def test_plain_completion_uses_no_template(tiny_model: Path) -> None:
@@ -244,44 +224,45 @@ async def test_tokens_are_not_counted_during_an_answer(shared: LocalBackend) -> 
         assert await shared.count_tokens("abc") is None
 
 
-async def test_model_without_template_is_told_and_usable(tiny_model_without_template: Path) -> None:
-    async with worker() as backend:
-        model = await load(backend, tiny_model_without_template)
-        assert not model.has_template
-        assert any("template" in note for note in model.notes)
-        assert (await collect(backend.generate(chat("hello")))).timings.predicted_n > 0
+async def test_model_without_template_is_told_and_usable(
+    tiny_model_without_template: Path, other: LocalBackend
+) -> None:
+    model = await load(other, tiny_model_without_template)
+    assert not model.has_template
+    assert any("template" in note for note in model.notes)
+    assert (await collect(other.generate(chat("hello")))).timings.predicted_n > 0
 
 
-async def test_cancelled_load_leaves_a_usable_worker(tiny_model: Path) -> None:
-    async with worker() as backend:
-        kinds = []
-        async for event in backend.load(tiny_model, LoadOptions(n_ctx=512)):
-            if isinstance(event, LoadProgress) and not kinds:
-                await backend.cancel()
-            kinds.append(type(event))
-        # A load this short may be through before the word arrives; either end is orderly.
-        assert kinds[-1] in (LoadCancelled, ModelLoaded)
-        await load(backend, tiny_model)
-        assert (await collect(backend.generate(chat("hello")))).timings.predicted_n > 0
+async def test_cancelled_load_leaves_a_usable_worker(tiny_model: Path, other: LocalBackend) -> None:
+    kinds = []
+    async for event in other.load(tiny_model, LoadOptions(n_ctx=512)):
+        if isinstance(event, LoadProgress) and not kinds:
+            await other.cancel()
+        kinds.append(type(event))
+    # A load this short may be through before the word arrives; either end is orderly.
+    assert kinds[-1] in (LoadCancelled, ModelLoaded)
+    await load(other, tiny_model)
+    assert (await collect(other.generate(chat("hello")))).timings.predicted_n > 0
 
 
-async def test_options_that_do_not_go_together_are_refused_before_the_load(tiny_model: Path) -> None:
-    async with worker() as backend:
-        for options, spec, word in (
-            (LoadOptions(type_v="q8_0", flash_attn="off"), PlacementSpec(), "flash"),
-            (LoadOptions(), PlacementSpec(threads=100_000), "threads"),
-            (LoadOptions(n_batch=32, n_ubatch=64), PlacementSpec(), "batch"),
-        ):
-            failed = (await collect(backend.load(tiny_model, options, spec))).failed
-            assert failed.code == "usage"
-            assert word in failed.message
-        assert (await load(backend, tiny_model)).n_ctx == 4096
+async def test_options_that_do_not_go_together_are_refused_before_the_load(
+    tiny_model: Path, other: LocalBackend
+) -> None:
+    for options, spec, word in (
+        (LoadOptions(type_v="q8_0", flash_attn="off"), PlacementSpec(), "flash"),
+        (LoadOptions(), PlacementSpec(threads=100_000), "threads"),
+        (LoadOptions(n_batch=32, n_ubatch=64), PlacementSpec(), "batch"),
+    ):
+        failed = (await collect(other.load(tiny_model, options, spec))).failed
+        assert failed.code == "usage"
+        assert word in failed.message
+    assert (await load(other, tiny_model)).n_ctx == 4096
 
 
-async def test_weights_can_be_read_into_memory(tiny_model: Path, shared: LocalBackend) -> None:
-    async with worker(tiny_model, load_mode="read") as read:
-        from_map = await collect(shared.generate(chat("hello")))
-        assert (await collect(read.generate(chat("hello")))).text == from_map.text
+async def test_weights_can_be_read_into_memory(tiny_model: Path, shared: LocalBackend, other: LocalBackend) -> None:
+    await load(other, tiny_model, load_mode="read")
+    from_map = await collect(shared.generate(chat("hello")))
+    assert (await collect(other.generate(chat("hello")))).text == from_map.text
 
 
 async def test_a_deleted_chat_leaves_nothing_on_disk(tiny_model: Path, tmp_path: Path) -> None:
@@ -297,13 +278,13 @@ async def test_a_deleted_chat_leaves_nothing_on_disk(tiny_model: Path, tmp_path:
     assert not list(tmp_path.glob("*.kv"))
 
 
-async def test_the_reasoning_ends_when_the_user_wants_the_answer(tmp_path: Path) -> None:
+async def test_the_reasoning_ends_when_the_user_wants_the_answer(tmp_path: Path, other: LocalBackend) -> None:
     template = CHATML.replace("assistant\n", "assistant\n<think>\n")
-    async with worker(write_tiny_gguf(tmp_path / "thinker.gguf", template=template)) as backend:
-        assert not await backend.end_reasoning()
-        channels = []
-        async for event in backend.generate(chat("hello", max_tokens=1000)):
-            if isinstance(event, TextDelta):
-                channels.append(event.channel)
-                assert await backend.end_reasoning() == (event.channel == "reasoning")
-        assert channels[0] == "reasoning" and channels[-1] == "answer"
+    await load(other, write_tiny_gguf(tmp_path / "thinker.gguf", template=template))
+    assert not await other.end_reasoning()
+    channels = []
+    async for event in other.generate(chat("hello", max_tokens=1000)):
+        if isinstance(event, TextDelta):
+            channels.append(event.channel)
+            assert await other.end_reasoning() == (event.channel == "reasoning")
+    assert channels[0] == "reasoning" and channels[-1] == "answer"

@@ -26,6 +26,7 @@ from cpuchat.protocol.timings import SpeculationFigures
 from tests.support.chatting import GREEDY, Answer, chat, collect, worker
 from tests.support.pairs import pair_files
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL = ("draft", "suffix", "lookup")
 PLAIN = Speculation()
 DRAFT = Speculation(drafters=("draft",), depth=4)
@@ -64,78 +65,74 @@ def assert_consistent(figures: SpeculationFigures) -> None:
     assert (figures.drafter in {d.name for d in drafters}) if drafters else figures.drafter == ""
 
 
-async def test_figures_of_an_answer(files: tuple[Path, Path]) -> None:
-    async with worker() as backend:
-        info, _ = await load(backend, *files)
-        assert info.draft and info.notes == ()
-        answer = await collect(backend.generate(say("a b c", DRAFT, max_tokens=200)))
-        timings, figures = answer.timings, answer.timings.speculation
+async def test_figures_of_an_answer(files: tuple[Path, Path], other: LocalBackend) -> None:
+    info, _ = await load(other, *files)
+    assert info.draft and info.notes == ()
+    answer = await collect(other.generate(say("a b c", DRAFT, max_tokens=200)))
+    timings, figures = answer.timings, answer.timings.speculation
+    assert figures is not None
+    assert_consistent(figures)
+    assert (timings.draft_n, timings.draft_n_accepted) == (figures.draft_n, figures.draft_n_accepted)
+    assert timings.predicted_n == 200 == figures.passes + figures.draft_n_accepted + 1
+    assert timings.tokens_per_pass == 199 / figures.passes > 1
+    assert timings.cpu_wait is not None and timings.cpu_wait >= 0
+    assert figures.draft_ms > 0 and [d.name for d in figures.by_drafter] == ["draft"]
+    assert timings.n_past == timings.prompt_n + 199
+    # What is told meanwhile only grows, and ends at most at what is told at the end.
+    updates = answer.of(SpeculationUpdate)
+    assert updates
+    for one, after in zip(updates, [*updates[1:], None], strict=True):
+        assert_consistent(one.figures)
+        assert one.predicted_n == one.figures.passes + one.figures.draft_n_accepted + 1
+        later = after.figures if after else figures
+        assert one.figures.passes <= later.passes and one.figures.draft_n <= later.draft_n
+
+
+async def test_spans_of_drafters_are_the_text(files: tuple[Path, Path], other: LocalBackend) -> None:
+    await load(other, *files)
+    plain = await collect(other.generate(say("a b c", max_tokens=120)))
+    assert plain.timings.speculation is None and plain.timings.draft_n == 0
+    assert {d.drafter for d in plain.of(TextDelta)} == {""} and not plain.of(SpeculationUpdate)
+    for stop in ((), ("no such text",)):  # text goes out through a thread of its own, or not
+        answer = await collect(other.generate(say("a b c", DRAFT, max_tokens=120, stop=stop)))
+        deltas, figures = answer.of(TextDelta), answer.timings.speculation
         assert figures is not None
-        assert_consistent(figures)
-        assert (timings.draft_n, timings.draft_n_accepted) == (figures.draft_n, figures.draft_n_accepted)
-        assert timings.predicted_n == 200 == figures.passes + figures.draft_n_accepted + 1
-        assert timings.tokens_per_pass == 199 / figures.passes > 1
-        assert timings.cpu_wait is not None and timings.cpu_wait >= 0
-        assert figures.draft_ms > 0 and [d.name for d in figures.by_drafter] == ["draft"]
-        assert timings.n_past == timings.prompt_n + 199
-        # What is told meanwhile only grows, and ends at most at what is told at the end.
-        updates = answer.of(SpeculationUpdate)
-        assert updates
-        for one, after in zip(updates, [*updates[1:], None], strict=True):
-            assert_consistent(one.figures)
-            assert one.predicted_n == one.figures.passes + one.figures.draft_n_accepted + 1
-            later = after.figures if after else figures
-            assert one.figures.passes <= later.passes and one.figures.draft_n <= later.draft_n
+        assert "".join(d.text for d in deltas) == answer.text == plain.text
+        assert sum(d.n_tokens for d in deltas) == deltas[-1].predicted_n == 120
+        counts = [d.predicted_n for d in deltas]
+        assert counts == sorted(counts) and all(d.n_tokens >= 0 for d in deltas)
+        assert sum(d.n_tokens for d in deltas if d.drafter == "draft") == figures.draft_n_accepted
+        assert {d.drafter for d in deltas} == {"", "draft"}
 
 
-async def test_spans_of_drafters_are_the_text(files: tuple[Path, Path]) -> None:
-    async with worker() as backend:
-        await load(backend, *files)
-        plain = await collect(backend.generate(say("a b c", max_tokens=120)))
-        assert plain.timings.speculation is None and plain.timings.draft_n == 0
-        assert {d.drafter for d in plain.of(TextDelta)} == {""} and not plain.of(SpeculationUpdate)
-        for stop in ((), ("no such text",)):  # text goes out through a thread of its own, or not
-            answer = await collect(backend.generate(say("a b c", DRAFT, max_tokens=120, stop=stop)))
-            deltas, figures = answer.of(TextDelta), answer.timings.speculation
-            assert figures is not None
-            assert "".join(d.text for d in deltas) == answer.text == plain.text
-            assert sum(d.n_tokens for d in deltas) == deltas[-1].predicted_n == 120
-            counts = [d.predicted_n for d in deltas]
-            assert counts == sorted(counts) and all(d.n_tokens >= 0 for d in deltas)
-            assert sum(d.n_tokens for d in deltas if d.drafter == "draft") == figures.draft_n_accepted
-            assert {d.drafter for d in deltas} == {"", "draft"}
-
-
-async def test_switched_for_each_request(files: tuple[Path, Path]) -> None:
+async def test_switched_for_each_request(files: tuple[Path, Path], other: LocalBackend) -> None:
     """No reload, and the KV cache goes on being used whoever drafts."""
-    async with worker() as backend:
-        await load(backend, *files)
-        pid, text, held = backend.pid, "a b c d e f g h", 0
-        for drafters in ((), ("draft",), ("lookup",), (), ALL, ("suffix", "draft"), ()):
-            answer = await collect(backend.generate(say(text, Speculation(drafters=drafters, depth=3), max_tokens=16)))
-            assert not answer.of(LoadProgress) and answer.finished.stop_reason == "max_tokens"
-            figures = answer.timings.speculation
-            assert (figures is not None) is bool(drafters)
-            if figures is not None:
-                assert_consistent(figures)
-                assert {d.name for d in figures.by_drafter} <= set(drafters)
-            assert answer.timings.cache_n == held
-            held = answer.timings.n_past
-            text += answer.text
-        assert backend.pid == pid
+    await load(other, *files)
+    pid, text, held = other.pid, "a b c d e f g h", 0
+    for drafters in ((), ("draft",), ("lookup",), (), ALL, ("suffix", "draft"), ()):
+        answer = await collect(other.generate(say(text, Speculation(drafters=drafters, depth=3), max_tokens=16)))
+        assert not answer.of(LoadProgress) and answer.finished.stop_reason == "max_tokens"
+        figures = answer.timings.speculation
+        assert (figures is not None) is bool(drafters)
+        if figures is not None:
+            assert_consistent(figures)
+            assert {d.name for d in figures.by_drafter} <= set(drafters)
+        assert answer.timings.cache_n == held
+        held = answer.timings.n_past
+        text += answer.text
+    assert other.pid == pid
 
 
-async def test_drafters_without_a_draft_model(files: tuple[Path, Path]) -> None:
-    async with worker() as backend:
-        info, _ = await load(backend, files[0])
-        assert info.draft == "" and info.notes == ()
-        text = " the one and the two" * 6
-        plain = await collect(backend.generate(say(text)))
-        answer = await collect(backend.generate(say(text, Speculation(drafters=ALL, depth=4))))
-        assert answer.text == plain.text and answer.timings.speculation is not None
-        assert_consistent(answer.timings.speculation)
-        alone = await collect(backend.generate(say(text, DRAFT)))
-        assert alone.text == plain.text and alone.timings.speculation is None  # there is nothing to draft with
+async def test_drafters_without_a_draft_model(files: tuple[Path, Path], other: LocalBackend) -> None:
+    info, _ = await load(other, files[0])
+    assert info.draft == "" and info.notes == ()
+    text = " the one and the two" * 6
+    plain = await collect(other.generate(say(text)))
+    answer = await collect(other.generate(say(text, Speculation(drafters=ALL, depth=4))))
+    assert answer.text == plain.text and answer.timings.speculation is not None
+    assert_consistent(answer.timings.speculation)
+    alone = await collect(other.generate(say(text, DRAFT)))
+    assert alone.text == plain.text and alone.timings.speculation is None  # there is nothing to draft with
 
 
 async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
@@ -186,43 +183,39 @@ async def test_cancel_while_it_calibrates(files: tuple[Path, Path]) -> None:
         assert any(e.phase == "calibrating" for e in again.of(LoadProgress))
 
 
-async def test_cancel_while_it_drafts(files: tuple[Path, Path]) -> None:
-    async with worker() as backend:
-        await load(backend, *files)
-        events = []
-        async for event in backend.generate(say("a b c", DRAFT, max_tokens=0)):
-            events.append(event)
-            if isinstance(event, TextDelta):
-                await backend.cancel()
-        answer = Answer(events)
-        assert answer.finished.stop_reason in ("cancelled", "context")
-        assert sum(d.n_tokens for d in answer.of(TextDelta)) == answer.timings.predicted_n
-        whole = await collect(backend.generate(say("a b c", max_tokens=0)))
-        assert whole.text.startswith(answer.text)
+async def test_cancel_while_it_drafts(files: tuple[Path, Path], other: LocalBackend) -> None:
+    await load(other, *files)
+    events = []
+    async for event in other.generate(say("a b c", DRAFT, max_tokens=0)):
+        events.append(event)
+        if isinstance(event, TextDelta):
+            await other.cancel()
+    answer = Answer(events)
+    assert answer.finished.stop_reason in ("cancelled", "context")
+    assert sum(d.n_tokens for d in answer.of(TextDelta)) == answer.timings.predicted_n
+    whole = await collect(other.generate(say("a b c", max_tokens=0)))
+    assert whole.text.startswith(answer.text)
 
 
-async def test_the_demo_pair_in_a_chat() -> None:
+async def test_the_demo_pair_in_a_chat(other: LocalBackend) -> None:
     demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
-    async with worker() as backend:
-        info, _ = await load(backend, demo, draft)
-        assert info.notes == ()
-        speculation = Speculation(drafters=ALL, depth=4)
-        first = await collect(backend.generate(chat("What is a draft model?", max_tokens=80)))
-        drafted = await collect(
-            backend.generate(chat("What is a draft model?", max_tokens=80, speculation=speculation))
-        )
-        assert drafted.text == first.text and drafted.finished.stop_reason == first.finished.stop_reason
-        assert drafted.timings.draft_n_accepted > 0
-        turns = ("What is a draft model?", first.text, "And a target model?")
-        plain = await collect(backend.generate(chat(*turns, max_tokens=60)))
-        second = await collect(backend.generate(chat(*turns, max_tokens=60, speculation=speculation)))
-        assert second.text == plain.text
-        seeded = {"sampling": Sampling(seed=7), "max_tokens": 60}
-        plain = await collect(backend.generate(chat("Tell me a story.", **seeded)))
-        drafted = await collect(backend.generate(chat("Tell me a story.", speculation=speculation, **seeded)))
-        assert drafted.timings.seed == plain.timings.seed == 7
-        assert drafted.timings.speculation is not None
-        assert_consistent(drafted.timings.speculation)
+    info, _ = await load(other, demo, draft)
+    assert info.notes == ()
+    speculation = Speculation(drafters=ALL, depth=4)
+    first = await collect(other.generate(chat("What is a draft model?", max_tokens=80)))
+    drafted = await collect(other.generate(chat("What is a draft model?", max_tokens=80, speculation=speculation)))
+    assert drafted.text == first.text and drafted.finished.stop_reason == first.finished.stop_reason
+    assert drafted.timings.draft_n_accepted > 0
+    turns = ("What is a draft model?", first.text, "And a target model?")
+    plain = await collect(other.generate(chat(*turns, max_tokens=60)))
+    second = await collect(other.generate(chat(*turns, max_tokens=60, speculation=speculation)))
+    assert second.text == plain.text
+    seeded = {"sampling": Sampling(seed=7), "max_tokens": 60}
+    plain = await collect(other.generate(chat("Tell me a story.", **seeded)))
+    drafted = await collect(other.generate(chat("Tell me a story.", speculation=speculation, **seeded)))
+    assert drafted.timings.seed == plain.timings.seed == 7
+    assert drafted.timings.speculation is not None
+    assert_consistent(drafted.timings.speculation)
 
 
 SUFFIX = Speculation(drafters=("suffix",), depth=8)

@@ -23,7 +23,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 Load = Callable[..., Model]
 
-DEPTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 23, 30, 31)
+DEPTHS = (1, 2, 5, 8, 16, 31)
 PROMPT = [300, 301, 302, 303]
 
 
@@ -84,25 +84,25 @@ def assert_goes_on(plain: Talker, drafted: Talker, first: Said, second: Said) ->
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_greedy_text_at_every_depth(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
     drafted = pair(alpha)
-    expected = chain(PROMPT[-1], 65)
-    first = plain.say(PROMPT, max_tokens=65)
+    expected = chain(PROMPT[-1], 45)
+    first = plain.say(PROMPT, max_tokens=45)
     assert first.tokens == expected
     table = draft_token_table(N_VOCAB, alpha).tolist()
     right = [table[token] == after for token, after in pairwise(expected)]
     for depth in DEPTHS:
-        said = drafted.say(PROMPT, drafts(depth), max_tokens=65)
+        said = drafted.say(PROMPT, drafts(depth), max_tokens=45)
         assert said.tokens == expected and said.text == first.text and said.held == first.held
         assert said.figures is not None
         passes = accepted = at = 0
-        while at < 64:  # the first token comes from the prompt
-            n = min(depth, 63 - at)
+        while at < 44:  # the first token comes from the prompt
+            n = min(depth, 43 - at)
             run = next((i for i, ok in enumerate(right[at : at + n]) if not ok), n)
             passes, accepted, at = passes + 1, accepted + run, at + run + 1
         assert (said.figures.passes, said.figures.draft_n_accepted) == (passes, accepted)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3, 5])
-@pytest.mark.parametrize("n", range(12, 17))
+@pytest.mark.parametrize("n", range(12, 15))
 def test_the_pass_that_only_ends_the_answer_is_none(pair: Callable[..., Talker], depth: int, n: int) -> None:
     """That pass comes after the last token and writes nothing; every counted pass has written at least one."""
     ends = chain(PROMPT[-1], n + 1)[-1]
@@ -123,7 +123,7 @@ def test_adaptive_text(pair: Callable[..., Talker], plain: Talker, costs: object
         assert said.tokens == expected.tokens and said.held == expected.held
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_order_of_drafters_and_depths(pair: Callable[..., Talker], plain: Talker, seed: int) -> None:
     """Drafts, plain steps and listening in any order, over several turns; the answer repeats parts of the prompt."""
     wandering = Wandering(seed)
@@ -201,10 +201,10 @@ SAMPLINGS = {
 def test_sampled_text(load: Load, tiny_model: Path, echo: Talker, sampling: Sampling) -> None:
     plain = Talker(load(tiny_model, OPTIONS))
     prompt = list(b"the engine in the inner line")
-    expected = plain.say(prompt, sampling=sampling, max_tokens=90)
+    expected = plain.say(prompt, sampling=sampling, max_tokens=60)
     accepted = refused = 0
-    for speculation in (drafts(1), drafts(4), drafts(9), drafts(31), drafts(3, "draft", "lookup", "suffix")):
-        said = echo.say(prompt, speculation, sampling=sampling, max_tokens=90)
+    for speculation in (drafts(1), drafts(4), drafts(31), drafts(3, "draft", "lookup", "suffix")):
+        said = echo.say(prompt, speculation, sampling=sampling, max_tokens=60)
         assert_same(plain.target, expected, said, sampling)
         assert said.figures is not None
         accepted += said.figures.draft_n_accepted
@@ -236,7 +236,7 @@ def test_penalties_see_only_what_was_accepted(load: Load, tiny_model: Path, echo
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_max_tokens_inside_a_draft(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
     drafted = pair(alpha)
-    for limit in (1, 2, 3, 8, 9, 10, 17):
+    for limit in (1, 2, 8, 9, 10):
         one = plain.say(PROMPT, max_tokens=limit)
         other = drafted.say(PROMPT, drafts(8), max_tokens=limit)
         assert (other.tokens, other.text, other.reason) == (one.tokens, one.text, "max_tokens")
@@ -248,7 +248,7 @@ def test_max_tokens_inside_a_draft(pair: Callable[..., Talker], plain: Talker, a
 def test_end_of_answer_inside_a_draft(pair: Callable[..., Talker], plain: Talker, alpha: float) -> None:
     drafted = pair(alpha)
     said = chain(PROMPT[-1], 20)
-    for at in (0, 1, 2, 5, 9, 10):
+    for at in (0, 1, 5, 9, 10):
         ends = said[at].__eq__
         one = plain.say(PROMPT, is_eog=ends)
         other = drafted.say(PROMPT, drafts(8), is_eog=ends)
@@ -263,7 +263,7 @@ def test_stop_string_completed_inside_a_draft(pair: Callable[..., Talker], plain
     drafted = pair(alpha)
     whole = plain.say(PROMPT, max_tokens=20)
     pieces = [plain.target.vocab.piece(token).decode() for token in whole.tokens]
-    for at in (1, 2, 4, 8, 9):
+    for at in (1, 4, 8, 9):
         stop = pieces[at][-2:] + pieces[at + 1][:2]  # completed in the middle of a token
         one = plain.say(PROMPT, stop=(stop,))
         other = drafted.say(PROMPT, drafts(8), stop=(stop,))
@@ -278,7 +278,7 @@ def test_context_full_inside_a_draft(load: Load, files: dict[float, tuple[Path, 
     plain = Talker(load(files[1.0][0], options))
     drafted = Talker(plain.target, load(files[1.0][1], options, threads=plain.target.pool))
     n_ctx = plain.target.sequence.n_ctx
-    for left in (1, 2, 5, 9, 10, 40):
+    for left in (1, 2, 5, 10):
         prompt = chain(700, n_ctx - left)
         one = plain.say(prompt, max_tokens=0)
         assert one.reason == "context" and len(one.tokens) == left + 1

@@ -211,7 +211,7 @@ from tests.engine.conftest import OPTIONS
 
 source, path = Path(sys.argv[1]), Path(sys.argv[2])
 rng = np.random.default_rng(1)
-for at in [*range(24), *rng.integers(24, 9000, 60)]:
+for at in [*range(24), *rng.integers(24, 9000, 30)]:
     damaged = bytearray(source.read_bytes())
     damaged[at] ^= 1 << int(rng.integers(8))
     path.write_bytes(damaged)
@@ -239,7 +239,7 @@ def test_flipped_header_bytes(tiny_model: Path, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     outcomes = [int(line) for line in result.stdout.split()]
-    assert len(outcomes) == 84 and set(outcomes) <= {0, 2, -signal.SIGABRT}
+    assert len(outcomes) == 54 and set(outcomes) <= {0, 2, -signal.SIGABRT}
     assert outcomes.count(2) > 10
     assert result.stderr.count(ABORT_PREFIX) == outcomes.count(-signal.SIGABRT)
 

@@ -21,7 +21,6 @@ from tests.support.tiny_gguf import CHATML, Architecture, write_tiny_gguf
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3")
 KINDS: tuple[Architecture, ...] = ("llama", "mamba", "qwen35", "gemma3")
 """One for each kind of memory: attention, recurrent, both, a window."""
-every_architecture = pytest.mark.parametrize("talk", ARCHITECTURES, indirect=True)
 WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)
 GREEDY = Sampling(temperature=0.0, repeat_penalty=1.5)
 MARKUP = len("<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
@@ -43,7 +42,7 @@ class Talk(Chat):
         self.load(file, WIDE, state_dir=folder)
         self.turns: list[Message] = []
 
-    def tell(self, *messages: Message, chat_id: str = "a", max_tokens: int = 24) -> Timings:
+    def tell(self, *messages: Message, chat_id: str = "a", max_tokens: int = 12) -> Timings:
         return self.ask(*messages, chat_id=chat_id, max_tokens=max_tokens, sampling=GREEDY)
 
     def grow(self, turns: int = 5) -> Timings:
@@ -64,7 +63,7 @@ class Talk(Chat):
         """Return the answer of an engine that has kept nothing."""
         fresh = Chat()
         fresh.load(self.file, WIDE)
-        fresh.ask(*messages, max_tokens=24, sampling=GREEDY)
+        fresh.ask(*messages, max_tokens=12, sampling=GREEDY)
         fresh.engine.close()
         return fresh.text
 
@@ -76,18 +75,13 @@ def talk(request: pytest.FixtureRequest, files: dict[str, Path], tmp_path: Path)
     talk.engine.close()
 
 
-@every_architecture
-def test_regenerating_evaluates_nothing_and_gives_the_same(talk: Talk) -> None:
+def test_regenerating_evaluates_nothing_and_an_edited_message_costs_itself(talk: Talk) -> None:
     talk.grow()
     said = talk.text
     again = talk.tell(*talk.turns[:-1])
     assert (again.prompt_n, talk.text) == (0, said)
     assert again.reuse is not None and not again.reuse.changed and not again.reuse.again
 
-
-@every_architecture
-def test_an_edited_message_costs_itself(talk: Talk) -> None:
-    talk.grow()
     edited = [*talk.turns[:-2], user(f"4: {LONG[:-8]} after all")]
     timings = talk.tell(*edited)
     assert timings.prompt_n <= len(edited[-1].content) + MARKUP
@@ -95,7 +89,7 @@ def test_an_edited_message_costs_itself(talk: Talk) -> None:
     assert talk.text == talk.answered_anew(*edited)
 
 
-def test_a_stopped_answer_is_not_evaluated_again(talk: Talk) -> None:
+def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(talk: Talk) -> None:
     talk.grow()
     n_said = 0
 
@@ -114,9 +108,6 @@ def test_a_stopped_answer_is_not_evaluated_again(talk: Talk) -> None:
     assert timings.cache_n == stopped.n_past
     assert timings.prompt_n <= len(following[-1].content) + MARKUP
 
-
-def test_a_stopped_prefill_costs_what_came_after_the_last_checkpoint(talk: Talk) -> None:
-    talk.grow()
     long = [*talk.turns, user("So much more: " + LONG * 8)]
     talk.stop_when(lambda event: isinstance(event, PrefillProgress) and event.processed - event.cache_n >= 400)
     stopped = talk.tell(*long)
@@ -164,7 +155,7 @@ def test_a_changed_system_prompt_is_said(talk: Talk) -> None:
     assert timings.prompt_n > len(LONG)
 
 
-@every_architecture
+@pytest.mark.parametrize("talk", ARCHITECTURES, indirect=True)
 def test_after_a_restart_it_goes_on(talk: Talk) -> None:
     n_past = talk.grow().n_past
     talk.restart()

@@ -65,8 +65,12 @@ def journal() -> dict[str, str]:
     return {id: download["state"] for id, download in kept.items()}
 
 
-async def test_a_download_from_start_to_done(site: Site) -> None:
+async def test_a_download_from_start_to_done_after_a_damaged_journal_which_is_an_empty_one(site: Site) -> None:
+    paths.downloads_file().parent.mkdir(parents=True)
+    paths.downloads_file().write_text('{"version": 1, "entries": {"x": ')
     watched = Watched(site)
+    watched.downloads.restore()
+    assert watched.downloads.all() == []
     id = watched.start()
     done = await watched.downloads.wait(id)
     assert (done.state, done.done, done.share) == ("done", SIZE, 1.0)
@@ -96,16 +100,21 @@ async def test_not_more_run_than_may(site: Site) -> None:
     await watched.downloads.close()
 
 
-async def test_paused_and_resumed_it_goes_on_where_it_was(site: Site) -> None:
+async def test_paused_and_resumed_it_goes_on_from_what_is_there_and_counts_no_pause_as_speed(site: Site) -> None:
     watched = Watched(site)
     id = await watched.held(600_000)
     watched.downloads.pause(id)
     paused = await watched.downloads.wait(id)
     assert (paused.state, paused.done, paused.speed, paused.seconds_left) == ("paused", 600_000, 0.0, None)
     assert journal() == {id: "paused"}
+    with site.part().open("ab") as part:  # another program went on with it
+        part.write(CONTENT[600_000:700_000])
+    watched.told.clear()
     watched.downloads.resume(id)
     assert (await watched.downloads.wait(id)).state == "done"
-    assert site.asked() == ["bytes=0-", "bytes=600000-"]
+    first = next(one for one in watched.told if one.state == "running")
+    assert (first.done, first.speed, first.seconds_left) == (700_000, 0.0, None)
+    assert site.asked() == ["bytes=0-", "bytes=700000-"]
     await watched.downloads.close()
 
 
@@ -126,21 +135,6 @@ async def test_paused_while_it_waits_for_its_turn(site: Site) -> None:
     assert (await watched.downloads.wait(ids[1])).state == "paused"
     assert (await watched.downloads.wait(ids[0])).state == "done"
     assert watched.states(ids[1]) == ["queued", "paused"]
-    await watched.downloads.close()
-
-
-async def test_time_and_bytes_of_a_pause_count_for_no_speed(site: Site) -> None:
-    watched = Watched(site)
-    id = await watched.held(600_000)
-    watched.downloads.pause(id)
-    await watched.downloads.wait(id)
-    with site.part().open("ab") as part:  # another program went on with it
-        part.write(CONTENT[600_000:700_000])
-    watched.told.clear()
-    watched.downloads.resume(id)
-    await watched.downloads.wait(id)
-    first = next(one for one in watched.told if one.state == "running")
-    assert (first.done, first.speed, first.seconds_left) == (700_000, 0.0, None)
     await watched.downloads.close()
 
 
@@ -296,15 +290,6 @@ async def test_after_the_program_was_killed_the_next_one_goes_on(site: Site) -> 
     assert (await again.downloads.wait(download.id)).state == "done"
     assert site.hub.bytes_sent(NAME) <= SIZE * 1.01
     await again.downloads.close()
-
-
-async def test_a_damaged_journal_is_an_empty_one(site: Site) -> None:
-    paths.downloads_file().parent.mkdir(parents=True)
-    paths.downloads_file().write_text('{"version": 1, "entries": {"x": ')
-    watched = Watched(site)
-    watched.downloads.restore()
-    assert watched.downloads.all() == []
-    assert (await watched.downloads.wait(watched.start())).state == "done"
 
 
 async def test_a_journal_that_leads_out_of_the_cache_is_not_followed(site: Site) -> None:

@@ -25,9 +25,11 @@ from tests.speculation.depth.simulator import (
     true_costs,
 )
 
+pytestmark = pytest.mark.slow
+
 N = 256
 PAIRS = [(target, draft) for target in TARGETS for draft in DRAFTS]
-RATES = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
+RATES = (0.6, 0.8, 0.95, 1.0)
 
 
 @cache
@@ -68,7 +70,7 @@ def test_adaptive_depth_is_as_fast_as_the_best_fixed_depth(target, draft):
 def test_the_same_with_noise_pauses_and_a_calibration_that_is_off(target, draft):
     cells = {
         rate: simulate(target, draft, rate, noisy=True, common=0.15, own=0.05)[0]
-        for rate in (0.6, 0.8, 0.95, 1.0)
+        for rate in (0.8, 0.95, 1.0)
         if best_possible(target, draft, rate)
     }
     assert min(cells.values()) >= 0.93, cells
@@ -77,7 +79,7 @@ def test_the_same_with_noise_pauses_and_a_calibration_that_is_off(target, draft)
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_it_never_costs_more_than_a_hundredth_from_the_first_answer_on(target, draft):
-    for rate in (0.0, 0.15, 0.3):
+    for rate in (0.0, 0.3):
         _, later, first = simulate(target, draft, rate)
         assert later >= 0.987, rate
         assert first >= 0.987, rate
