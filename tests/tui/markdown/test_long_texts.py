@@ -15,6 +15,7 @@ from cpuchat.tui.markdown.streaming import MOST_OPEN
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
+pytestmark = pytest.mark.slow
 SIZE = 40_000
 VIEW = View(80, Palette())
 MOST_PARSED = 6 * (MOST_OPEN + STEP)
