@@ -100,6 +100,13 @@ def available_bytes(root: Path = ROOT) -> int:
     return max(min([available, *(limit - used for limit, used in _limits(root))]), 0)
 
 
+def available_within(nodes: Collection[int], root: Path = ROOT) -> int:
+    """Return the bytes of memory that a process bound to `nodes` may take (none: not bound): the kernel kills one that
+    wants more than its nodes have, however much there is on others."""
+    bound, anywhere = available_on(nodes, root) if nodes else None, available_bytes(root)
+    return anywhere if bound is None else min(bound, anywhere)
+
+
 _CHUNK: Final = 4 << 20
 _BYTES: Final = 64 << 20
 _MOST_SECONDS: Final = 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -265,13 +265,21 @@ def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[
     atom = frozenset(parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus")))
     if atom and parse_cpu_list(read_text(root / "sys/devices/cpu_core/cpus")):
         return atom & frozenset(cpus)
-    names = ["cpu_capacity"] + (["cpufreq/cpuinfo_max_freq"] if vendor == "AuthenticAMD" else [])
-    for name in names:
-        speeds = {cpu: read_number(root / CPUS / f"cpu{cpu}" / name) or 0 for cpu in cpus}
-        if speeds and min(speeds.values()) > 0:
-            limit = _SLOW * max(speeds.values())
-            return frozenset(cpu for cpu, speed in speeds.items() if speed < limit)
-    return frozenset()
+    speeds = {cpu: read_number(root / CPUS / f"cpu{cpu}" / "cpu_capacity") or 0 for cpu in cpus}
+    if all(speeds.values()):
+        limit = _fastest_together(list(speeds.values()))
+    elif vendor == "AuthenticAMD":
+        speeds = {cpu: read_number(root / CPUS / f"cpu{cpu}" / "cpufreq/cpuinfo_max_freq") or 0 for cpu in cpus}
+        limit = _SLOW * max(speeds.values(), default=0)
+    else:
+        return frozenset()
+    return frozenset(cpu for cpu, speed in speeds.items() if 0 < speed < limit)
+
+
+def _fastest_together(capacities: Sequence[int]) -> int:
+    """Return the capacity from which cores are used: threads get equal parts of the work and wait for the slowest, so n
+    cores are as fast as n times the slowest of them."""
+    return max(capacities, key=lambda least: (least * sum(one >= least for one in capacities), least), default=0)
 
 
 def allowed_list(root: Path, name: str) -> tuple[int, ...]:

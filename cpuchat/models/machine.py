@@ -31,7 +31,7 @@ from cpuchat.costs.model import (
 )
 from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.memory import available_bytes, available_on, total_bytes
+from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, instructions, read_topology
 from cpuchat.models.costs import CostLog, Costs, factor_of
@@ -134,11 +134,7 @@ def memory_here(settings: Settings, loaded: ModelInfo | None = None) -> int:
 
 def _memory(policy: Policy | None, settings: Settings, loaded: ModelInfo | None, root: Path) -> tuple[int, int]:
     """Return the available and the total memory."""
-    total, available = total_bytes(root), available_bytes(root)
-    if policy is not None and policy.mode == "bind":
-        # The kernel kills a process that wants more than the nodes it is bound to have.
-        bound = available_on(policy.nodes, root)
-        available = available if bound is None else min(bound, available)
+    total, available = total_bytes(root), available_within(policy.bound if policy is not None else (), root)
     freed = unloaded_bytes(loaded, settings.load_options()) if loaded is not None else 0
     return min(available + freed, total), total
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.sysfs import Node
+from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
 from tests.hardware.tuning.machine import TOPOLOGY
@@ -128,6 +128,20 @@ def test_slower_cores_of_arm_and_amd(tmp_path: Path, name: str, speeds: tuple[in
     topology = read_topology(root)
     assert [core.kind for core in topology.cores] == ["performance"] * 2 + ["efficient"] * 2
     assert topology.architecture == "aarch64"
+
+
+@pytest.mark.parametrize(
+    ("capacities", "n_used"),
+    [
+        ((290,) * 4 + (720,) * 2 + (1024,) * 2, 4),  # the middle cores add: 4 × 720 is more than 2 × 1024
+        ((200,) * 4 + (500,) * 2 + (1024,) * 2, 2),
+        ((1024,) * 8, 8),
+    ],
+)
+def test_tiers_of_arm_are_split_by_what_they_add(tmp_path: Path, capacities: tuple[int, ...], n_used: int) -> None:
+    root = make_tree(tmp_path, "vm-without-caches")
+    write(root, {f"{CPUS}/cpu{cpu}/cpu_capacity": str(capacity) for cpu, capacity in enumerate(capacities)})
+    assert len(efficient_cpus(root, range(len(capacities)), "0x41")) == len(capacities) - n_used
 
 
 def test_a_little_less_frequency_makes_no_other_kind(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cpuchat.backend.base import place_here
 from cpuchat.backend.process import ChildProcess, Spawned, Spawner
 from cpuchat.base.errors import DoesNotFit, EngineMissing
 from cpuchat.config.servers import parse_workers
-from cpuchat.hardware.memory import available_bytes, read_rate
+from cpuchat.hardware.memory import available_within, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_elsewhere, required_memory
@@ -226,8 +226,9 @@ class ServerPlan(msgspec.Struct, frozen=True):
         kind = require_head(path, draft) if draft is not None else None
         program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
         head = read_model(draft) if draft is not None and kind is not None and draft != path else None
-        options, slow = where_needed(header, options, available_bytes()), ""
-        n_ctx, layers, spare = _fit(header, head, options)
+        available = available_within(placement.memory.bound)
+        options, slow = where_needed(header, options, available), ""
+        n_ctx, layers, spare = _fit(header, head, options, available)
         if layers and not program:
             raise EngineMissing(
                 "RPC workers need a llama-server on PATH; the one in the wheel has no RPC.",
@@ -248,7 +249,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         )
         if options.from_disk:
             need = required_memory(header, options, n_ctx)
-            slow = slowness(header, need, available_bytes(), read_rate(header.path), options.n_experts)
+            slow = slowness(header, need, available, read_rate(header.path), options.n_experts)
         return cls(path, placement, header, head, server, file_fingerprint(path), slow)
 
     def described(self, model: ModelInfo) -> ModelInfo:
@@ -292,13 +293,12 @@ class ServerPlan(msgspec.Struct, frozen=True):
         return notes
 
 
-def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions) -> tuple[int, int, int]:
+def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, available: int) -> tuple[int, int, int]:
     """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
 
     Raises:
         DoesNotFit: all of it, or what stays here, does not fit.
     """
-    available = available_bytes()
     n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
     beside = draft_memory(head, options, n_ctx) if head is not None else None
     if beside is not None and not options.rpc:

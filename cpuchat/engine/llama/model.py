@@ -32,7 +32,7 @@ from cpuchat.engine.llama.bindings import AbortFlag, ThreadPool, llama
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
 from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
-from cpuchat.hardware.memory import available_bytes, available_on, read_rate
+from cpuchat.hardware.memory import available_within, read_rate
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file
 from cpuchat.hardware.topology import read_topology
@@ -358,7 +358,7 @@ class Model:
         bindings.start()
         started = perf_counter()
         header = read_model(path)
-        available = available_bytes() if available is None else available
+        available = available_for_model() if available is None else available
         plan = plan_load(header, options, available, n_outputs)
         check_header(header)
         on_header(header)
@@ -574,9 +574,7 @@ def available_for_model() -> int:
     The OOM killer ends a process that needs more than its nodes have, however much there is on others.
     """
     policy = current()
-    bound = policy.nodes if policy is not None and policy.mode == "bind" else allowed_nodes()
-    on_nodes, anywhere = available_on(bound), available_bytes()
-    return anywhere if on_nodes is None else min(on_nodes, anywhere)
+    return available_within((policy.bound if policy is not None else ()) or allowed_nodes())
 
 
 def traffic(model: Model) -> Traffic:

@@ -36,8 +36,8 @@ from cpuchat.telemetry.units import plural
 
 ROOT = Path("/")
 MOST_BYTES: Final = 3_900_000_000
-"""Upper limit of the memory that a measurement takes, in bytes; it never takes more than a quarter of the free memory.
-"""
+"""Upper limit of the memory that a measurement takes, in bytes, unless caches are larger than half of it; it never
+takes more than a quarter of the free memory."""
 
 _HUGE_PAGE: Final = 2 << 20
 _PLENTY: Final = 256 << 20
@@ -134,12 +134,13 @@ def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
     """
     wanted = _PLENTY
     needed = _ENOUGH
-    for size, threads in _l3_groups(cpus, root):
+    groups = _l3_groups(cpus, root)
+    for size, threads in groups:
         wanted = max(wanted, _FAR_BEYOND * size // threads)
         needed = max(needed, _BEYOND * size // threads)
-    if needed * len(cpus) > MOST_BYTES:  # Hundreds of cores: together they are beyond the caches with less each.
-        needed = MOST_BYTES // len(cpus)
-    allowed = min(MOST_BYTES, available_bytes(root) // 4)
+    most = max(MOST_BYTES, _BEYOND * sum(size for size, _ in groups))
+    needed = min(needed, most // len(cpus))  # Hundreds of cores: together they are beyond the caches with less each.
+    allowed = min(most, available_bytes(root) // 4)
     if needed * len(cpus) > allowed:
         raise ProbeFailed(
             f"Measuring {plural(len(cpus), 'core')} needs {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "

@@ -74,6 +74,11 @@ class Policy(NamedTuple):
         return f"{self.mode}:{format_cpu_list(self.nodes)}" if self.nodes else self.mode
 
     @property
+    def bound(self) -> tuple[int, ...]:
+        """Return the nodes that memory may be on; () where it may be on any."""
+        return self.nodes if self.mode == "bind" else ()
+
+    @property
     def places(self) -> bool:
         """Return whether the policy differs from first touch."""
         return self.mode != "local"

@@ -22,6 +22,7 @@ from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
 from cpuchat.hardware.topology import Topology
+from cpuchat.telemetry.units import plural
 
 MAX_CPUS: Final = 512
 """GGML_MAX_N_THREADS, the length of ggml's CPU masks: threads cannot be pinned to CPUs with higher numbers."""
@@ -111,7 +112,7 @@ def place(
         PlacementError: the spec names what is not there, leaves the target no core, or could not be saved.
         UsageError: llama.cpp can use none of the CPUs of this process.
     """
-    topology = _usable(topology)
+    whole, topology = topology, _usable(topology)
     problems: dict[str, UsageError] = {}
     draft: tuple[int, ...] = ()
     choice, policy, memory_reason = CoreChoice((), ""), Policy("local"), "as this process was started"
@@ -142,7 +143,8 @@ def place(
         raise PlacementError(problems)
     if with_draft and spec.draft_cores == "auto" and len(choice.cpus) > 1:
         draft = cpus_to_try(topology, choice.cpus)
-    return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, choice.notes)
+    notes = (*choice.notes, *_left_out(whole, topology))
+    return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, notes)
 
 
 def _beside(topology: Topology, spec: PlacementSpec, draft: tuple[int, ...]) -> CoreChoice:
@@ -175,6 +177,17 @@ def _usable(topology: Topology) -> Topology:
             "Start it on others, for example with `taskset -c 0-31 cpuchat`.",
         )
     return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
+
+
+def _left_out(topology: Topology, usable: Topology) -> tuple[str, ...]:
+    """Return a note about cores that ggml cannot pin threads to."""
+    missing = len(topology.allowed_cores) - len(usable.allowed_cores)
+    if not missing:
+        return ()
+    nodes = {core.node for core in topology.allowed_cores} - {core.node for core in usable.allowed_cores}
+    none = f", all of {'node' if len(nodes) == 1 else 'nodes'} {format_cpu_list(nodes)} among them" if nodes else ""
+    unused = f"{plural(missing, 'core')} {'is' if missing == 1 else 'are'} not used{none}"
+    return (f"llama.cpp pins threads to CPUs below {MAX_CPUS} only: {unused}.",)
 
 
 def _names_cores(topology: Topology, cores: str) -> bool:

@@ -188,7 +188,7 @@ async def test_a_server_that_does_not_start_is_reported(
 async def test_a_head_that_does_not_fit_is_refused(
     backend: SwitchingBackend, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpuchat.backend.heads.server.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda root: 1_000_000)
     failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(head))))).failed
     assert failed.code == "does_not_fit" and "draft" in failed.message
 
@@ -206,8 +206,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
     def available(*_: object) -> int:
         return need - 1 if is_short or backend.pid is not None else need  # what a loaded model takes is not available
 
-    for module in ("cpuchat.hardware.memory", "cpuchat.backend.heads.server"):
-        monkeypatch.setattr(f"{module}.available_bytes", available)
+    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", available)
     rpc_worker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with rpc_worker:
         address = f"127.0.0.1:{rpc_worker.sockets[0].getsockname()[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.engine.llama import model
+from cpuchat.hardware import memory
 from cpuchat.hardware.numa.mempolicy import Policy
 
 GIB = 1 << 30
@@ -25,6 +26,6 @@ def test_bound_to_a_node(
 ) -> None:
     monkeypatch.setattr(model, "current", lambda: policy)
     monkeypatch.setattr(model, "allowed_nodes", lambda: allowed)
-    monkeypatch.setattr(model, "available_bytes", lambda: 12 * GIB)
-    monkeypatch.setattr(model, "available_on", lambda nodes: 3 * GIB if tuple(nodes) == (1,) else None)
+    monkeypatch.setattr(memory, "available_bytes", lambda root: 12 * GIB)
+    monkeypatch.setattr(memory, "available_on", lambda nodes, root: 3 * GIB if tuple(nodes) == (1,) else None)
     assert model.available_for_model() == expected * GIB

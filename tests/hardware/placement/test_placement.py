@@ -129,7 +129,9 @@ def many_cores(allowed: range) -> Topology:
 def test_threads_stay_below_the_end_of_the_cpu_masks() -> None:
     topology = many_cores(range(768))
     assert len(place(topology, PlacementSpec(threads=64)).cpus) == 64
-    assert place(topology, PlacementSpec()).cpus == tuple(range(512))
+    placed = place(topology, PlacementSpec())
+    assert placed.cpus == tuple(range(512))
+    assert placed.notes == ("llama.cpp pins threads to CPUs below 512 only: 256 cores are not used.",)
     with pytest.raises(UsageError, match="Cannot use 768 threads"):
         place(topology, PlacementSpec(threads=768))
     with pytest.raises(UsageError, match="CPU 600 is not allowed"):
@@ -138,6 +140,18 @@ def test_threads_stay_below_the_end_of_the_cpu_masks() -> None:
         with pytest.raises(UsageError, match=r"CPUs 600-639.*below 512") as caught:
             place(many_cores(range(600, 640)), spec)
         assert "taskset" in caught.value.hint
+
+
+def test_what_the_cpu_masks_leave_out_of_four_sockets_is_said() -> None:
+    """448 cores whose hyper-threads are numbered beside them: only two nodes are used whole."""
+    cores = tuple(Core(n, (2 * n, 2 * n + 1), n // 112, n // 112, None) for n in range(448))
+    everything = tuple(range(896))
+    nodes = tuple(
+        Node(node, tuple(range(224 * node, 224 * (node + 1))), dict.fromkeys(range(4), 10), 0) for node in range(4)
+    )
+    placed = place(Topology(cores=cores, nodes=nodes, online=everything, allowed=everything), PlacementSpec())
+    assert len(placed.cpus) == 256
+    assert "192 cores are not used, all of node 3 among them" in placed.notes[0]
 
 
 def test_it_is_what_the_settings_say() -> None:
