@@ -102,6 +102,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
             path=names[0],
             cpus=placement.cpus,
             draft_cpus=placement.draft_cpus,
+            roams=placement.roams,
             options=options,
             state_dir=names[2] if self._state_dir else "",
             state_limit=self._state_limit,

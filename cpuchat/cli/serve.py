@@ -471,7 +471,7 @@ def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> 
     terminal.line(f"RPC worker on {host}:{port}, {units.plural(threads, 'thread')}, memory {placement.memory.words}")
     if sys.platform == "linux" and placement.cpus:
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, placement.cpus)
+            os.sched_setaffinity(0, placement.roams or placement.cpus)
     wanted = [program, "--host", host, "--port", str(port), "--threads", str(threads)]
     command = launch_command(placement.memory.words, wanted)
     if sys.platform == "win32":

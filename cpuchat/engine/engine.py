@@ -103,6 +103,7 @@ class Engine:
             abort=self._abort,
             visible_markers=tuple(sorted(MARKER_TOKENS)),
             on_header=self._start_template,
+            roams=command.roams,
             available=available,
         )
         left = available - model.plan.need.least

@@ -323,17 +323,18 @@ class ThreadPool:
     Args:
         cpus: logical CPUs below 512 (GGML_MAX_N_THREADS, the length of a mask), one for each thread.
         poll: how hard idle threads spin before they sleep, 0-100.
+        roams: CPUs among which the threads may move; () pins each to its own.
     """
 
-    def __init__(self, cpus: tuple[int, ...], poll: int) -> None:
+    def __init__(self, cpus: tuple[int, ...], poll: int, roams: tuple[int, ...] = ()) -> None:
         self.n_threads = len(cpus)
         self.cpus = cpus
         # Pinning the caller outlives the pool: restored by `free`.
         self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         params = threadpool_params_default(self.n_threads)
-        for cpu in self.cpus:
+        for cpu in roams or self.cpus:
             params.cpumask[cpu] = True
-        params.strict_cpu = True
+        params.strict_cpu = not roams
         params.poll = poll
         self._pool = threadpool_new(ctypes.byref(params))
         if not self._pool:

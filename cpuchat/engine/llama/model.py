@@ -339,6 +339,7 @@ class Model:
         abort: AbortFlag,
         visible_markers: tuple[str, ...] = (),
         on_header: Callable[[GGUFHeader], None] = lambda _: None,
+        roams: tuple[int, ...] = (),
         available: int | None = None,
         n_outputs: int = N_OUTPUTS_MAX,
     ) -> Model:
@@ -347,6 +348,7 @@ class Model:
         Args:
             threads: CPUs to start one thread each on, or the threads of another model to compute on, sequentially with
                 it; its owner frees them after this model.
+            roams: CPUs among which threads that are started may move, as of `ThreadPool`.
             available: bytes of memory that the model may take; None asks the system.
             n_outputs: rows of logits that one batch may ask for; each takes 4 * n_vocab bytes.
             on_header: called before the weights are read, while the calling thread is not pinned yet.
@@ -379,7 +381,7 @@ class Model:
                 model._load_weights(on_progress)
             coverage, types, fingerprint = facts.result()
             model.vocab = Vocab(model._model, visible_markers, coverage, types)
-            model._make_context(threads)
+            model._make_context(threads, roams)
             model._warm_up()
             model._describe(fingerprint, 1e3 * (perf_counter() - started))
         except Aborted:
@@ -418,7 +420,7 @@ class Model:
                 "Choose a decoder-only model.",
             )
 
-    def _make_context(self, threads: tuple[int, ...] | ThreadPool) -> None:
+    def _make_context(self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...]) -> None:
         options = self.options
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
@@ -446,7 +448,7 @@ class Model:
         if isinstance(threads, ThreadPool):
             self.pool = threads
         else:
-            self.pool = self._own_pool = ThreadPool(threads, options.poll)
+            self.pool = self._own_pool = ThreadPool(threads, options.poll, roams)
         self.pool.attach(self._context)
         self.sequence = Sequence(
             self._context,

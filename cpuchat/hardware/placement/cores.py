@@ -29,11 +29,13 @@ _LIST = r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*"
 
 @dataclass(frozen=True, slots=True)
 class CoreChoice:
-    """One logical CPU for each thread, ascending; `reason` is one sentence, `notes` are for the user."""
+    """One logical CPU for each thread, ascending; `reason` is one sentence, `notes` are for the user. `roams`: threads
+    are not pinned, but may move among these CPUs."""
 
     cpus: tuple[int, ...]
     reason: str
     notes: tuple[str, ...] = ()
+    roams: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,13 @@ def choose_cores(
             f"{plural(siblings, 'thread')} of {len(cpus)} share a core with another thread, which often slows decoding "
             "down; `cpuchat tune` measures it."
         )
-    return CoreChoice(cpus, _reason(topology, named, cpus, asked=bool(n_threads), capped=capped), tuple(notes))
+    # Every program with such a limit would choose the same CPUs, and share them while others idle. A cpuset tells which
+    # are its own; and threads that are asked for are worth spreading over L3 groups.
+    one_group = bool(topology.virtual) or len(topology.by_l3(named.cpus)) < 2
+    limited = capped or (len(cpus) < len(named.cpus) and one_group)
+    roams = limited and spec in ("auto", "all") and set(topology.allowed) == set(topology.online)
+    reason = _reason(topology, named, cpus, asked=bool(n_threads), capped=capped, roams=roams)
+    return CoreChoice(cpus, reason, tuple(notes), named.cpus if roams else ())
 
 
 def check_thread_count(n: int, topology: Topology) -> int:
@@ -275,10 +283,13 @@ def n_sharing_a_core(topology: Topology, cpus: Collection[int]) -> int:
     return sum(count for count in counts.values() if count > 1)
 
 
-def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: bool, capped: bool) -> str:
+def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: bool, capped: bool, roams: bool) -> str:
     used = len(cpus)
     if capped:
-        return f"{used} of {named.what}: the cgroup CPU quota is {topology.quota:g}."
+        moving = ", and threads move to idle ones" if roams else ""
+        return f"{used} of {named.what}: the cgroup CPU quota is {topology.quota:g}{moving}."
+    if roams:
+        return f"{used} of {named.what}, whichever are idle."
     if asked and used > len(named.cpus):
         return f"{plural(used, 'core')}, {used - len(named.cpus)} of them efficient cores, which are slower."
     if asked and used < len(named.cpus):

@@ -74,7 +74,8 @@ class Placement:
     `cpus`: one logical CPU for each thread of the target, ascending. `draft_cpus`: () when the draft model computes on
     `cpus`, sequentially; other CPUs when it computes concurrently; some of `cpus` when the faster of the two has to be
     measured. `memory` is the NUMA policy with its nodes spelled out. `reason` and `memory_reason` are one
-    sentence each, `notes` are for the user.
+    sentence each, `notes` are for the user. `roams`: the target's threads may move among these CPUs; () pins each to
+    its own.
     """
 
     cpus: tuple[int, ...]
@@ -83,6 +84,7 @@ class Placement:
     reason: str
     memory_reason: str
     notes: tuple[str, ...] = ()
+    roams: tuple[int, ...] = ()
 
     @property
     def is_split(self) -> bool:
@@ -141,10 +143,11 @@ def place(
     problems = problems or _unsavable(spec)
     if problems:
         raise PlacementError(problems)
-    if with_draft and spec.draft_cores == "auto" and len(choice.cpus) > 1:
+    if with_draft and spec.draft_cores == "auto" and len(choice.cpus) > 1 and not choice.roams:
         draft = cpus_to_try(topology, choice.cpus)
     notes = (*choice.notes, *_left_out(whole, topology))
-    return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, notes)
+    roams = choice.roams if not draft else ()
+    return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, notes, roams)
 
 
 def _beside(topology: Topology, spec: PlacementSpec, draft: tuple[int, ...]) -> CoreChoice:

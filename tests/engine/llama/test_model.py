@@ -121,6 +121,16 @@ def test_threads_have_a_cpu_each(load: Load, tiny_model: Path) -> None:
     assert model.info.cpus == tuple(cpus)
 
 
+def test_threads_that_roam_may_use_any_of_the_cpus(tiny_model: Path, abort: AbortFlag) -> None:
+    before = os.sched_getaffinity(0)
+    cpus = tuple(sorted(before)[:2])
+    model = Model.load(tiny_model, OPTIONS, cpus[:1], on_progress=lambda *_: None, abort=abort, roams=cpus)
+    model.sequence.step(65)
+    assert (os.sched_getaffinity(0), model.info.n_threads) == ({*cpus}, 1)
+    model.free()
+    assert os.sched_getaffinity(0) == before
+
+
 def test_default_context_follows_the_training(load: Load, tiny_model: Path) -> None:
     assert load(tiny_model, LoadOptions()).info.n_ctx == 4096
 

@@ -92,6 +92,18 @@ def test_the_reason_tells_how_threads_are_spread(machine: Machine) -> None:
     assert choose_cores(topology, "auto", 5).reason == "5 of 32 physical cores, spread over 5 L3 groups."
 
 
+def test_threads_roam_where_every_program_would_choose_the_same_cpus(machine: Machine) -> None:
+    """Two containers with a quota and without a cpuset; two programs of one thread each."""
+    whole = machine("epyc-9354")
+    limited = choose_cores(replace(whole, quota=4.0))
+    assert len(limited.cpus) == 4 and limited.roams == tuple(range(32))
+    assert limited.reason == "4 of 32 physical cores: the cgroup CPU quota is 4, and threads move to idle ones."
+    one = choose_cores(machine("vm"), "auto", 1)
+    assert len(one.cpus) == 1 and len(one.roams) > 1
+    assert choose_cores(whole).roams == choose_cores(whole, "auto", 16).roams == ()  # spread over L3 groups
+    assert choose_cores(whole, "0-7", 4).roams == choose_cores(machine("container")).roams == ()  # these are its own
+
+
 def test_spreading_takes_second_threads_last(machine: Machine) -> None:
     topology = machine("epyc-9334")
     assert spread(topology, range(64), 32) == tuple(range(32))
