@@ -18,80 +18,11 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from cpuchat.base import toml
+from cpuchat.protocol.model_info import ModelWork, Weights
 
 COST_MODEL = 2
 """Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
 and of this machine is then computed and measured again."""
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token.
-
-    `activations`: the values that they take in and give out for each token, their rows and columns.
-    """
-
-    type: str
-    nbytes: float
-    madds: float
-    activations: float = 0.0
-
-
-class Attention(msgspec.Struct, frozen=True):
-    """Layers that attend alike. Per token of the context: `nbytes` of KV cache, and `madds` multiply-adds for each
-    token of the pass.
-
-    `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention).
-    """
-
-    nbytes: float
-    madds: float
-    window: int = 0
-    step: int = 1
-
-    def cells(self, n_tokens: float, n_past: float) -> float:
-        """Return the tokens of the context that a pass over `n_tokens` tokens reads."""
-        cells = n_past + n_tokens
-        if self.window:
-            cells = min(cells, self.window + n_tokens - 1)
-        return -(-cells // self.step) * self.step if self.step > 1 else cells
-
-
-class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a model.
-
-    `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
-    of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
-    each token looks up; `state`: bytes of recurrent state, read and written by each pass. `alike`: share of the tokens
-    of one text that choose the same experts as others of the pass, as it were; 0 with random weights.
-    """
-
-    name: str = ""
-    n_layer: int
-    dense: tuple[Weights, ...]
-    head: tuple[Weights, ...] = ()
-    experts: tuple[Weights, ...] = ()
-    n_expert: int = 0
-    n_expert_used: int = 0
-    alike: float = 0.0
-    row: int = 0
-    state: int = 0
-    attention: tuple[Attention, ...] = ()
-
-    @property
-    def weight_bytes(self) -> float:
-        """Return the bytes of weights that passes read, all experts included."""
-        return sum(one.nbytes for one in (*self.dense, *self.head, *self.experts))
-
-    @property
-    def is_moe(self) -> bool:
-        return self.n_expert > 0
-
-    @property
-    def width(self) -> int:
-        """Return the values of a hidden state: the smaller side of the output matrix; 0 where that is not known."""
-        area = sum(one.madds for one in self.head)
-        sides = sum(one.activations for one in self.head)
-        return round((sides - math.sqrt(max(sides * sides - 4 * area, 0.0))) / 2)
 
 
 class Part(NamedTuple):

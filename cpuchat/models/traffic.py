@@ -25,15 +25,14 @@ import msgspec
 
 from cpuchat.base import toml
 from cpuchat.base.errors import UsageError
-from cpuchat.costs.model import ALIKE, BITS, Attention, ModelWork, Weights, by_type
+from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import GB, MemoryNeed, decoding_layers, gigabytes, may_stay_on_disk, plan_memory
-from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
-from cpuchat.telemetry.roofline import pass_bytes
+from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 
 # Tables of which a pass reads one row per token.
 TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
@@ -42,27 +41,9 @@ _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
-def traffic_of(
-    header: GGUFHeader, *, type_k: str = "f16", type_v: str = "f16", n_experts: int = 0, flash_attn: bool = True
-) -> Traffic:
-    """Return what a pass of the model of `header` (of `read_model`) reads. The arguments are those of `model_work`."""
-    work = model_work(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
-    return Traffic(
-        weights=sum(int(part.nbytes) for part in (*work.dense, *work.head)),
-        experts=sum(int(part.nbytes) for part in work.experts),
-        n_expert=work.n_expert,
-        n_expert_used=work.n_expert_used,
-        row=work.row,
-        state=work.state,
-        kv=tuple(
-            KVTraffic(bytes_per_token=int(part.nbytes), window=part.window, step=part.step) for part in work.attention
-        ),
-    )
-
-
 def bytes_per_token(header: GGUFHeader, n_experts: int = 0) -> float:
     """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `model_work`."""
-    return pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0)
+    return bytes_read(model_work(header, n_experts=n_experts), 1)
 
 
 N_PAST = 650
@@ -137,35 +118,6 @@ def _attention(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -
             madds[window] += header.n_head * each
     step = 1 if flash_attn else fit.CONTEXT_STEP
     return tuple(Attention(n, madds[window], window, step) for window, n in sorted(nbytes.items()) if n)
-
-
-def loaded_work(model: ModelInfo, *, alike: float = 0.0) -> ModelWork:
-    """Return the work of a loaded model, with the KV cache and the attention that it was loaded with; `alike` as in
-    `model_work`.
-
-    Raises:
-        ModelNotFound, ModelDamaged: its file is gone or has changed.
-    """
-    return _as_loaded(model.path, model.traffic, model.n_expert_used, alike)
-
-
-def loaded_draft_work(model: ModelInfo) -> ModelWork | None:
-    """Return the work of the draft model beside a loaded one, as `loaded_work`; None without one."""
-    return _as_loaded(model.draft_path, model.draft_traffic, 0, ALIKE) if model.draft_path else None
-
-
-def _as_loaded(path: str, traffic: Traffic | None, n_experts: int, alike: float) -> ModelWork:
-    cache = traffic.kv if traffic is not None else ()
-    work = model_work(
-        read_model(Path(path)), n_experts=n_experts, flash_attn=all(part.step == 1 for part in cache), alike=alike
-    )
-    if [part.window for part in cache] != [one.window for one in work.attention]:
-        return work
-    attention = tuple(
-        msgspec.structs.replace(one, nbytes=part.bytes_per_token)
-        for one, part in zip(work.attention, cache, strict=True)
-    )
-    return msgspec.structs.replace(work, attention=attention)
 
 
 _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one

@@ -21,11 +21,12 @@ from cpuchat.base import files, paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
-from cpuchat.costs.model import COST_MODEL, ModelWork
+from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
 from cpuchat.models.traffic import model_work
+from cpuchat.protocol.model_info import ModelWork
 
 Source = Literal["demo", "huggingface", "folder"]
 
