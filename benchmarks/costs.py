@@ -93,7 +93,8 @@ async def probe(threads: int) -> Probed:
     say(f"{peak / 1e9:.1f} GB/s; {found.n} passes, median error {100 * found.error:.1f} %")
     for one in seen:
         rate = one.n_tokens / one.seconds
-        say(f"  {one.work.name} {int(one.n_tokens)} after {int(one.n_past)}: {rate:.1f} tok/s, weight {one.weight:.2f}")
+        what = f"{one.work.n_layer} layers, {one.work.weight_bytes / 1e6:.0f} MB"
+        say(f"  {what}: {int(one.n_tokens)} after {int(one.n_past)}: {rate:.1f} tok/s, weight {one.weight:.2f}")
     say(str(found.profile))
     return Probed(start, list(seen), found)
 

@@ -25,6 +25,7 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import SHAPES, Shape, write_model
 from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.models.traffic import model_work
+from cpuchat.protocol.options import EngineOptions
 
 FOLDER = WORK / "models"
 WITHIN = Target(2.0, False)
@@ -88,7 +89,7 @@ def _measure(case: Case) -> Row:
     header = read_model(path)
     names = {"type_k": "q8_0", "type_v": "q8_0"} if case.quantized_kv else {}
     types = {"type_k": Q8_0, "type_v": Q8_0} if case.quantized_kv else {}
-    work = model_work(header, flash_attn=case.flash_attn, **names)
+    work = model_work(header, EngineOptions(flash_attn="on" if case.flash_attn else "off", **names))
     rng = random.Random(1)
     read: list[int] = []
     estimated: list[float] = []

@@ -1,8 +1,9 @@
 """How long a pass takes: of decoding, of verifying drafts, of a prompt, and of many chats together.
 
-The work of a pass (`ModelWork`: bytes to read and multiply-adds, by tensor type), and a machine as far as the time of
-a pass depends on it (`CostProfile`). Of a machine that was not measured, `usual_profile` computes the profile from its
-bandwidth, its cores and the kind of its CPU; what cores compute is in cpus.toml, each figure with its source.
+The work of a pass (`ModelWork`: bytes to read and multiply-adds, by tensor type) takes time on a machine, which
+`CostProfile` describes as far as that time depends on it. Of a machine that was not measured, `usual_profile` computes
+the profile from its bandwidth, its cores and the kind of its CPU; what cores compute is in cpus.toml, each figure with
+its source.
 """
 
 from __future__ import annotations

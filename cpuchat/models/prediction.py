@@ -115,19 +115,11 @@ def predict(
     """
     options = msgspec.structs.replace(options, from_disk=False)  # what could be loaded that way only is too large
     need, _ = plan_memory(header, options, machine.available)
-    work = model_work(
-        header,
-        type_k=options.type_k,
-        type_v=options.type_v,
-        n_experts=options.n_experts,
-        flash_attn=options.flash_attn != "off",
-        alike=ALIKE,
-    )
     return _judged(
         machine,
         need,
         draft_memory(draft, options, need.n_ctx) if draft is not None else None,
-        work,
+        model_work(header, options, alike=ALIKE),
         context_that_fits=largest_context(header, options, machine.available, draft),
         factor=machine.factor_of(header.path) if exact else 1.0,
         exact=exact,

@@ -33,37 +33,28 @@ from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
+from cpuchat.protocol.options import EngineOptions
 
 # Tables of which a pass reads one row per token.
 TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
+_DEFAULTS = EngineOptions()
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
 def bytes_per_token(header: GGUFHeader, n_experts: int = 0) -> float:
-    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `model_work`."""
-    return bytes_read(model_work(header, n_experts=n_experts), 1)
+    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `EngineOptions`."""
+    return bytes_read(model_work(header, EngineOptions(n_experts=n_experts)), 1)
 
 
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 
 
-def model_work(
-    header: GGUFHeader,
-    *,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    n_experts: int = 0,
-    flash_attn: bool = True,
-    alike: float = 0.0,
-) -> ModelWork:
-    """Return the work of a pass of the model of `header` (of `read_model`).
-
-    `type_k`, `type_v` are the types of its KV cache, `n_experts` how many experts a token uses (0: as trained), and
-    `alike` as of `ModelWork`: 0 for random tokens, `ALIKE` for text.
-    """
+def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike: float = 0.0) -> ModelWork:
+    """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
+    `ModelWork`: 0 for random tokens, `ALIKE` for text."""
     n_expert = header.number("expert_count")
     names = {tensor.name for tensor in header.tensors}
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
@@ -78,19 +69,17 @@ def model_work(
         part = "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense"
         if part != "dense" or tensor.name not in TABLES:
             parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
-    flash_attn = flash_attn and header.architecture not in _NO_FLASH_ATTENTION
     return ModelWork(
-        name=header.name,
         n_layer=header.n_layer,
         dense=by_type(parts["dense"]),
         head=by_type(parts["head"]),
         experts=by_type(parts["experts"]),
         n_expert=n_expert,
-        n_expert_used=min(n_experts or header.number("expert_used_count") or n_expert, n_expert),
+        n_expert_used=min(options.n_experts or header.number("expert_used_count") or n_expert, n_expert),
         alike=alike,
         row=row,
         state=fit.state_bytes(header),
-        attention=_attention(header, type_k, type_v, flash_attn),
+        attention=_attention(header, options),
     )
 
 
@@ -101,8 +90,9 @@ def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
     return not layer.isdecimal() or int(layer) < decoding_layers(header)
 
 
-def _attention(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -> tuple[Attention, ...]:
+def _attention(header: GGUFHeader, options: EngineOptions) -> tuple[Attention, ...]:
     """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
+    flash_attn = options.flash_attn != "off" and header.architecture not in _NO_FLASH_ATTENTION
     rows = fit.kv_rows(header)
     own = header.n_layer - header.number("attention.shared_kv_layers")
     nbytes, madds = Counter[int](), Counter[int]()
@@ -111,7 +101,7 @@ def _attention(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -
         owner = layer if layer < own or own < 2 else own - (2 if row.window else 1)
         # Without flash attention, also the cells of one batch beyond the window.
         window = row.window if flash_attn or not row.window else row.window + LoadOptions().n_ubatch
-        nbytes[window] += rows[owner].nbytes(type_k, type_v)
+        nbytes[window] += rows[owner].nbytes(options.type_k, options.type_v)
         if row.k or row.v:
             # q·k and p·v. With latent attention the compressed row stands for both.
             each = row.k * 2 if not row.v else header.key_length + header.value_length

@@ -1,4 +1,4 @@
-"""What a loaded model is, and the engine that it runs on: how a worker or a server describes them."""
+"""What a loaded model is, the work of its passes, and the engine that it runs on, as a worker or a server tells it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Attention(msgspec.Struct, frozen=True):
 
 
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a model.
+    """The work of a pass of a model: what it reads and computes, as `costs.model.parts` adds it up.
 
     `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
     of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
@@ -63,7 +63,6 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     of one text that choose the same experts as others of the pass, as it were; 0 with random weights.
     """
 
-    name: str = ""
     n_layer: int
     dense: tuple[Weights, ...]
     head: tuple[Weights, ...] = ()
@@ -98,7 +97,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
     model's cores together in bytes per second (0: not measured), `cache_bytes` their L3 caches together (0: not known).
     Kept states of chats take at most `state_memory` of memory, one checkpoint `partial_state` (0: none is needed, the
-    KV cache can be cut anywhere).
+    KV cache can be cut anywhere). `work` is that of its passes over text, `draft_work` the draft model's; None: not
+    known.
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
@@ -125,8 +125,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float = 0.0
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
-    n_expert: int = 0
-    n_expert_used: int = 0
     draft: str = ""
     draft_path: str = ""
     draft_quantization: str = ""

@@ -180,13 +180,8 @@ def roofline(
     peak, cached = peak_of(model), fits_cache(model)
     no_figure = NO_ANSWER if model.work is not None else NO_ESTIMATE
     of_target = bytes_read(model.work, now.whole.n_per_pass, now.n_past) if model.work is not None else None
-    recent = _bytes_per_pass(model, now.recent, now.n_past)
-    estimate = average = None
-    if recent is not None and now.tok_s is not None:
-        estimate = now.tok_s / now.recent.tokens_per_pass * recent
-    per_pass = _bytes_per_pass(model, now.whole, now.n_past)
-    if per_pass is not None and now.average_tok_s is not None:
-        average = now.average_tok_s / now.whole.tokens_per_pass * per_pass
+    estimate = _bytes_per_s(model, now.tok_s, now.recent, now.n_past)
+    average = _bytes_per_s(model, now.average_tok_s, now.whole, now.n_past)
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
     no_limit = _why_no_memory_limit(model, peak)
@@ -253,6 +248,12 @@ def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | N
     if model.draft_work is not None and part.passes:
         total += bytes_read(model.draft_work, 1, n_past) * part.draft_passes / part.passes
     return total
+
+
+def _bytes_per_s(model: ModelInfo, tok_s: float | None, part: Evaluated, n_past: int) -> float | None:
+    """Return what is read at `tok_s` in passes like those of `part`; None where that is not known."""
+    nbytes = _bytes_per_pass(model, part, n_past)
+    return None if nbytes is None or tok_s is None else tok_s / part.tokens_per_pass * nbytes
 
 
 def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: bool) -> str:

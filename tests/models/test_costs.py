@@ -185,9 +185,9 @@ def test_a_tiny_model_is_predicted_by_what_its_tokens_took() -> None:
     assert 1_600 < predicted() < 2_180
 
 
-@pytest.mark.parametrize("changes", [{"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": False}], ids=str)
+@pytest.mark.parametrize("changes", [{"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}], ids=str)
 def test_a_chat_counts_with_the_cache_and_the_attention_that_were_loaded(small: Path, changes: dict[str, Any]) -> None:
-    work = model_work(read_model(small), **changes)
+    work = model_work(read_model(small), LoadOptions(**changes))
     model, timings = chatted(small, pass_ms=(), work=msgspec.structs.replace(work, alike=ALIKE))
     UsageLog().answered(model, timings)
     ((one,),) = CostLog(CPUS).read().chats.values()

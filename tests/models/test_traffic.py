@@ -11,6 +11,7 @@ from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
+from cpuchat.protocol.options import EngineOptions
 from tests.models.test_fit import header_of
 
 BOOL = 7  # GGUF value type
@@ -68,14 +69,16 @@ def test_routed_experts_are_told_apart_from_shared_ones(asked: int, used: int) -
     tensors = layers(1, output__weight=(64, 10))
     tensors |= {f"blk.0.ffn_{part}_exps.weight": (64, 256) for part in ("up", "gate", "down", "gate_up")}
     tensors |= {"blk.0.ffn_up_shexp.weight": (64, 32), "blk.0.ffn_gate_inp.weight": (64, 8)}
-    found = model_work(header_of(metadata(1, expert_count=8, expert_used_count=2), tensors), n_experts=asked)
+    found = model_work(
+        header_of(metadata(1, expert_count=8, expert_used_count=2), tensors), EngineOptions(n_experts=asked)
+    )
     assert sum(one.nbytes for one in found.experts) == 4 * 2 * 64 * 256
     assert sum(one.nbytes for one in (*found.dense, *found.head)) == 2 * (2 * 64 * 64 + 64 * (10 + 32 + 8))
     assert (found.n_expert, found.n_expert_used) == (8, used)
 
 
 def test_cache_types_have_their_sizes() -> None:
-    found = model_work(header_of(metadata(1), layers(1)), type_k="q8_0", type_v="q4_0")
+    found = model_work(header_of(metadata(1), layers(1)), EngineOptions(type_k="q8_0", type_v="q4_0"))
     assert cache(found) == [(2 * 34 + 2 * 18, 0, 1)]
 
 
@@ -118,7 +121,7 @@ def test_windows_that_llama_cpp_does_not_use() -> None:
 
 def test_without_flash_attention_everything_is_read_in_steps() -> None:
     values = {"general.architecture": "gemma2", "gemma2.block_count": 2}
-    found = model_work(header_of(values, layers(2)), flash_attn=False)
+    found = model_work(header_of(values, layers(2)), EngineOptions(flash_attn="off"))
     assert cache(found) == [(2 * 128, 0, 256), (2 * 128, 4096 + 512, 256)]
 
 

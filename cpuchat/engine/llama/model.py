@@ -43,7 +43,7 @@ from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, re
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import model_work, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.model_info import ModelInfo, ModelWork
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.options import MIN_CTX
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
@@ -506,8 +506,7 @@ class Model:
             has_template=bool(header.chat_template),
             load_ms=load_ms,
             fingerprint=fingerprint,
-            n_expert=header.number("expert_count"),
-            n_expert_used=plan.experts[1] if plan.experts else header.number("expert_used_count"),
+            work=model_work(header, self.options, alike=ALIKE),
             notes=tuple(notes),
         )
 
@@ -580,21 +579,8 @@ def available_for_model() -> int:
     return anywhere if on_nodes is None else min(on_nodes, anywhere)
 
 
-def work_of(model: Model) -> ModelWork:
-    """Return the work of a pass of `model` over text, with its KV cache types and number of experts as loaded."""
-    options = model.options
-    return model_work(
-        model.header,
-        type_k=options.type_k,
-        type_v=options.type_v,
-        n_experts=model.plan.experts[1] if model.plan.experts else 0,
-        flash_attn=options.flash_attn != "off",
-        alike=ALIKE,
-    )
-
-
 def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
-    """Return the model's info with the work of its passes and the read bandwidth of its cores and its draft model's.
+    """Return the model's info with the read bandwidth of its cores and its draft model's.
 
     Call it after the draft model is loaded, which may have its own cores. The bandwidth is looked up, or measured if
     the options ask for it (phase "probing", about 2 seconds).
@@ -617,7 +603,6 @@ def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) 
     return msgspec.structs.replace(
         info,
         notes=(*info.notes, *notes),
-        work=work_of(model),
         peak_read=peak.bytes_per_s if peak is not None else 0.0,
         # The calling thread is pinned, so its own affinity says nothing.
         cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus),

@@ -368,7 +368,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         n_ctx_train=header.n_ctx_train,
         has_template=bool(header.chat_template),
         size=header.file_size,
-        work=msgspec.structs.replace(work, name="") if header.tensors else None,
+        work=work if header.tensors else None,
         kind="head" if header.is_head else "model",
         damaged=damaged,
     )

@@ -12,6 +12,7 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import Shape, write_model
 from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.models.traffic import model_work
+from cpuchat.protocol.options import EngineOptions
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 PASSES = [(1, 1), (100, 1), (300, 1), (300, 4)]
@@ -31,7 +32,7 @@ Q8_0 = 8  # enum ggml_type
 def check(path: Path, n_past: int, n: int, *, flash_attn: bool = True, **cache_types: int) -> float:
     """Return the estimate divided by what was read."""
     names = {name: "q8_0" for name in cache_types}
-    work = model_work(read_model(path), flash_attn=flash_attn, **names)
+    work = model_work(read_model(path), EngineOptions(flash_attn="on" if flash_attn else "off", **names))
     with Watched(path, 512, flash_attn_type=int(flash_attn), **cache_types) as model:
         model.fill(n_past)
         reads = model.evaluate([100 + 9 * i for i in range(n)])
