@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -279,23 +279,18 @@ def pass_cost(
     sequences: int = 1,
     beside: float = 0.0,
 ) -> PassCost:
-    """Return the time of one pass; the arguments are those of `work.parts`.
+    """Return the time of one pass; the arguments are those of `parts`.
 
     Reading and computing overlap within matrices of one type, not across them: those are multiplied one after another.
 
     Args:
         beside: bytes of other weights that are read in turn with these, a draft model's: they share the caches.
     """
-    todo = parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences)
-    return cost_of(profile, todo, work.n_layer, work.weight_bytes + beside)
-
-
-def cost_of(profile: CostProfile, todo: Sequence[Part], n_layer: int, working_set: float) -> PassCost:
-    """Return the time of a pass that consists of these parts."""
+    working_set = work.weight_bytes + beside
     rate = profile.read_rate(working_set)
-    fixed = profile.pass_s + profile.layer_s * n_layer
+    fixed = profile.pass_s + profile.layer_s * work.n_layer
     read = compute = total = 0.0
-    for part in todo:
+    for part in parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences):
         reading = part.nbytes / rate
         computing = part.madds / profile.madd_rate(part.type, part.batch, working_set) if part.madds else 0.0
         read += reading
@@ -323,18 +318,6 @@ def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int, n_past: i
     return total
 
 
-def verify_costs(
-    profile: CostProfile, target: ModelWork, longest: int, n_past: float, draft_bytes: float
-) -> list[float]:
-    """Return the seconds of passes of the target over 1, 2, ... `longest` tokens, with a draft model beside it."""
-    return [pass_cost(profile, target, n, n_past, beside=draft_bytes).seconds for n in range(1, longest + 1)]
-
-
-def draft_cost(profile: CostProfile, draft: ModelWork, n_past: float, target_bytes: float) -> float:
-    """Return the seconds of one drafted token, sequential with the target."""
-    return pass_cost(profile, draft, 1, n_past, beside=target_bytes).seconds
-
-
 @dataclass(frozen=True, slots=True)
 class PairCosts:
     """Seconds of passes of a target over 1, 2, ... tokens, and of a drafted token, with both models in memory."""
@@ -343,11 +326,19 @@ class PairCosts:
     draft: float
 
 
-def pair_costs(profile: CostProfile, target: ModelWork, draft: ModelWork, n_past: float, longest: int) -> PairCosts:
-    """Return what a target with a draft model costs, for passes of up to `longest` tokens."""
+def pair_costs(
+    profile: CostProfile,
+    target: ModelWork,
+    draft: ModelWork,
+    n_past: float,
+    longest: int,
+    drafting: CostProfile | None = None,
+) -> PairCosts:
+    """Return what a target with a draft model costs, for passes of up to `longest` tokens; `drafting` are the draft
+    model's cores (None: the same)."""
     return PairCosts(
-        tuple(verify_costs(profile, target, longest, n_past, draft.weight_bytes)),
-        draft_cost(profile, draft, n_past, target.weight_bytes),
+        tuple(pass_cost(profile, target, n, n_past, beside=draft.weight_bytes).seconds for n in range(1, longest + 1)),
+        pass_cost(drafting or profile, draft, 1, n_past, beside=target.weight_bytes).seconds,
     )
 
 

@@ -18,12 +18,10 @@ from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
     CostProfile,
     bytes_read,
-    draft_cost,
     on_other_cores,
     pair_costs,
     pass_cost,
     tokens_per_pass,
-    verify_costs,
 )
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import placement as placements
@@ -518,11 +516,11 @@ def _predicted(
     plain = 1 / (costs.factor * pass_cost(profile, costs.target, 1, past).seconds)
     if draft is None or basis.acceptance is None:
         return plain, 0
-    verify = verify_costs(profile, costs.target, len(costs.verify_factors), past, draft.weight_bytes)
     drafting = on(placement.draft_cpus) if placement.is_split else profile
+    both = pair_costs(profile, costs.target, draft, past, len(costs.verify_factors), drafting)
     best = gain(
-        [1e3 * own * seconds for own, seconds in zip(costs.verify_factors, verify, strict=True)],
-        1e3 * costs.draft_factor * draft_cost(drafting, draft, past, costs.target.weight_bytes),
+        [1e3 * own * seconds for own, seconds in zip(costs.verify_factors, both.verify, strict=True)],
+        1e3 * costs.draft_factor * both.draft,
         basis.acceptance,
         overlap=placement.is_split,
     )
