@@ -34,11 +34,11 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Round, Side
 from cpuchat.config.settings import Settings
+from cpuchat.costs.model import bytes_read
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.session.conversation import Conversation
-from cpuchat.telemetry.roofline import pass_bytes
 
 SIZE = (120, 40)
 PROMPT = "Why does a CPU write slower than it reads the prompt?"
@@ -87,10 +87,10 @@ def race_by_hand(file: Path, n_tokens: int) -> dict[str, float]:
     by_hand = 0.0
     for answer in done.answers:
         timings, model = answer.timings, answer.model
-        if timings is None or model is None or model.traffic is None or not timings.predicted_per_second:
+        if timings is None or model is None or model.work is None or not timings.predicted_per_second:
             raise MeasureError("the bytes of the model are not known")
         n_past = timings.n_past - timings.predicted_n // 2
-        by_hand += timings.predicted_per_second * pass_bytes(model.traffic, 1, n_past)
+        by_hand += timings.predicted_per_second * bytes_read(model.work, 1, n_past)
     return {"shown": sum(done.race_bytes) / 1e9, "by hand": by_hand / 1e9}
 
 

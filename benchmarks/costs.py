@@ -28,7 +28,7 @@ from product import PLAIN, default_threads, worker
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costs.fit import fit
-from cpuchat.costs.model import CostProfile, ModelWork, pair_costs, prefill_cost, tokens_per_pass
+from cpuchat.costs.model import CostProfile, pair_costs, prefill_cost, tokens_per_pass
 from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.bandwidth.read_bandwidth import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -40,6 +40,7 @@ from cpuchat.models.machine import usual_here
 from cpuchat.models.synthetic.model import header_of, write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
+from cpuchat.protocol.model_info import ModelWork
 
 SHAPES = (("0.05b", None), ("0.5b", None), ("1.5b", None), ("3b", None), ("30b-a3b", 4))
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
@@ -92,7 +93,8 @@ async def probe(threads: int) -> Probed:
     say(f"{peak / 1e9:.1f} GB/s; {found.n} passes, median error {100 * found.error:.1f} %")
     for one in seen:
         rate = one.n_tokens / one.seconds
-        say(f"  {one.work.name} {int(one.n_tokens)} after {int(one.n_past)}: {rate:.1f} tok/s, weight {one.weight:.2f}")
+        what = f"{one.work.n_layer} layers, {one.work.weight_bytes / 1e6:.0f} MB"
+        say(f"  {what}: {int(one.n_tokens)} after {int(one.n_past)}: {rate:.1f} tok/s, weight {one.weight:.2f}")
     say(str(found.profile))
     return Probed(start, list(seen), found)
 

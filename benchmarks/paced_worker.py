@@ -56,7 +56,11 @@ def loaded(command: messages.LoadModel) -> messages.ModelLoaded:
             n_params=1_543_714_304, size=1_646_572_928, n_ctx=32768, n_ctx_train=32768, n_vocab=151_936, n_layer=28,
             n_threads=len(command.cpus), cpus=command.cpus, peak_read=78e9, cache_bytes=32 << 20,
             pass_ms=tuple(39.7 + 6.0 * n for n in range(32)),
-            traffic=model_info.Traffic(weights=1_646_572_928, kv=(model_info.KVTraffic(bytes_per_token=28_672),)),
+            work=model_info.ModelWork(
+                n_layer=28,
+                dense=(model_info.Weights("Q8_0", 1_646_572_928, 1_543_714_304),),
+                attention=(model_info.Attention(28_672, 86_016),),
+            ),
         )
     )  # fmt: skip
 

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 from common import Row, Target, arguments, machine, report, run_main
 
-from cpuchat.costs.model import CostProfile, Figure, ModelWork, bytes_read, pass_cost, prefill_cost
+from cpuchat.costs.model import CostProfile, Figure, bytes_read, pass_cost, prefill_cost
 from cpuchat.models.traffic import dimensions_of, typical_work
 from cpuchat.planner.specs import MachineSpec, PlannedModel
+from cpuchat.protocol.model_info import ModelWork
 
 FILE = Path(__file__).with_name("published.toml")
 N_PAST = 64  # the middle of llama-bench's tg128

@@ -34,7 +34,7 @@ from cpuchat.hardware.counters.perf_events import TASK_CLOCK, TYPE_SOFTWARE, Ker
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol.messages import ModelLoaded, PrefillProgress, TextDelta
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo, ModelWork, Weights
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from tests.hardware.counters.simulated import old_fabric, pmu, umc
@@ -178,10 +178,10 @@ def simulated(name: str, samples: int, rounds: int) -> list[float]:
 def answering() -> Meter:
     """A meter in the middle of an answer."""
     meter = Meter()
-    traffic = Traffic(weights=1_600_000_000, row=2000)
+    work = ModelWork(n_layer=0, dense=(Weights("Q8_0", 1.6e9, 1.5e9),), row=2000)
     model = ModelInfo(
         path="", name="m", architecture="", quantization="Q8_0", n_params=0, size=1_600_000_000, n_ctx=32768,
-        n_ctx_train=0, n_vocab=0, n_layer=0, n_threads=64, peak_read=5e11, traffic=traffic,
+        n_ctx_train=0, n_vocab=0, n_layer=0, n_threads=64, peak_read=5e11, work=work,
     )  # fmt: skip
     meter.observe(ModelLoaded(model=model), 0)
     meter.request_started(0)

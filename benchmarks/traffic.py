@@ -20,11 +20,12 @@ import msgspec
 from common import WORK, Row, Target, arguments, machine, report, run_main, say
 from tensor_reads import Watched
 
+from cpuchat.costs.model import bytes_read
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import SHAPES, Shape, write_model
 from cpuchat.models.synthetic.pair import write_pair
-from cpuchat.models.traffic import traffic_of
-from cpuchat.telemetry.roofline import pass_bytes
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.options import EngineOptions
 
 FOLDER = WORK / "models"
 WITHIN = Target(2.0, False)
@@ -88,7 +89,7 @@ def _measure(case: Case) -> Row:
     header = read_model(path)
     names = {"type_k": "q8_0", "type_v": "q8_0"} if case.quantized_kv else {}
     types = {"type_k": Q8_0, "type_v": Q8_0} if case.quantized_kv else {}
-    traffic = traffic_of(header, flash_attn=case.flash_attn, **names)
+    work = model_work(header, EngineOptions(flash_attn="on" if case.flash_attn else "off", **names))
     rng = random.Random(1)
     read: list[int] = []
     estimated: list[float] = []
@@ -98,7 +99,7 @@ def _measure(case: Case) -> Row:
         for draw in range(case.draws):
             tokens = [rng.randrange(512, header.n_vocab) for _ in range(case.tokens)]
             read.append(model.evaluate(tokens).total)
-            estimated.append(pass_bytes(traffic, case.tokens, case.n_past + draw * case.tokens, alike=0))
+            estimated.append(bytes_read(work, case.tokens, case.n_past + draw * case.tokens))
     off = 100 * abs(statistics.mean(estimated) / statistics.mean(read) - 1)
     say(f"  {case.what}: {off:.4f} %")
     note = f"{statistics.mean(estimated) / 1e6:,.3f} MB estimated, {statistics.mean(read) / 1e6:,.3f} MB read"

@@ -31,7 +31,6 @@ from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
-from cpuchat.costs.model import ModelWork
 from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.costs import CostLog, with_points
@@ -40,6 +39,7 @@ from cpuchat.models.machine import usual_here
 from cpuchat.models.synthetic.model import Shape, header_of, write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
+from cpuchat.protocol.model_info import ModelWork
 
 BUDGET_SECONDS = 20.0
 _ROUNDS = 3

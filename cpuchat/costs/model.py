@@ -1,8 +1,9 @@
 """How long a pass takes: of decoding, of verifying drafts, of a prompt, and of many chats together.
 
-The work of a pass (`ModelWork`: bytes to read and multiply-adds, by tensor type), and a machine as far as the time of
-a pass depends on it (`CostProfile`). Of a machine that was not measured, `usual_profile` computes the profile from its
-bandwidth, its cores and the kind of its CPU; what cores compute is in cpus.toml, each figure with its source.
+The work of a pass (`ModelWork`: bytes to read and multiply-adds, by tensor type) takes time on a machine, which
+`CostProfile` describes as far as that time depends on it. Of a machine that was not measured, `usual_profile` computes
+the profile from its bandwidth, its cores and the kind of its CPU; what cores compute is in cpus.toml, each figure with
+its source.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -18,80 +19,11 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from cpuchat.base import toml
+from cpuchat.protocol.model_info import ModelWork, Weights
 
 COST_MODEL = 2
 """Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
 and of this machine is then computed and measured again."""
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token.
-
-    `activations`: the values that they take in and give out for each token, their rows and columns.
-    """
-
-    type: str
-    nbytes: float
-    madds: float
-    activations: float = 0.0
-
-
-class Attention(msgspec.Struct, frozen=True):
-    """Layers that attend alike. Per token of the context: `nbytes` of KV cache, and `madds` multiply-adds for each
-    token of the pass.
-
-    `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention).
-    """
-
-    nbytes: float
-    madds: float
-    window: int = 0
-    step: int = 1
-
-    def cells(self, n_tokens: float, n_past: float) -> float:
-        """Return the tokens of the context that a pass over `n_tokens` tokens reads."""
-        cells = n_past + n_tokens
-        if self.window:
-            cells = min(cells, self.window + n_tokens - 1)
-        return -(-cells // self.step) * self.step if self.step > 1 else cells
-
-
-class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a model.
-
-    `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
-    of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
-    each token looks up; `state`: bytes of recurrent state, read and written by each pass. `alike`: share of the tokens
-    of one text that choose the same experts as others of the pass, as it were; 0 with random weights.
-    """
-
-    name: str = ""
-    n_layer: int
-    dense: tuple[Weights, ...]
-    head: tuple[Weights, ...] = ()
-    experts: tuple[Weights, ...] = ()
-    n_expert: int = 0
-    n_expert_used: int = 0
-    alike: float = 0.0
-    row: int = 0
-    state: int = 0
-    attention: tuple[Attention, ...] = ()
-
-    @property
-    def weight_bytes(self) -> float:
-        """Return the bytes of weights that passes read, all experts included."""
-        return sum(one.nbytes for one in (*self.dense, *self.head, *self.experts))
-
-    @property
-    def is_moe(self) -> bool:
-        return self.n_expert > 0
-
-    @property
-    def width(self) -> int:
-        """Return the values of a hidden state: the smaller side of the output matrix; 0 where that is not known."""
-        area = sum(one.madds for one in self.head)
-        sides = sum(one.activations for one in self.head)
-        return round((sides - math.sqrt(max(sides * sides - 4 * area, 0.0))) / 2)
 
 
 class Part(NamedTuple):
@@ -347,23 +279,18 @@ def pass_cost(
     sequences: int = 1,
     beside: float = 0.0,
 ) -> PassCost:
-    """Return the time of one pass; the arguments are those of `work.parts`.
+    """Return the time of one pass; the arguments are those of `parts`.
 
     Reading and computing overlap within matrices of one type, not across them: those are multiplied one after another.
 
     Args:
         beside: bytes of other weights that are read in turn with these, a draft model's: they share the caches.
     """
-    todo = parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences)
-    return cost_of(profile, todo, work.n_layer, work.weight_bytes + beside)
-
-
-def cost_of(profile: CostProfile, todo: Sequence[Part], n_layer: int, working_set: float) -> PassCost:
-    """Return the time of a pass that consists of these parts."""
+    working_set = work.weight_bytes + beside
     rate = profile.read_rate(working_set)
-    fixed = profile.pass_s + profile.layer_s * n_layer
+    fixed = profile.pass_s + profile.layer_s * work.n_layer
     read = compute = total = 0.0
-    for part in todo:
+    for part in parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences):
         reading = part.nbytes / rate
         computing = part.madds / profile.madd_rate(part.type, part.batch, working_set) if part.madds else 0.0
         read += reading
@@ -391,18 +318,6 @@ def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int, n_past: i
     return total
 
 
-def verify_costs(
-    profile: CostProfile, target: ModelWork, longest: int, n_past: float, draft_bytes: float
-) -> list[float]:
-    """Return the seconds of passes of the target over 1, 2, ... `longest` tokens, with a draft model beside it."""
-    return [pass_cost(profile, target, n, n_past, beside=draft_bytes).seconds for n in range(1, longest + 1)]
-
-
-def draft_cost(profile: CostProfile, draft: ModelWork, n_past: float, target_bytes: float) -> float:
-    """Return the seconds of one drafted token, sequential with the target."""
-    return pass_cost(profile, draft, 1, n_past, beside=target_bytes).seconds
-
-
 @dataclass(frozen=True, slots=True)
 class PairCosts:
     """Seconds of passes of a target over 1, 2, ... tokens, and of a drafted token, with both models in memory."""
@@ -411,11 +326,19 @@ class PairCosts:
     draft: float
 
 
-def pair_costs(profile: CostProfile, target: ModelWork, draft: ModelWork, n_past: float, longest: int) -> PairCosts:
-    """Return what a target with a draft model costs, for passes of up to `longest` tokens."""
+def pair_costs(
+    profile: CostProfile,
+    target: ModelWork,
+    draft: ModelWork,
+    n_past: float,
+    longest: int,
+    drafting: CostProfile | None = None,
+) -> PairCosts:
+    """Return what a target with a draft model costs, for passes of up to `longest` tokens; `drafting` are the draft
+    model's cores (None: the same)."""
     return PairCosts(
-        tuple(verify_costs(profile, target, longest, n_past, draft.weight_bytes)),
-        draft_cost(profile, draft, n_past, target.weight_bytes),
+        tuple(pass_cost(profile, target, n, n_past, beside=draft.weight_bytes).seconds for n in range(1, longest + 1)),
+        pass_cost(drafting or profile, draft, 1, n_past, beside=target.weight_bytes).seconds,
     )
 
 

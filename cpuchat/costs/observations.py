@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuchat.costs.model import CostProfile, ModelWork
+from cpuchat.costs.model import CostProfile
+from cpuchat.protocol.model_info import ModelWork
 
 KNOTS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 256)
 """Tokens of the passes to measure: kernels change between 1 and 32 (8 tokens can cost less than 6); above 128 the rate

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import JsonCache
 from cpuchat.costs.model import (
     ACTIVATIONS,
@@ -21,7 +20,6 @@ from cpuchat.costs.model import (
     ROUTED,
     UNCACHED,
     CostProfile,
-    ModelWork,
     Rate,
     bytes_read,
     pass_cost,
@@ -30,8 +28,7 @@ from cpuchat.costs.observations import KNOTS, Fitted, Observation
 from cpuchat.hardware.bandwidth.read_bandwidth import ROOT, key
 from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import model_files
-from cpuchat.models.traffic import loaded_work
-from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.model_info import ModelInfo, ModelWork
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
 from cpuchat.telemetry.units import plural
 
@@ -220,12 +217,9 @@ class CostLog:
 
 def _of_answer(model: ModelInfo, timings: Timings) -> tuple[Observation, ...]:
     seconds = _plain_seconds(timings)
-    if not model.fingerprint or not (seconds or model.pass_ms):
+    if not model.fingerprint or model.work is None or not (seconds or model.pass_ms):
         return ()
-    try:
-        work = loaded_work(model)
-    except CpuchatError:  # its file no longer exists
-        return ()
+    work = msgspec.structs.replace(model.work, alike=0.0)  # calibrations choose tokens at random
     outside = timings.overhead_us / 1e6  # of a pass: sampling and writing a token, much beside a tiny model's pass
     found = [
         Observation(

@@ -20,7 +20,6 @@ from cpuchat.base.errors import CpuchatError, ModelNotFound, ModelUnsupported, U
 from cpuchat.base.files import JsonCache
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
-    ALIKE,
     CostProfile,
     compute_ceiling,
     cpu_of,
@@ -38,7 +37,7 @@ from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import model_size, read_model
-from cpuchat.models.traffic import N_PAST, loaded_work
+from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.telemetry.units import gigabytes
@@ -193,14 +192,10 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     """
     peak = read_bandwidth.known_peak(model.cpus, memory, disturbed=False)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
-    if costs is None or not probed:
-        return Reach()
-    try:
-        work = loaded_work(model, alike=ALIKE)
-    except CpuchatError:  # its file no longer exists
+    if costs is None or not probed or model.work is None:
         return Reach()
     profile = scaled(costs.profile, 1 / factor_of(costs.factors, Path(model.path)))
-    return Reach(compute_ceiling(profile, work, N_PAST), profile.read_rate(work.weight_bytes))
+    return Reach(compute_ceiling(profile, model.work, N_PAST), profile.read_rate(model.work.weight_bytes))
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from cpuchat.base.errors import AccessDenied, CpuchatError, HubOffline, ModelDamaged, RateLimited
-from cpuchat.costs.model import ALIKE, ModelWork, bytes_read, pass_cost
+from cpuchat.costs.model import ALIKE, bytes_read, pass_cost
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME
@@ -24,6 +24,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -114,19 +115,11 @@ def predict(
     """
     options = msgspec.structs.replace(options, from_disk=False)  # what could be loaded that way only is too large
     need, _ = plan_memory(header, options, machine.available)
-    work = model_work(
-        header,
-        type_k=options.type_k,
-        type_v=options.type_v,
-        n_experts=options.n_experts,
-        flash_attn=options.flash_attn != "off",
-        alike=ALIKE,
-    )
     return _judged(
         machine,
         need,
         draft_memory(draft, options, need.n_ctx) if draft is not None else None,
-        work,
+        model_work(header, options, alike=ALIKE),
         context_that_fits=largest_context(header, options, machine.available, draft),
         factor=machine.factor_of(header.path) if exact else 1.0,
         exact=exact,

@@ -25,64 +25,36 @@ import msgspec
 
 from cpuchat.base import toml
 from cpuchat.base.errors import UsageError
-from cpuchat.costs.model import ALIKE, BITS, Attention, ModelWork, Weights, by_type
+from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import GB, MemoryNeed, decoding_layers, gigabytes, may_stay_on_disk, plan_memory
-from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
-from cpuchat.telemetry.roofline import pass_bytes
+from cpuchat.protocol.model_info import Attention, ModelWork, Weights
+from cpuchat.protocol.options import EngineOptions
 
 # Tables of which a pass reads one row per token.
 TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
+_DEFAULTS = EngineOptions()
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
-def traffic_of(
-    header: GGUFHeader, *, type_k: str = "f16", type_v: str = "f16", n_experts: int = 0, flash_attn: bool = True
-) -> Traffic:
-    """Return what a pass of the model of `header` (of `read_model`) reads. The arguments are those of `model_work`."""
-    work = model_work(header, type_k=type_k, type_v=type_v, n_experts=n_experts, flash_attn=flash_attn)
-    return Traffic(
-        weights=sum(int(part.nbytes) for part in (*work.dense, *work.head)),
-        experts=sum(int(part.nbytes) for part in work.experts),
-        n_expert=work.n_expert,
-        n_expert_used=work.n_expert_used,
-        row=work.row,
-        state=work.state,
-        kv=tuple(
-            KVTraffic(bytes_per_token=int(part.nbytes), window=part.window, step=part.step) for part in work.attention
-        ),
-    )
-
-
 def bytes_per_token(header: GGUFHeader, n_experts: int = 0) -> float:
-    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `model_work`."""
-    return pass_bytes(traffic_of(header, n_experts=n_experts), 1, 0)
+    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `EngineOptions`."""
+    return bytes_read(model_work(header, EngineOptions(n_experts=n_experts)), 1)
 
 
 N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 
 
-def model_work(
-    header: GGUFHeader,
-    *,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    n_experts: int = 0,
-    flash_attn: bool = True,
-    alike: float = 0.0,
-) -> ModelWork:
-    """Return the work of a pass of the model of `header` (of `read_model`).
-
-    `type_k`, `type_v` are the types of its KV cache, `n_experts` how many experts a token uses (0: as trained), and
-    `alike` as of `ModelWork`: 0 for random tokens, `ALIKE` for text.
-    """
+def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike: float = 0.0) -> ModelWork:
+    """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
+    `ModelWork`: 0 for random tokens, `ALIKE` for text."""
     n_expert = header.number("expert_count")
     names = {tensor.name for tensor in header.tensors}
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
@@ -97,19 +69,17 @@ def model_work(
         part = "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense"
         if part != "dense" or tensor.name not in TABLES:
             parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
-    flash_attn = flash_attn and header.architecture not in _NO_FLASH_ATTENTION
     return ModelWork(
-        name=header.name,
         n_layer=header.n_layer,
         dense=by_type(parts["dense"]),
         head=by_type(parts["head"]),
         experts=by_type(parts["experts"]),
         n_expert=n_expert,
-        n_expert_used=min(n_experts or header.number("expert_used_count") or n_expert, n_expert),
+        n_expert_used=min(options.n_experts or header.number("expert_used_count") or n_expert, n_expert),
         alike=alike,
         row=row,
         state=fit.state_bytes(header),
-        attention=_attention(header, type_k, type_v, flash_attn),
+        attention=_attention(header, options),
     )
 
 
@@ -120,8 +90,9 @@ def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
     return not layer.isdecimal() or int(layer) < decoding_layers(header)
 
 
-def _attention(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -> tuple[Attention, ...]:
+def _attention(header: GGUFHeader, options: EngineOptions) -> tuple[Attention, ...]:
     """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
+    flash_attn = options.flash_attn != "off" and header.architecture not in _NO_FLASH_ATTENTION
     rows = fit.kv_rows(header)
     own = header.n_layer - header.number("attention.shared_kv_layers")
     nbytes, madds = Counter[int](), Counter[int]()
@@ -130,42 +101,13 @@ def _attention(header: GGUFHeader, type_k: str, type_v: str, flash_attn: bool) -
         owner = layer if layer < own or own < 2 else own - (2 if row.window else 1)
         # Without flash attention, also the cells of one batch beyond the window.
         window = row.window if flash_attn or not row.window else row.window + LoadOptions().n_ubatch
-        nbytes[window] += rows[owner].nbytes(type_k, type_v)
+        nbytes[window] += rows[owner].nbytes(options.type_k, options.type_v)
         if row.k or row.v:
             # q·k and p·v. With latent attention the compressed row stands for both.
             each = row.k * 2 if not row.v else header.key_length + header.value_length
             madds[window] += header.n_head * each
     step = 1 if flash_attn else fit.CONTEXT_STEP
     return tuple(Attention(n, madds[window], window, step) for window, n in sorted(nbytes.items()) if n)
-
-
-def loaded_work(model: ModelInfo, *, alike: float = 0.0) -> ModelWork:
-    """Return the work of a loaded model, with the KV cache and the attention that it was loaded with; `alike` as in
-    `model_work`.
-
-    Raises:
-        ModelNotFound, ModelDamaged: its file is gone or has changed.
-    """
-    return _as_loaded(model.path, model.traffic, model.n_expert_used, alike)
-
-
-def loaded_draft_work(model: ModelInfo) -> ModelWork | None:
-    """Return the work of the draft model beside a loaded one, as `loaded_work`; None without one."""
-    return _as_loaded(model.draft_path, model.draft_traffic, 0, ALIKE) if model.draft_path else None
-
-
-def _as_loaded(path: str, traffic: Traffic | None, n_experts: int, alike: float) -> ModelWork:
-    cache = traffic.kv if traffic is not None else ()
-    work = model_work(
-        read_model(Path(path)), n_experts=n_experts, flash_attn=all(part.step == 1 for part in cache), alike=alike
-    )
-    if [part.window for part in cache] != [one.window for one in work.attention]:
-        return work
-    attention = tuple(
-        msgspec.structs.replace(one, nbytes=part.bytes_per_token)
-        for one, part in zip(work.attention, cache, strict=True)
-    )
-    return msgspec.structs.replace(work, attention=attention)
 
 
 _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one

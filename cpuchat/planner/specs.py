@@ -25,7 +25,6 @@ from cpuchat.costs.model import (
     CostProfile,
     Figure,
     Kind,
-    ModelWork,
     Scenario,
     Text,
     cpu_of,
@@ -50,7 +49,7 @@ from cpuchat.protocol.messages import LoadOptions
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.protocol.model_info import ModelInfo
+    from cpuchat.protocol.model_info import ModelInfo, ModelWork
 
 
 HERE = "this"

@@ -1,6 +1,8 @@
-"""What a loaded model is, and the engine that it runs on: how a worker or a server describes them."""
+"""What a loaded model is, the work of its passes, and the engine that it runs on, as a worker or a server tells it."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -20,30 +22,73 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory_refused: str = ""
 
 
-class KVTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers whose KV cache is read alike: `bytes_per_token` of all of them together, over the last `window` tokens
-    (0: over all of them), in steps of `step` tokens (1 with flash attention, which skips what is masked)."""
+class Weights(msgspec.Struct, frozen=True):
+    """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token.
 
-    bytes_per_token: int
+    `activations`: the values that they take in and give out for each token, their rows and columns.
+    """
+
+    type: str
+    nbytes: float
+    madds: float
+    activations: float = 0.0
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Layers that attend alike. Per token of the context: `nbytes` of KV cache, and `madds` multiply-adds for each
+    token of the pass.
+
+    `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention).
+    """
+
+    nbytes: float
+    madds: float
     window: int = 0
     step: int = 1
 
+    def cells(self, n_tokens: float, n_past: float) -> float:
+        """Return the tokens of the context that a pass over `n_tokens` tokens reads."""
+        cells = n_past + n_tokens
+        if self.window:
+            cells = min(cells, self.window + n_tokens - 1)
+        return -(-cells // self.step) * self.step if self.step > 1 else cells
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes that one pass of a model reads from memory (telemetry.traffic computes the sum).
 
-    `weights`: tensors that every pass reads whole; the embedding table only where it is the output matrix too.
-    `experts`: all routed experts together, of which each token reads `n_expert_used` of `n_expert`. `row`: what a
-    token reads of tables that are looked up by row. `state`: recurrent state, read and written once per pass.
+class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a pass of a model: what it reads and computes, as `costs.model.parts` adds it up.
+
+    `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
+    of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
+    each token looks up; `state`: bytes of recurrent state, read and written by each pass. `alike`: share of the tokens
+    of one text that choose the same experts as others of the pass, as it were; 0 with random weights.
     """
 
-    weights: int
-    experts: int = 0
+    n_layer: int
+    dense: tuple[Weights, ...]
+    head: tuple[Weights, ...] = ()
+    experts: tuple[Weights, ...] = ()
     n_expert: int = 0
     n_expert_used: int = 0
+    alike: float = 0.0
     row: int = 0
     state: int = 0
-    kv: tuple[KVTraffic, ...] = ()
+    attention: tuple[Attention, ...] = ()
+
+    @property
+    def weight_bytes(self) -> float:
+        """Return the bytes of weights that passes read, all experts included."""
+        return sum(one.nbytes for one in (*self.dense, *self.head, *self.experts))
+
+    @property
+    def is_moe(self) -> bool:
+        return self.n_expert > 0
+
+    @property
+    def width(self) -> int:
+        """Return the values of a hidden state: the smaller side of the output matrix; 0 where that is not known."""
+        area = sum(one.madds for one in self.head)
+        sides = sum(one.activations for one in self.head)
+        return round((sides - math.sqrt(max(sides * sides - 4 * area, 0.0))) / 2)
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +97,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
     model's cores together in bytes per second (0: not measured), `cache_bytes` their L3 caches together (0: not known).
     Kept states of chats take at most `state_memory` of memory, one checkpoint `partial_state` (0: none is needed, the
-    KV cache can be cut anywhere).
+    KV cache can be cut anywhere). `work` is that of its passes over text, `draft_work` the draft model's; None: not
+    known.
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
@@ -79,8 +125,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float = 0.0
     fingerprint: str = ""
     notes: tuple[str, ...] = ()
-    n_expert: int = 0
-    n_expert_used: int = 0
     draft: str = ""
     draft_path: str = ""
     draft_quantization: str = ""
@@ -89,8 +133,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     no_speculation: str = ""
     peak_read: float = 0.0
     cache_bytes: int = 0
-    traffic: Traffic | None = None
-    draft_traffic: Traffic | None = None
+    work: ModelWork | None = None
+    draft_work: ModelWork | None = None
     state_memory: int = 0
     partial_state: int = 0
     server: str = ""

@@ -10,33 +10,12 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
-from cpuchat.costs.model import ALIKE, experts_read
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.costs.model import bytes_read
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
 from cpuchat.telemetry.units import plural
-
-
-def pass_bytes(traffic: Traffic, n_tokens: float, n_past: int, *, alike: float = ALIKE) -> float:
-    """Return the bytes that one pass over `n_tokens` tokens (an average may be fractional) reads, with `n_past` tokens
-    in the context.
-
-    The recurrent state counts twice, read and written; what is added to the KV cache is too little to count. `alike` as
-    of `costmodel.work.ModelWork`: 0 for random tokens.
-    """
-    total = traffic.weights + n_tokens * traffic.row + 2.0 * traffic.state
-    if traffic.n_expert:
-        read = experts_read(traffic.n_expert, traffic.n_expert_used, n_tokens, alike=alike)
-        total += traffic.experts * read / traffic.n_expert
-    for part in traffic.kv:
-        cells = n_past + n_tokens
-        if part.window:
-            cells = min(cells, part.window + n_tokens - 1)
-        cells = -(-cells // part.step) * part.step if part.step > 1 else cells
-        total += cells * part.bytes_per_token
-    return total
-
 
 Limit = Literal["memory", "compute", "overhead", ""]
 
@@ -174,8 +153,8 @@ def fits_cache(model: ModelInfo) -> bool:
     return 0 < _weights(model) <= model.cache_bytes
 
 
-def _weights(model: ModelInfo) -> int:
-    return sum(t.weights + t.experts for t in (model.traffic, model.draft_traffic) if t is not None)
+def _weights(model: ModelInfo) -> float:
+    return sum(work.weight_bytes for work in (model.work, model.draft_work) if work is not None)
 
 
 def roofline(
@@ -199,15 +178,10 @@ def roofline(
     if model is None:
         return Roofline(watts=watts, joules_per_token=joules, l3_groups=groups, counted=missing(no_counter))
     peak, cached = peak_of(model), fits_cache(model)
-    no_figure = NO_ANSWER if model.traffic is not None else NO_ESTIMATE
-    of_target = pass_bytes(model.traffic, now.whole.n_per_pass, now.n_past) if model.traffic is not None else None
-    recent = _bytes_per_pass(model, now.recent, now.n_past)
-    estimate = average = None
-    if recent is not None and now.tok_s is not None:
-        estimate = now.tok_s / now.recent.tokens_per_pass * recent
-    per_pass = _bytes_per_pass(model, now.whole, now.n_past)
-    if per_pass is not None and now.average_tok_s is not None:
-        average = now.average_tok_s / now.whole.tokens_per_pass * per_pass
+    no_figure = NO_ANSWER if model.work is not None else NO_ESTIMATE
+    of_target = bytes_read(model.work, now.whole.n_per_pass, now.n_past) if model.work is not None else None
+    estimate = _bytes_per_s(model, now.tok_s, now.recent, now.n_past)
+    average = _bytes_per_s(model, now.average_tok_s, now.whole, now.n_past)
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
     no_limit = _why_no_memory_limit(model, peak)
@@ -241,7 +215,7 @@ def roofline(
 
 def _why_no_memory_limit(model: ModelInfo, peak: Peak | None) -> str:
     """Return why memory sets this model no limit that is known; "" where it does."""
-    if model.traffic is None:
+    if model.work is None:
         return NO_ESTIMATE
     if fits_cache(model):
         return NO_MEMORY_LIMIT
@@ -268,12 +242,18 @@ def evaluated(timings: Timings) -> Evaluated:
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
     """Return the average bytes read by a pass of the target and the drafting before it."""
-    if model.traffic is None:
+    if model.work is None:
         return None
-    total = pass_bytes(model.traffic, part.n_per_pass, n_past)
-    if model.draft_traffic is not None and part.passes:
-        total += pass_bytes(model.draft_traffic, 1, n_past) * part.draft_passes / part.passes
+    total = bytes_read(model.work, part.n_per_pass, n_past)
+    if model.draft_work is not None and part.passes:
+        total += bytes_read(model.draft_work, 1, n_past) * part.draft_passes / part.passes
     return total
+
+
+def _bytes_per_s(model: ModelInfo, tok_s: float | None, part: Evaluated, n_past: int) -> float | None:
+    """Return what is read at `tok_s` in passes like those of `part`; None where that is not known."""
+    nbytes = _bytes_per_pass(model, part, n_past)
+    return None if nbytes is None or tok_s is None else tok_s / part.tokens_per_pass * nbytes
 
 
 def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: bool) -> str:
@@ -304,11 +284,11 @@ def _memory_ceilings(
     model: ModelInfo, now: Decoding, read: float, no_limit: str
 ) -> tuple[Metric[float], Metric[float]]:
     """Return the ceilings without drafts and at this acceptance; `read` in bytes per second."""
-    if no_limit or model.traffic is None:
+    if no_limit or model.work is None:
         return missing(no_limit), missing(no_limit)
     written, measured_plain = _fastest(now), now.plain_tok_s or 0.0
     drafted = now.whole.draft_n > 0
-    ceiling = read / pass_bytes(model.traffic, 1, now.n_past)
+    ceiling = read / bytes_read(model.work, 1, now.n_past)
     plain = _unless_exceeded(ceiling, measured_plain if drafted else max(written, measured_plain))
     if not drafted:
         return plain, missing("nothing drafted")

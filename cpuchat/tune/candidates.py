@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
-    ALIKE,
     CostProfile,
-    ModelWork,
-    draft_cost,
+    bytes_read,
     on_other_cores,
     pair_costs,
     pass_cost,
     tokens_per_pass,
-    verify_costs,
 )
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import placement as placements
@@ -43,13 +40,13 @@ from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import LONGEST, TYPICAL, gain, measured_acceptance, target_costs
 from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
-from cpuchat.models.traffic import N_PAST, loaded_draft_work, loaded_work
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.models.traffic import N_PAST
+from cpuchat.protocol.model_info import ModelInfo, ModelWork
 from cpuchat.protocol.options import UNQUANTIZED
 from cpuchat.protocol.timings import LEAST_TOKENS
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
-from cpuchat.telemetry.roofline import fits_cache, pass_bytes
+from cpuchat.telemetry.roofline import fits_cache
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
@@ -327,8 +324,8 @@ class LoadedCosts:
 
 
 def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> LoadedCosts | None:
-    """Return what passes of a loaded model cost where it runs; None where their bandwidth is not known. Reads headers
-    and may fit a profile: call it in a thread.
+    """Return what passes of a loaded model cost where it runs; None where their bandwidth is not known. May fit
+    a profile: call it in a thread.
 
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
@@ -338,19 +335,14 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
 
     cpus = model.compute_cpus
     peak = known_peak(cpus, memory, root=root, disturbed=False) if cpus else None
-    if peak is None:
-        return None
-    try:
-        target = loaded_work(model, alike=ALIKE)
-        draft = loaded_draft_work(model)
-    except CpuchatError:  # a file no longer exists
+    if peak is None or model.work is None:
         return None
     costs, is_measured = costs_here(cpus, memory, peak.bytes_per_s, root)
     source = costs.source if is_measured else _ESTIMATE
     path = Path(model.path)
     factor = factor_of(costs.factors, path)
-    found = LoadedCosts(costs.profile, source, cpus, target, factor, peak=peak.bytes_per_s)
-    return _with_draft(found, draft, model, costs.factors) if draft is not None else found
+    found = LoadedCosts(costs.profile, source, cpus, model.work, factor, peak=peak.bytes_per_s)
+    return _with_draft(found, model.draft_work, model, costs.factors) if model.draft_work is not None else found
 
 
 def _with_draft(costs: LoadedCosts, draft: ModelWork, model: ModelInfo, factors: Mapping[str, float]) -> LoadedCosts:
@@ -371,8 +363,8 @@ def _with_draft(costs: LoadedCosts, draft: ModelWork, model: ModelInfo, factors:
 class _Basis:
     """The basis of predictions, and its source. `acceptance` of drafted tokens is None where nothing is drafted."""
 
-    target: Traffic
-    draft: Traffic | None
+    target: ModelWork
+    draft: ModelWork | None
     rates: ReadRates
     n_past: int
     acceptance: float | None
@@ -452,7 +444,7 @@ def _basis(
     """Return the basis of predictions, or why there is none."""
     if model is None:
         return None, "No model is loaded, so no speed is predicted."
-    if model.traffic is None:
+    if model.work is None:
         return None, "The bytes per pass of this model are not known, so no speed is predicted."
     if fits_cache(model) and costs is None:
         return None, "The weights fit in the L3 cache, so memory bandwidth is not the limit and no speed is predicted."
@@ -465,7 +457,7 @@ def _basis(
     else:
         return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
     acceptance = None
-    if model.draft_traffic is not None and figures.drafting.wanted and not figures.drafting.reason:
+    if model.draft_work is not None and figures.drafting.wanted and not figures.drafting.reason:
         acceptance = measured_acceptance(figures.drafting.counts)
         if acceptance is None:
             acceptance = _ASSUMED_ACCEPTANCE
@@ -473,8 +465,8 @@ def _basis(
     group = survey.l3_group if survey is not None else None
     link = survey.fabric_link if survey is not None else None
     return _Basis(
-        model.traffic,
-        model.draft_traffic,
+        model.work,
+        model.draft_work,
         ReadRates(
             peak,
             (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
@@ -494,8 +486,8 @@ def _ceiling(candidate: PlacementCandidate, topology: Topology, basis: _Basis, d
     return ceiling(
         candidate,
         topology,
-        target_bytes=pass_bytes(basis.target, depth + 1, basis.n_past),
-        draft_bytes=pass_bytes(basis.draft, 1, basis.n_past) if basis.draft is not None else 0.0,
+        target_bytes=bytes_read(basis.target, depth + 1, basis.n_past),
+        draft_bytes=bytes_read(basis.draft, 1, basis.n_past) if basis.draft is not None else 0.0,
         rates=basis.rates,
         tokens_per_pass=tokens_per_pass(basis.acceptance or 0.0, depth),
         depth=depth,
@@ -524,11 +516,11 @@ def _predicted(
     plain = 1 / (costs.factor * pass_cost(profile, costs.target, 1, past).seconds)
     if draft is None or basis.acceptance is None:
         return plain, 0
-    verify = verify_costs(profile, costs.target, len(costs.verify_factors), past, draft.weight_bytes)
     drafting = on(placement.draft_cpus) if placement.is_split else profile
+    both = pair_costs(profile, costs.target, draft, past, len(costs.verify_factors), drafting)
     best = gain(
-        [1e3 * own * seconds for own, seconds in zip(costs.verify_factors, verify, strict=True)],
-        1e3 * costs.draft_factor * draft_cost(drafting, draft, past, costs.target.weight_bytes),
+        [1e3 * own * seconds for own, seconds in zip(costs.verify_factors, both.verify, strict=True)],
+        1e3 * costs.draft_factor * both.draft,
         basis.acceptance,
         overlap=placement.is_split,
     )

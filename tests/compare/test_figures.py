@@ -9,15 +9,16 @@ from cpuchat.compare.figures import Row, Value, figures_of
 from cpuchat.compare.runner import MemoryTogether, Round, SideAnswer, WorkerMemory
 from cpuchat.present import compare
 from cpuchat.protocol.messages import Failed, TextDelta
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import after_answer
+from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL
 
 NAMES = ("Q8_0", "Q4_K_M")
-Q8 = msgspec.structs.replace(MODEL, traffic=Traffic(weights=1_600_000_000), peak_read=51e9)
-Q4 = msgspec.structs.replace(Q8, quantization="Q4_K_M", traffic=Traffic(weights=960_000_000))
+Q8 = msgspec.structs.replace(MODEL, work=work_of_size(1_600_000_000), peak_read=51e9)
+Q4 = msgspec.structs.replace(Q8, quantization="Q4_K_M", work=work_of_size(960_000_000))
 
 
 def answered(

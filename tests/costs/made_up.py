@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.bench.cost_probe import cases
-from cpuchat.costs.model import ACTIVATIONS, KV, ROUTED, CostProfile, ModelWork, Rate, pass_cost
+from cpuchat.costs.model import ACTIVATIONS, KV, ROUTED, CostProfile, Rate, pass_cost
 from cpuchat.costs.observations import KNOTS, Observation
 from cpuchat.models.synthetic.model import header_of
 from cpuchat.models.traffic import model_work
+from cpuchat.protocol.model_info import ModelWork
 
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
 

@@ -8,9 +8,7 @@ import pytest
 from cpuchat.costs.fit import fit
 from cpuchat.costs.model import (
     CostProfile,
-    ModelWork,
     Rate,
-    Weights,
     interpolated,
     pass_cost,
     prefill_cost,
@@ -19,6 +17,7 @@ from cpuchat.costs.model import (
 )
 from cpuchat.costs.observations import Observation
 from cpuchat.models.costs import with_points
+from cpuchat.protocol.model_info import ModelWork, Weights
 from tests.costs.made_up import (
     QUANTIZATIONS,
     decode_rate,

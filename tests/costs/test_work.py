@@ -1,25 +1,49 @@
-"""The work of a pass, against the bytes that `telemetry` counts and the sizes of known models."""
+"""The work of a pass, of small made-up models and of known sizes."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from cpuchat.costs.model import Attention, ModelWork, Weights, bytes_read, experts_read, parts
+from cpuchat.costs.model import ALIKE, bytes_read, experts_read, parts
 from cpuchat.models.synthetic.model import SHAPES, header_of
-from cpuchat.models.traffic import traffic_of
-from cpuchat.telemetry import roofline
+from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 from tests.costs.made_up import work
 
+DENSE = ModelWork(
+    n_layer=1, dense=(Weights("Q8_0", 1000, 0),), row=10, attention=(Attention(2, 0), Attention(3, 0, window=100))
+)
 
-@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "tiny"])
-@pytest.mark.parametrize("quantization", ["Q4_K_M", "Q8_0", "F16"])
-def test_a_pass_reads_the_bytes_that_the_panel_shows(shape: str, quantization: str) -> None:
-    counted = traffic_of(header_of(shape, quantization, layers=4))
-    ours = work(shape, quantization, 4)
-    for n_tokens, n_past in ((1, 0), (1, 512), (8, 2000)):
-        shown = roofline.pass_bytes(counted, n_tokens, n_past, alike=0)
-        assert bytes_read(ours, n_tokens, n_past) == pytest.approx(shown)
+
+def test_a_pass_reads_weights_rows_and_the_cache() -> None:
+    assert bytes_read(DENSE, 1, 0) == 1000 + 10 + 5
+    assert bytes_read(DENSE, 4, 50) == 1000 + 40 + 54 * 5
+
+
+def test_a_window_limits_what_is_read_of_the_cache() -> None:
+    assert bytes_read(DENSE, 1, 99) == 1010 + 100 * 5
+    assert bytes_read(DENSE, 1, 500) == 1010 + 501 * 2 + 100 * 3
+    assert bytes_read(DENSE, 4, 500) == 1040 + 504 * 2 + 103 * 3
+
+
+def test_steps_are_read_whole() -> None:
+    stepped = ModelWork(n_layer=1, dense=(), attention=(Attention(1, 0, step=256),))
+    assert [bytes_read(stepped, 1, n) for n in (0, 255, 256, 1000)] == [256, 256, 512, 1024]
+
+
+def test_a_recurrent_state_is_read_and_written() -> None:
+    assert bytes_read(ModelWork(n_layer=1, dense=(), state=7), 3, 100) == 14
+
+
+def test_of_the_experts_those_that_some_token_uses() -> None:
+    apart = ModelWork(n_layer=1, dense=(), experts=(Weights("Q8_0", 6400, 0),), n_expert=64, n_expert_used=8)
+    of_text = msgspec.structs.replace(apart, alike=ALIKE)
+    assert bytes_read(of_text, 1) == pytest.approx(800)
+    assert bytes_read(apart, 2) == pytest.approx(6400 * (1 - 0.875**2))
+    assert bytes_read(of_text, 3) == pytest.approx(6400 * (1 - 0.875**2))  # two more tokens count as one
+    assert bytes_read(of_text, 1e6) == pytest.approx(6400)
+    assert experts_read(0, 0, 5) == 0
+    assert experts_read(4, 9, 1) == 4
 
 
 def test_the_multiply_adds_of_a_token_are_the_parameters_that_it_uses() -> None:
@@ -55,12 +79,6 @@ def test_every_chat_has_a_kv_cache_of_its_own_and_the_weights_are_shared() -> No
     kv = 1000 * sum(one.nbytes for one in ours.attention)
     alone, together = bytes_read(ours, 1, 999), bytes_read(ours, 10, 999, sequences=10)
     assert together - alone == pytest.approx(9 * kv + 9 * ours.row, rel=1e-6)
-
-
-def test_a_window_limits_what_is_read_of_a_long_context() -> None:
-    local = ModelWork(n_layer=1, dense=(Weights("F16", 1e6, 5e5),), attention=(Attention(100.0, 50.0, window=512),))
-    assert bytes_read(local, 1, 0) == 1e6 + 100
-    assert bytes_read(local, 1, 10_000) == bytes_read(local, 1, 20_000) == 1e6 + 512 * 100
 
 
 def test_tokens_of_one_text_share_experts_and_different_texts_do_not() -> None:

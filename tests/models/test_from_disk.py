@@ -9,9 +9,8 @@ from cpuchat.base.errors import DoesNotFit, UsageError
 from cpuchat.models import fit
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import header_of
-from cpuchat.models.traffic import slowness, traffic_of, where_needed
+from cpuchat.models.traffic import bytes_per_token, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.telemetry.roofline import pass_bytes
 from tests.models.test_prediction import MACHINE
 
 DENSE = header_of("8b", "Q4_K_M")
@@ -61,7 +60,7 @@ def test_lists_go_on_calling_it_too_large() -> None:
 
 
 def test_its_note_says_how_slow_it_is() -> None:
-    need, used = fit.required_memory(DENSE, OPTIONS, 4096), pass_bytes(traffic_of(DENSE), 1, 0)
+    need, used = fit.required_memory(DENSE, OPTIONS, 4096), bytes_per_token(DENSE)
     half = need.least + DENSE.size // 2
     note = slowness(DENSE, need, half, 1e9)
     assert f"about {used / 2e9:.2g} s per token" in note
@@ -72,7 +71,7 @@ def test_its_note_says_how_slow_it_is() -> None:
 def test_of_a_mixture_only_used_experts_are_read() -> None:
     mixture = header_of("30b-a3b", "Q4_K_M")
     need = fit.required_memory(mixture, OPTIONS, 4096)
-    used = pass_bytes(traffic_of(mixture), 1, 0)
+    used = bytes_per_token(mixture)
     assert used < mixture.size / 5
     assert f"{used / 1e9:.1f} of {used / 1e9:.1f} GB" in slowness(mixture, need, need.least, 1e9)
     assert slowness(mixture, need, need.least, 1e9, n_experts=4) != slowness(mixture, need, need.least, 1e9)

@@ -9,8 +9,9 @@ import pytest
 
 from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.parse import LazyArray
-from cpuchat.models.traffic import traffic_of
-from cpuchat.protocol.model_info import KVTraffic, Traffic
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.model_info import ModelWork
+from cpuchat.protocol.options import EngineOptions
 from tests.models.test_fit import header_of
 
 BOOL = 7  # GGUF value type
@@ -28,17 +29,21 @@ def metadata(n: int, **more: object) -> Mapping[str, object]:
     }
 
 
+def cache(work: ModelWork) -> list[tuple[float, int, int]]:
+    """Return bytes per token, window and step of what is read of the KV cache."""
+    return [(one.nbytes, one.window, one.step) for one in work.attention]
+
+
 def test_a_model_with_a_head_of_its_own_reads_one_row_of_the_table() -> None:
     tensors = layers(2, token_embd__weight=(64, 1000), output__weight=(64, 1000))
-    found = traffic_of(header_of(metadata(2), tensors))
-    assert found == Traffic(
-        weights=2 * (4 * 64 * 64 + 64 * 1000), row=2 * 64, kv=(KVTraffic(bytes_per_token=2 * 2 * 128),)
-    )
+    found = model_work(header_of(metadata(2), tensors))
+    assert (found.weight_bytes, found.row) == (2 * (4 * 64 * 64 + 64 * 1000), 2 * 64)
+    assert cache(found) == [(2 * 2 * 128, 0, 1)]
 
 
 def test_a_tied_table_is_read_whole() -> None:
-    found = traffic_of(header_of(metadata(1), layers(1, token_embd__weight=(64, 1000))))
-    assert (found.weights, found.row) == (2 * (2 * 64 * 64 + 64 * 1000), 2 * 64)
+    found = model_work(header_of(metadata(1), layers(1, token_embd__weight=(64, 1000))))
+    assert (found.weight_bytes, found.row) == (2 * (2 * 64 * 64 + 64 * 1000), 2 * 64)
 
 
 def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
@@ -46,17 +51,17 @@ def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
         1, token_embd__weight=(64, 1000), output__weight=(64, 1000), per_layer_token_embd__weight=(32, 1000),
         position_embd__weight=(64, 512),
     )  # fmt: skip
-    found = traffic_of(header_of(metadata(1), tensors))
+    found = model_work(header_of(metadata(1), tensors))
     assert found.row == 2 * (64 + 32 + 64)
-    assert found.weights == 2 * (2 * 64 * 64 + 64 * 1000)
+    assert found.weight_bytes == 2 * (2 * 64 * 64 + 64 * 1000)
 
 
 def test_parts_that_do_not_write_text_are_left_out() -> None:
     tensors = layers(3, output__weight=(64, 10), v__blk__0__attn_q__weight=(64, 64), mm__0__weight=(64, 64))
     tensors |= {"blk.2.nextn.eh_proj.weight": (128, 64)}
-    found = traffic_of(header_of(metadata(3, nextn_predict_layers=1), tensors))
-    assert found.weights == 2 * (4 * 64 * 64 + 64 * 10)
-    assert found.kv == (KVTraffic(bytes_per_token=2 * 2 * 128),)
+    found = model_work(header_of(metadata(3, nextn_predict_layers=1), tensors))
+    assert found.weight_bytes == 2 * (4 * 64 * 64 + 64 * 10)
+    assert cache(found) == [(2 * 2 * 128, 0, 1)]
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0, 2), (1, 1), (99, 8)])
@@ -64,21 +69,23 @@ def test_routed_experts_are_told_apart_from_shared_ones(asked: int, used: int) -
     tensors = layers(1, output__weight=(64, 10))
     tensors |= {f"blk.0.ffn_{part}_exps.weight": (64, 256) for part in ("up", "gate", "down", "gate_up")}
     tensors |= {"blk.0.ffn_up_shexp.weight": (64, 32), "blk.0.ffn_gate_inp.weight": (64, 8)}
-    found = traffic_of(header_of(metadata(1, expert_count=8, expert_used_count=2), tensors), n_experts=asked)
-    assert found.experts == 4 * 2 * 64 * 256
-    assert found.weights == 2 * (2 * 64 * 64 + 64 * (10 + 32 + 8))
+    found = model_work(
+        header_of(metadata(1, expert_count=8, expert_used_count=2), tensors), EngineOptions(n_experts=asked)
+    )
+    assert sum(one.nbytes for one in found.experts) == 4 * 2 * 64 * 256
+    assert sum(one.nbytes for one in (*found.dense, *found.head)) == 2 * (2 * 64 * 64 + 64 * (10 + 32 + 8))
     assert (found.n_expert, found.n_expert_used) == (8, used)
 
 
 def test_cache_types_have_their_sizes() -> None:
-    found = traffic_of(header_of(metadata(1), layers(1)), type_k="q8_0", type_v="q4_0")
-    assert found.kv == (KVTraffic(bytes_per_token=2 * 34 + 2 * 18),)
+    found = model_work(header_of(metadata(1), layers(1)), EngineOptions(type_k="q8_0", type_v="q4_0"))
+    assert cache(found) == [(2 * 34 + 2 * 18, 0, 1)]
 
 
 def test_latent_attention_reads_one_row() -> None:
     tensors = {f"blk.{i}.attn_kv_a_mqa.weight": (64, 576) for i in range(2)}
-    found = traffic_of(header_of(metadata(2, attention__key_length_mla=192), tensors))
-    assert found.kv == (KVTraffic(bytes_per_token=2 * 2 * 576),)
+    found = model_work(header_of(metadata(2, attention__key_length_mla=192), tensors))
+    assert cache(found) == [(2 * 2 * 576, 0, 1)]
 
 
 def windows(architecture: str, n: int, **more: object) -> list[int]:
@@ -114,11 +121,8 @@ def test_windows_that_llama_cpp_does_not_use() -> None:
 
 def test_without_flash_attention_everything_is_read_in_steps() -> None:
     values = {"general.architecture": "gemma2", "gemma2.block_count": 2}
-    found = traffic_of(header_of(values, layers(2)), flash_attn=False)
-    assert found.kv == (
-        KVTraffic(bytes_per_token=2 * 128, step=256),
-        KVTraffic(bytes_per_token=2 * 128, window=4096 + 512, step=256),
-    )
+    found = model_work(header_of(values, layers(2)), EngineOptions(flash_attn="off"))
+    assert cache(found) == [(2 * 128, 0, 256), (2 * 128, 4096 + 512, 256)]
 
 
 def test_layers_that_share_a_cache_read_that_of_their_kind() -> None:
@@ -129,8 +133,5 @@ def test_layers_that_share_a_cache_read_that_of_their_kind() -> None:
     tensors = layers(4) | {"blk.3.attn_k.weight": (64, 128), "blk.3.attn_v.weight": (64, 128)}
     tensors |= {f"blk.{i}.attn_q.weight": (64, 64) for i in (4, 5)}
     # Windows on layers 0, 2, 4: the fourth's twin is layer 2, the fifth's is layer 3.
-    found = traffic_of(header_of(values, tensors))
-    assert found.kv == (
-        KVTraffic(bytes_per_token=2 * 128 + 2 * (2 * 256)),
-        KVTraffic(bytes_per_token=3 * 2 * 128, window=32),
-    )
+    found = model_work(header_of(values, tensors))
+    assert cache(found) == [(2 * 128 + 2 * (2 * 256), 0, 1), (3 * 2 * 128, 32, 1)]

@@ -11,9 +11,10 @@ import pytest
 from cpuchat.cli.output import json_line
 from cpuchat.present.answers import full_summary, roofline_json, summary, timings_json
 from cpuchat.protocol.messages import Sampling
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.roofline import after_answer
+from tests.support.costs import work_of_size
 
 FULL = Timings(
     cache_n=1024, prompt_n=512, prompt_ms=1954.2, predicted_n=412, predicted_ms=9951.6, ttft_ms=210.0, seed=7
@@ -178,7 +179,7 @@ def test_json_timings_say_why_nothing_was_drafted() -> None:
 MODEL = ModelInfo(
     path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
     n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=2, cpus=(0, 1), peak_read=51e9, cache_bytes=32 << 20,
-    traffic=Traffic(weights=1_000_000_000),
+    work=work_of_size(1_000_000_000),
 )  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def test_the_summary_has_the_bandwidth_where_there_is_a_peak() -> None:
     assert text.endswith(" · 41 of 51 GB/s (81 %)")  # 41.3 tok/s x 1 GB
     unmeasured = msgspec.structs.replace(MODEL, peak_read=0.0)
     assert "GB/s" not in full_summary(FULL, "end", after_answer(unmeasured, FULL))
-    small = msgspec.structs.replace(MODEL, traffic=Traffic(weights=8_000_000))
+    small = msgspec.structs.replace(MODEL, work=work_of_size(8_000_000))
     assert full_summary(FULL, "end", after_answer(small, FULL)).endswith(" · weights fit in L3: no memory limit")
     slow = msgspec.structs.replace(MODEL, peak_read=20e9)
     assert "(206 %, peak measured too low · " in full_summary(FULL, "end", after_answer(slow, FULL))

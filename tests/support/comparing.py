@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from cpuchat.compare.runner import Side
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.compare.screen import CompareScreen
 from tests.support.chat_app import RunningApp, running
+from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer
 
 SIDES = (
@@ -27,7 +28,7 @@ TEXTS = (
 )
 Q8: ModelInfo = msgspec.structs.replace(MODEL, path=SIDES[0].path)
 Q4: ModelInfo = msgspec.structs.replace(
-    MODEL, path=SIDES[1].path, quantization="Q4_K_M", traffic=Traffic(weights=986_000_000)
+    MODEL, path=SIDES[1].path, quantization="Q4_K_M", work=work_of_size(986_000_000)
 )
 
 

@@ -1,8 +1,9 @@
-"""Cost profiles of machines on which only one thing takes time."""
+"""Cost profiles of machines on which only one thing takes time, and models of which only the size matters."""
 
 from __future__ import annotations
 
-from cpuchat.costs.model import CostProfile, Rate
+from cpuchat.costs.model import BITS, CostProfile, Rate
+from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 
 _AT_ONCE = (Rate("Q8_0", ((1.0, 1e18),)),)
 
@@ -10,3 +11,9 @@ _AT_ONCE = (Rate("Q8_0", ((1.0, 1e18),)),)
 def reading(bytes_per_s: float) -> CostProfile:
     """Return a machine on which only reading takes time."""
     return CostProfile(bandwidth=((1.0, bytes_per_s),), rates=_AT_ONCE)
+
+
+def work_of_size(nbytes: float, kv: float = 0) -> ModelWork:
+    """Return the work of a model with `nbytes` of weights and `kv` bytes of KV cache per token."""
+    weights = Weights("Q8_0", nbytes, 8 * nbytes / BITS["Q8_0"])
+    return ModelWork(n_layer=1, dense=(weights,), attention=(Attention(kv, kv / 2),) if kv else ())

@@ -19,17 +19,18 @@ from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, LoadOptions, TextDelta
-from cpuchat.protocol.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
 
-TRAFFIC = Traffic(weights=1_646_572_928, kv=(KVTraffic(bytes_per_token=28_672),))
-ON_8_CORES = msgspec.structs.replace(MODEL, cpus=tuple(range(8)), traffic=TRAFFIC, peak_read=0.0)
+WORK = work_of_size(1_646_572_928, 28_672)
+ON_8_CORES = msgspec.structs.replace(MODEL, cpus=tuple(range(8)), work=WORK, peak_read=0.0)
 WITH_DRAFT = msgspec.structs.replace(
     ON_8_CORES,
     draft="Qwen2.5-0.5B-Instruct",
     draft_quantization="Q8_0",
-    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+    draft_work=work_of_size(531_000_000, 12_288),
 )
 
 

@@ -17,10 +17,11 @@ from cpuchat.protocol.messages import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, ProcessMemory
 from cpuchat.telemetry.meter import Meter
+from tests.support.costs import work_of_size
 from tests.support.scripted_backend import DRAFTING, REFUSED
 
 MEMORY = ProcessMemory(private=312_000_000, shared=1_610_000_000)
@@ -28,8 +29,8 @@ MODEL = ModelInfo(
     path="m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
     n_ctx_train=8192, n_vocab=1, n_layer=1, n_threads=8, cpus=tuple(range(8)), peak_read=51e9, cache_bytes=32 << 20,
     pass_ms=tuple(39.7 + 3.4 * n for n in range(32)),
-    traffic=Traffic(weights=1_640_000_000, kv=(KVTraffic(bytes_per_token=28_672),)),
-    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+    work=work_of_size(1_640_000_000, 28_672),
+    draft_work=work_of_size(531_000_000, 12_288),
 )  # fmt: skip
 LOADED: list[Event] = [LoadProgress(phase="reading", done=61, total=100), ModelLoaded(model=MODEL)]
 READING: list[Event] = [
@@ -173,7 +174,7 @@ MACHINES = {
     ),
     "off": (meter_after(*LOADED, *READING, *writing(10)), MEMORY),
     "cached": (
-        meter_after(*loaded(traffic=Traffic(weights=8_000_000), draft_traffic=None), *READING, *writing(10)),
+        meter_after(*loaded(work=work_of_size(8_000_000), draft_work=None), *READING, *writing(10)),
         MEMORY,
     ),
     "no peak": (meter_after(*loaded(peak_read=0.0), *READING, *writing(10)), MEMORY),

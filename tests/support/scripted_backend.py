@@ -27,8 +27,9 @@ from cpuchat.protocol.messages import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.protocol.model_info import EngineInfo, KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
+from tests.support.costs import work_of_size
 
 MODEL = ModelInfo(
     path="/models/qwen2.5-1.5b-instruct-q8_0.gguf",
@@ -45,14 +46,14 @@ MODEL = ModelInfo(
     kv_size=229_376 * 1024,
     peak_read=78e9,
     cache_bytes=32 << 20,
-    traffic=Traffic(weights=1_646_572_928, kv=(KVTraffic(bytes_per_token=28_672),)),
+    work=work_of_size(1_646_572_928, 28_672),
 )
 
 WITH_DRAFT = msgspec.structs.replace(
     MODEL,
     draft="Qwen2.5-0.5B-Instruct",
     draft_quantization="Q8_0",
-    draft_traffic=Traffic(weights=531_000_000, kv=(KVTraffic(bytes_per_token=12_288),)),
+    draft_work=work_of_size(531_000_000, 12_288),
     pass_ms=tuple(39.7 + 6.0 * n for n in range(32)),
 )
 """The same with a draft model beside it."""

@@ -18,21 +18,22 @@ from cpuchat.protocol.messages import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.protocol.model_info import KVTraffic, ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, after_answer, better_depth, roofline
+from tests.support.costs import work_of_size
 
 GB = 1_000_000_000
 MODEL = ModelInfo(
     path="/m.gguf", name="m", architecture="llama", quantization="Q8_0", n_params=1, size=1, n_ctx=4096,
     n_ctx_train=4096, n_vocab=10, n_layer=1, n_threads=2, cpus=(0, 2), peak_read=50.0 * GB, cache_bytes=32 << 20,
-    traffic=Traffic(weights=2 * GB),
+    work=work_of_size(2 * GB),
 )  # fmt: skip
 WITH_DRAFT = msgspec.structs.replace(
-    MODEL, draft_traffic=Traffic(weights=GB // 10), pass_ms=tuple(50.0 + 2 * n for n in range(32))
+    MODEL, draft_work=work_of_size(GB // 10), pass_ms=tuple(50.0 + 2 * n for n in range(32))
 )
 PLAIN = Evaluated(tokens=100, passes=100)
 DRAFTED = Evaluated(tokens=100, passes=40, draft_passes=160, draft_n=160)
@@ -59,7 +60,7 @@ def test_plain_decoding():
 
 
 def test_the_context_is_read_too():
-    long = with_(traffic=Traffic(weights=2 * GB, kv=(KVTraffic(bytes_per_token=100_000),)))
+    long = with_(work=work_of_size(2 * GB, 100_000))
     now = roofline(long, decoding(15, n_past=9_999))
     assert now.bandwidth.value == pytest.approx(15 * 3 * GB)
     assert now.ceiling_plain.value == pytest.approx(50 / 3)
@@ -124,12 +125,12 @@ def test_more_than_the_peak_is_shown_and_called_wrong():
 
 
 def test_a_little_more_than_the_caches_may_stay_there_in_part():
-    small = with_(traffic=Traffic(weights=60_000_000))
+    small = with_(work=work_of_size(60_000_000))
     assert roofline(small, decoding(1000)).off == "above the memory peak: part of the weights stays in L3"
 
 
 def test_a_model_that_fits_the_caches_has_no_memory_limit():
-    toy = with_(traffic=Traffic(weights=8_000_000), draft_traffic=Traffic(weights=1_000_000))
+    toy = with_(work=work_of_size(8_000_000), draft_work=work_of_size(1_000_000))
     now = roofline(toy, decoding(9000))
     assert now.fits_cache
     assert now.bandwidth.value == pytest.approx(72 * GB)
@@ -142,7 +143,7 @@ def test_without_a_peak_there_is_a_figure_and_no_share():
     assert now.bandwidth.value == pytest.approx(40 * GB)
     assert now.utilization.why == "no peak · run cpuchat probe"
     assert now.peak.why == "not measured · run cpuchat probe"
-    unknown = roofline(with_(traffic=None), decoding(20))
+    unknown = roofline(with_(work=None), decoding(20))
     assert unknown.bandwidth.why == "no estimate for this model"
 
 
@@ -178,7 +179,7 @@ def test_counter_and_estimate_contradict_each_other():
     assert roofline(MODEL, decoding(20), machine=counted(53)).remark == "other load on this machine"
     assert roofline(MODEL, decoding(20), machine=counted(53, scope="process")).remark == ""
     assert roofline(MODEL, decoding(20), machine=counted(9)).remark == "cached, or the counter is wrong"
-    toy = with_(traffic=Traffic(weights=8_000_000))
+    toy = with_(work=work_of_size(8_000_000))
     assert roofline(toy, decoding(9000), machine=counted(1)).remark == ""
 
 
@@ -317,7 +318,7 @@ parts = st.builds(Evaluated, st.integers(0, 1000), st.integers(0, 1000), st.inte
 
 
 @given(
-    st.sampled_from([None, MODEL, WITH_DRAFT, with_(peak_read=0.0), with_(traffic=None), with_(cache_bytes=1 << 40)]),
+    st.sampled_from([None, MODEL, WITH_DRAFT, with_(peak_read=0.0), with_(work=None), with_(cache_bytes=1 << 40)]),
     st.builds(Decoding, rates, rates, parts, parts, st.integers(0, 10_000)),
     rates,
     st.sampled_from([None, counted(10), MachineSample(power=Power(1, 2, "x"), no_bandwidth="no")]),

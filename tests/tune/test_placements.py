@@ -17,7 +17,7 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import N_PAST, traffic_of
+from cpuchat.models.traffic import N_PAST, model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
@@ -30,7 +30,7 @@ from cpuchat.tune.candidates import LoadedCosts, PlacementOptions, compare_place
 from tests.costs.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info
-from tests.support.machines import ON_8_CORES, TRAFFIC, WITH_DRAFT, on, surveyed
+from tests.support.machines import ON_8_CORES, WITH_DRAFT, WORK, on, surveyed
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def options(
 def test_without_a_draft_the_speed_is_bandwidth_by_bytes(tmp_path: Path) -> None:
     first = options(tmp_path, ON_8_CORES).options[0]
     assert first.ceiling is not None
-    kv = TRAFFIC.kv[0]
+    kv = WORK.attention[0]
     context = 256 * -(-(N_PAST + 1) // 256)  # llama.cpp reads its cache in steps
-    assert first.ceiling.tok_s == pytest.approx(367e9 / (TRAFFIC.weights + context * kv.bytes_per_token), rel=0.01)
+    assert first.ceiling.tok_s == pytest.approx(367e9 / (WORK.weight_bytes + context * kv.nbytes), rel=0.01)
     assert first.recommended
 
 
@@ -74,7 +74,7 @@ def test_a_prediction_by_bandwidth_says_so_where_compute_is_the_limit(tmp_path: 
 
 
 def test_of_weights_that_fit_the_cache_no_speed_by_bandwidth_is_told(tmp_path: Path) -> None:
-    cached = msgspec.structs.replace(ON_8_CORES, cache_bytes=2 * round(TRAFFIC.weights))
+    cached = msgspec.structs.replace(ON_8_CORES, cache_bytes=2 * round(WORK.weight_bytes))
     for choice in options(tmp_path, cached).options:
         assert choice.ceiling is None
         assert "Limit" not in choice.about and "tok/s" not in choice.speed
@@ -162,14 +162,14 @@ def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, t
     cpus = choose_cores(topology).cpus
     remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
     CostLog(cpus, "local").probed(probe(two_cores()))
-    model = info(small_model, cpus=cpus, traffic=traffic_of(header), peak_read=0.0)
+    model = info(small_model, cpus=cpus, peak_read=0.0)
     listed = predict(header, LoadOptions(), this_machine(Settings())).tok_s
     costs = loaded_costs(model, "local")
     options = compare_placements(topology, None, None, model, figures(), PlacementSpec(), costs).options
     assert listed is not None and options[0].predicted == pytest.approx(listed)
     small_draft = write_model(tmp_path / "draft.gguf", "tiny", "Q8_0")
     pair = msgspec.structs.replace(
-        model, draft="draft", draft_path=str(small_draft), draft_traffic=traffic_of(read_model(small_draft)),
+        model, draft="draft", draft_path=str(small_draft), draft_work=model_work(read_model(small_draft)),
         pass_ms=tuple(10 + 0.5 * n for n in range(32)),
     )  # fmt: skip
     drafted = (DrafterCount(name="draft", draft_n=500, draft_n_accepted=400),)
@@ -186,7 +186,7 @@ def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, t
 
 def test_weights_in_the_cache_are_predicted_without_a_ceiling(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9354"))
-    model = msgspec.structs.replace(on(topology, ON_8_CORES), cache_bytes=2 * round(TRAFFIC.weights))
+    model = msgspec.structs.replace(on(topology, ON_8_CORES), cache_bytes=2 * round(WORK.weight_bytes))
     costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"))
     found = compare_placements(topology, surveyed(topology), None, model, figures(), PlacementSpec("2/l3"), costs)
     first = found.options[0]

@@ -17,7 +17,7 @@ from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.engine.drafting.calibration import calibrated_costs, load_acceptance, save_acceptance
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, Progress, traffic
+from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.models.drafts.candidates import MIN_PLAIN_MS
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
@@ -342,7 +342,7 @@ def set_up_speculation(
     if draft is not None:
         info = draft.info
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
-        changes |= {"draft_traffic": traffic(draft), "draft_cpus": (thread or draft.pool).cpus}
+        changes |= {"draft_work": info.work, "draft_cpus": (thread or draft.pool).cpus}
         if command.calibration_file and costs is not None:
             file, pair = Path(command.calibration_file), (target.info.fingerprint, info.fingerprint)
     target.info = msgspec.structs.replace(target.info, **changes)

@@ -27,6 +27,7 @@ from cpuchat.base.errors import (
     ModelUnsupported,
     UsageError,
 )
+from cpuchat.costs.model import ALIKE
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, ThreadPool, llama
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
@@ -40,9 +41,9 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
-from cpuchat.models.traffic import slowness, traffic_of, where_needed
+from cpuchat.models.traffic import model_work, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.options import MIN_CTX
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
@@ -507,8 +508,7 @@ class Model:
             has_template=bool(header.chat_template),
             load_ms=load_ms,
             fingerprint=fingerprint,
-            n_expert=header.number("expert_count"),
-            n_expert_used=plan.experts[1] if plan.experts else header.number("expert_used_count"),
+            work=model_work(header, self.options, alike=ALIKE),
             notes=tuple(notes),
         )
 
@@ -579,20 +579,8 @@ def available_for_model() -> int:
     return available_within((policy.bound if policy is not None else ()) or allowed_nodes())
 
 
-def traffic(model: Model) -> Traffic:
-    """Return what a pass of `model` reads, with its KV cache types and number of experts as loaded."""
-    options = model.options
-    return traffic_of(
-        model.header,
-        type_k=options.type_k,
-        type_v=options.type_v,
-        n_experts=model.plan.experts[1] if model.plan.experts else 0,
-        flash_attn=options.flash_attn != "off",
-    )
-
-
 def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
-    """Return the model's info with its traffic and the read bandwidth of its cores and its draft model's.
+    """Return the model's info with the read bandwidth of its cores and its draft model's.
 
     Call it after the draft model is loaded, which may have its own cores. The bandwidth is looked up, or measured if
     the options ask for it (phase "probing", about 2 seconds).
@@ -615,7 +603,6 @@ def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) 
     return msgspec.structs.replace(
         info,
         notes=(*info.notes, *notes),
-        traffic=traffic(model),
         peak_read=peak.bytes_per_s if peak is not None else 0.0,
         # The calling thread is pinned, so its own affinity says nothing.
         cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus),

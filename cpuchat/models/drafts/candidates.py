@@ -21,7 +21,7 @@ import msgspec
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.base.files import JsonCache
-from cpuchat.costs.model import ALIKE, ModelWork, pair_costs
+from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
@@ -31,6 +31,7 @@ from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
+from cpuchat.protocol.model_info import ModelWork
 from cpuchat.protocol.timings import SpeculationFigures
 
 if TYPE_CHECKING:

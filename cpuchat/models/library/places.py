@@ -21,11 +21,12 @@ from cpuchat.base import files, paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
-from cpuchat.costs.model import COST_MODEL, ModelWork
+from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
 from cpuchat.models.traffic import model_work
+from cpuchat.protocol.model_info import ModelWork
 
 Source = Literal["demo", "huggingface", "folder"]
 
@@ -367,7 +368,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         n_ctx_train=header.n_ctx_train,
         has_template=bool(header.chat_template),
         size=header.file_size,
-        work=msgspec.structs.replace(work, name="") if header.tensors else None,
+        work=work if header.tensors else None,
         kind="head" if header.is_head else "model",
         damaged=damaged,
     )

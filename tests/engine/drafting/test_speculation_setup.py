@@ -228,10 +228,11 @@ def test_experts(chat: PairChat, tmp_path: Path) -> None:
         n_expert=16, n_expert_used=4, n_ctx=1024,
     )  # fmt: skip
     file = write_model(tmp_path / "moe-F32.gguf", shape, "F32")
-    texts = {}
+    texts, works = {}, {}
     for n in (0, 4, 1, 2, 16):
         info = chat.load(file, n_experts=n)
-        assert (info.n_expert, info.n_expert_used) == (16, n or 4)
+        works[n] = info.work
+        assert info.work is not None and (info.work.n_expert, info.work.n_expert_used) == (16, n or 4)
         texts[n], _ = chat.ask()
         drafted, timings = chat.ask(Speculation(drafters=("lookup", "suffix"), depth=3))
         assert drafted == texts[n] and timings.speculation is not None
@@ -239,7 +240,7 @@ def test_experts(chat: PairChat, tmp_path: Path) -> None:
     for n in (-1, 17, 1 << 30):
         failed = chat.command(file, n_experts=n)
         assert isinstance(failed, Failed) and failed.code == "usage"
-    assert chat.load(file).n_expert_used == 4
+    assert chat.load(file).work == works[0]
 
 
 def test_a_stop_while_the_draft_is_read_stops_the_load(chat: PairChat, files: tuple[Path, Path]) -> None:

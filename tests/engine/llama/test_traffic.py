@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tensor_reads import Watched
+from cpuchat.costs.model import bytes_read
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import Shape, write_model
 from cpuchat.models.synthetic.pair import write_pair
-from cpuchat.models.traffic import traffic_of
-from cpuchat.telemetry.roofline import pass_bytes
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.options import EngineOptions
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 PASSES = [(1, 1), (100, 1), (300, 1), (300, 4)]
@@ -31,11 +32,11 @@ Q8_0 = 8  # enum ggml_type
 def check(path: Path, n_past: int, n: int, *, flash_attn: bool = True, **cache_types: int) -> float:
     """Return the estimate divided by what was read."""
     names = {name: "q8_0" for name in cache_types}
-    traffic = traffic_of(read_model(path), flash_attn=flash_attn, **names)
+    work = model_work(read_model(path), EngineOptions(flash_attn="on" if flash_attn else "off", **names))
     with Watched(path, 512, flash_attn_type=int(flash_attn), **cache_types) as model:
         model.fill(n_past)
         reads = model.evaluate([100 + 9 * i for i in range(n)])
-    return pass_bytes(traffic, n, n_past, alike=0) / reads.total
+    return bytes_read(work, n, n_past) / reads.total
 
 
 @pytest.mark.parametrize("arch", ["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3", "deepseek2"])

@@ -11,18 +11,27 @@ import msgspec
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError
+from cpuchat.costs.model import ALIKE
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.usage import Usage, UsageLog, usage_of
-from cpuchat.protocol.model_info import ModelInfo, Traffic
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
+from tests.support.costs import work_of_size
 
 WEIGHTS = 1_000_000_000
 
 
 def info(path: Path, **changes: object) -> ModelInfo:
+    try:
+        work = model_work(read_model(path), alike=ALIKE)
+    except CpuchatError:  # a file of other content
+        work = work_of_size(WEIGHTS)
     plain = ModelInfo(
         path=str(path), name="m", architecture="qwen2", quantization="Q8_0", n_params=1, size=WEIGHTS, n_ctx=512,
-        n_ctx_train=512, n_vocab=1, n_layer=1, n_threads=2, peak_read=50e9, traffic=Traffic(weights=WEIGHTS),
+        n_ctx_train=512, n_vocab=1, n_layer=1, n_threads=2, peak_read=50e9, work=work,
     )  # fmt: skip
     return msgspec.structs.replace(plain, **changes)
 

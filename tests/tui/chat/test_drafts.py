@@ -97,7 +97,7 @@ async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
 async def test_with_rpc_workers_f9_says_why_nothing_is_drafted() -> None:
     why = "off: with RPC workers, only draft heads are used"
     model = msgspec.structs.replace(
-        MODEL, engine="llama-server", rpc_layers=3, no_speculation=why, traffic=None, draft_traffic=None
+        MODEL, engine="llama-server", rpc_layers=3, no_speculation=why, work=None, draft_work=None
     )
     async with running(ScriptedBackend(model=model)) as app:
         await app.ready()

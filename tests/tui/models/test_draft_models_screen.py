@@ -32,7 +32,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 TARGET = paths.demo_dir() / DEMO_FILES["demo"]
 DRAFT = paths.demo_dir() / DEMO_FILES["demo-draft"]
 LOADED = msgspec.structs.replace(
-    WITH_DRAFT, path=str(TARGET), name="cpuchat demo 8M", draft="", draft_quantization="", draft_traffic=None
+    WITH_DRAFT, path=str(TARGET), name="cpuchat demo 8M", draft="", draft_quantization="", draft_work=None
 )
 HUB_REPO = "maker/Hub-Draft-GGUF"
 
