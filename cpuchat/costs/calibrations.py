@@ -69,14 +69,12 @@ class PassCosts(msgspec.Struct, frozen=True):
 class Calibration(PassCosts, frozen=True, kw_only=True):
     """The costs of a loaded target, with a draft model if `draft`: `target` and `draft` are the fingerprints of files.
 
-    `cores` is the key of the cores, the memory policy and the build that were used, `measured` the time in seconds
-    since 1970. Of `compared` tokens of the draft model in earlier answers the target wrote `accepted` too, older ones
-    counting less.
+    `measured` is in seconds since 1970. Of `compared` tokens of the draft model in earlier answers the target wrote
+    `accepted` too, older ones counting less.
     """
 
     target: str = ""
     draft: str = ""
-    cores: str = ""
     measured: float = 0.0
     accepted: float = 0.0
     compared: float = 0.0
@@ -86,6 +84,16 @@ class Calibration(PassCosts, frozen=True, kw_only=True):
         """Return whether it is so old that it should be repeated."""
         kept = KEPT_SECONDS if self.steady and not self.disturbed else UNSTEADY_SECONDS
         return time.time() - self.measured > kept
+
+    @property
+    def acceptance(self) -> tuple[float, float]:
+        """Return `accepted` and `compared`; (0, 0) for counts that cannot be."""
+        is_possible = 0 <= self.accepted <= self.compared <= _MOST_COMPARED
+        return (self.accepted, self.compared) if is_possible else (0.0, 0.0)
+
+    def is_of(self, other: Calibration) -> bool:
+        """Return whether both are of the same pair of models."""
+        return (self.target, self.draft) == (other.target, other.draft)
 
 
 def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
@@ -162,12 +170,25 @@ class Calibrations:
         found = self.entries().get(key)
         return found if found is not None and is_plausible(found.verify_ms) else None
 
-    def save(self, key: str, costs: Calibration) -> None:
-        """Keep `costs`, measured now, if they are plausible, with what was learned of its pair."""
+    def save(self, key: str, costs: Calibration) -> Calibration:
+        """Keep `costs` if they are plausible; returns them, measured now, with the acceptance of the same pair."""
+        earlier = [one.acceptance for one in self.entries().values() if one.is_of(costs)]
+        accepted, compared = earlier[-1] if earlier and costs.draft else (0.0, 0.0)
+        costs = msgspec.structs.replace(costs, measured=time.time(), accepted=accepted, compared=compared)
         if self._cache is not None and is_plausible(costs.verify_ms):
-            accepted, compared = self.acceptance(costs.target, costs.draft)
-            now = {"measured": time.time(), "accepted": accepted, "compared": compared}
-            self._cache.put(key, msgspec.structs.replace(costs, **now))
+            self._cache.put(key, costs)
+        return costs
+
+    def save_acceptance(self, costs: Calibration, accepted: float, compared: float) -> None:
+        """Keep both counts, as in `Calibration`, beside every calibration of the pair of `costs`."""
+
+        def change(entries: dict[str, Calibration]) -> None:
+            for key, one in entries.items():
+                if one.is_of(costs):
+                    entries[key] = msgspec.structs.replace(one, accepted=accepted, compared=compared)
+
+        if self._cache is not None:
+            self._cache.update(change)
 
     def of_target(self, fingerprint: str) -> TargetCosts:
         """Return the latest undisturbed costs of a model file, whatever cores they were made with."""
@@ -177,22 +198,3 @@ class Calibrations:
         ]  # fmt: skip
         draft_ms = {one.draft: one.draft_ms for one in found if one.draft and one.draft_ms > 0}
         return TargetCosts(found[-1].verify_ms if found else (), draft_ms)
-
-    def acceptance(self, target: str, draft: str) -> tuple[float, float]:
-        """Return how many tokens of the draft model were accepted and compared in earlier answers; (0, 0) if none.
-        `target` and `draft` are the fingerprints of both models' files."""
-        for one in reversed(self.entries().values() if draft else ()):
-            if (one.target, one.draft) == (target, draft) and 0 <= one.accepted <= one.compared <= _MOST_COMPARED:
-                return one.accepted, one.compared
-        return 0.0, 0.0
-
-    def save_acceptance(self, target: str, draft: str, learned: tuple[float, float]) -> None:
-        """Keep `learned`, as from `acceptance`, beside every calibration of this pair."""
-
-        def change(entries: dict[str, Calibration]) -> None:
-            for key, one in entries.items():
-                if (one.target, one.draft) == (target, draft):
-                    entries[key] = msgspec.structs.replace(one, accepted=learned[0], compared=learned[1])
-
-        if self._cache is not None:
-            self._cache.update(change)

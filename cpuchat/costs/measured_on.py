@@ -31,10 +31,6 @@ class MeasuredOn(msgspec.Struct, frozen=True, kw_only=True):
         """Return the key of a cache: 32 hex digits."""
         return hashlib.blake2b(msgspec.json.encode(self, order="sorted"), digest_size=16).hexdigest()
 
-    def cores_key(self) -> str:
-        """Return the key of the machine, its cores, the memory policy and the build alone."""
-        return msgspec.structs.replace(self, files=(), options={}).key()
-
 
 def decode_options(options: EngineOptions) -> dict[str, Any]:
     """Return the options that change how fast a machine decodes, poll and load mode among them."""

@@ -58,7 +58,8 @@ _PER_ACTIVATION = 1000
 
 
 class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What chats with a model tell: its `work` as it was loaded, and the key `file` of its files (`UsageLog`).
+    """What chats with a model tell: its `work` as it was loaded, the key `file` of its files (`UsageLog`), and that of
+    its `calibration` ("": none).
 
     `outside` are seconds per token outside of a pass: sampling and writing it, much beside a tiny model's pass.
     `answer` is its plain decoding; `slower` are later answers that did not replace it.
@@ -66,6 +67,7 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     work: ModelWork
     file: str = ""
+    calibration: str = ""
     outside: float = 0.0
     answer: Observation | None = None
     slower: tuple[Observation, ...] = ()
@@ -83,7 +85,7 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def observations(self, name: str, calibration: Calibration | None) -> list[Observation]:
         """Return its answer and its calibrated passes; `name` is its fingerprint."""
-        passes = calibration.verify_ms if calibration is not None else ()
+        passes = calibration.verify_ms if calibration is not None and not calibration.disturbed else ()
         return [self.answer] * (self.answer is not None) + [
             Observation(work=self.work, n_tokens=n, n_past=_CALIBRATED_PAST, weight=_CHAT, model=name,
                         seconds=passes[n - 1] / 1e3 + (self.outside if n == 1 else 0.0))
@@ -132,6 +134,7 @@ class CostLog:
         """`memory` is the policy in the words of `mempolicy`; `root` replaces `/` in tests."""
         on = measured_on(cpus, memory, root)
         self.on = replace(on, build=engine_fingerprint(), options={"cost model": COST_MODEL})
+        self._calibrations = Calibrations(paths.calibration_file())
         self._cache = JsonCache(paths.costs_file(), CostEntry, version=3, max_entries=8, max_bytes=8 << 20)
 
     def read(self) -> CostEntry:
@@ -178,23 +181,26 @@ class CostLog:
             file: the key of the model's files (`UsageLog`).
         """
         name, seconds = model.fingerprint, _plain_seconds(timings)
-        if not name or (not seconds and (not model.pass_ms or name in self.read().models)):
+        before = self.read().models.get(name)
+        is_calibrated = bool(model.pass_ms) and not (before and before.calibration)
+        if not name or not (seconds or is_calibrated):
             return
         try:
             work = loaded_work(model)
         except CpuchatError:  # its file no longer exists
             return
+        keys = {one.verify_ms: key for key, one in self._calibrations.entries().items() if one.target == name}
 
         def changed(entry: CostEntry) -> CostEntry:
             models = dict(entry.models)
-            before = models.pop(name, None) or ModelCosts(work=work, outside=timings.overhead_us / 1e6)
-            now = replace(before, work=work, file=file or before.file)
+            now = models.pop(name, None) or ModelCosts(work=work, outside=timings.overhead_us / 1e6)
+            calibration = keys.get(model.pass_ms, now.calibration)
+            now = replace(now, work=work, file=file or now.file, calibration=calibration)
             if seconds:
                 n_past = max(0, timings.n_past - timings.predicted_n // 2)
-                answer = Observation(
-                    work=work, n_tokens=1, n_past=n_past, seconds=seconds, weight=_CHAT, model=name
-                )  # fmt: skip
-                now = now.with_answer(answer)
+                now = now.with_answer(
+                    Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds, weight=_CHAT, model=name)
+                )
             models[name] = now
             return replace(entry, models=dict(list(models.items())[-_MODELS:]))
 
@@ -209,8 +215,8 @@ class CostLog:
             start: what is usual of such a machine.
         """
         entry = self.read()
-        calibrated = self._calibrated() if entry.models else {}
-        chats = {name: one.observations(name, calibrated.get(name)) for name, one in entry.models.items()}
+        calibrated = self._calibrations.entries() if entry.models else {}
+        chats = {name: one.observations(name, calibrated.get(one.calibration)) for name, one in entry.models.items()}
         seen = [*entry.probe, *(one for found in chats.values() for one in found)]
         if not seen:
             return Costs(start, "", {})
@@ -229,11 +235,6 @@ class CostLog:
         sources += [f"chats with {plural(n_models, 'model')}"] * bool(n_models)
         factors = {one.file: _factor(profile, chats[name]) for name, one in entry.models.items() if one.file}
         return Costs(profile, " and ".join(sources), factors)
-
-    def _calibrated(self) -> dict[str, Calibration]:
-        """Return the latest undisturbed calibration of each model on these cores, by its fingerprint."""
-        cores, entries = self.on.cores_key(), Calibrations(paths.calibration_file()).entries().values()
-        return {one.target: one for one in entries if one.cores == cores and not one.disturbed}
 
     def _change(self, change: Callable[[CostEntry], CostEntry]) -> None:
         def put_last(entries: dict[str, CostEntry]) -> None:

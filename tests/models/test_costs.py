@@ -10,7 +10,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.config.settings import parse
 from cpuchat.costs.calibrations import Calibration, Calibrations, interpolate
-from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.costs.observations import KNOTS, Observation
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
@@ -48,7 +47,7 @@ def small(written: Path, tmp_path: Path) -> Path:
 
 def calibrated(model: ModelInfo, **changes: object) -> None:
     """Keep the calibrated passes of a model as the engine does."""
-    costs = Calibration(model.pass_ms, target=model.fingerprint, cores=CostLog(model.cpus).on.cores_key())
+    costs = Calibration(model.pass_ms, target=model.fingerprint)
     Calibrations(paths.calibration_file()).save("k", msgspec.structs.replace(costs, **changes))
 
 
@@ -126,11 +125,21 @@ def test_calibrated_passes_count_after_a_plain_chat_without_them(small: Path) ->
     assert n_measured() == 1 + sum(n <= 32 for n in KNOTS)
 
 
-@pytest.mark.parametrize("changes", [{"disturbed": True}, {"cores": MeasuredOn(memory="bind:1").cores_key()}], ids=str)
-def test_passes_calibrated_otherwise_do_not_count(small: Path, changes: dict[str, object]) -> None:
+def test_a_calibration_counts_as_it_is_now(small: Path) -> None:
     model, timings = chatted(small)
-    calibrated(model, **changes)
     CostLog(CPUS).answered(model, timings)
+    before = CostLog(CPUS).costs(START)
+    calibrated(msgspec.structs.replace(model, pass_ms=tuple(1.5 * ms for ms in model.pass_ms)))
+    assert CostLog(CPUS).costs(START) != before
+    calibrated(model, disturbed=True)
+    CostLog(CPUS).costs(START)
+    assert n_measured() == 1
+
+
+def test_passes_calibrated_in_another_way_do_not_count(small: Path) -> None:
+    """On other cores, or under another memory policy."""
+    model, timings = chatted(small)
+    CostLog(CPUS).answered(msgspec.structs.replace(model, pass_ms=tuple(2 * ms for ms in model.pass_ms)), timings)
     assert n_measured() == 1
 
 

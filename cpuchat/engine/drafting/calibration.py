@@ -332,7 +332,9 @@ def calibrated_costs(
     """
     file = Path(command.calibration_file) if command.calibration_file else None
     calibrations, on = Calibrations(file), conditions(target)
-    target_key, key = on.key(), conditions(target, draft, thread.cpus if thread is not None else ()).key()
+    key = target_key = on.key()
+    if draft is not None:
+        key = conditions(target, draft, thread.cpus if thread is not None else ()).key()
     calibrate = command.options.calibrate and not target.options.from_disk  # each pass would read the disk
     earlier, of_target = calibrations.get(key), calibrations.get(target_key)
     if not calibrate:
@@ -370,8 +372,7 @@ def calibrated_costs(
             "The next load on idle cores calibrates again."
         )
     files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
-    costs = replace(costs, **files, cores=on.cores_key())
-    calibrations.save(key, costs)
+    costs = calibrations.save(key, replace(costs, **files))
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
         calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
     return costs, ""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
-from cpuchat.costs.calibrations import Calibrations, PassCosts
+from cpuchat.costs.calibrations import Calibration, Calibrations, PassCosts
 from cpuchat.engine.drafting.calibration import calibrated_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -270,19 +270,19 @@ class Speculator:
 class SpeculationSetup:
     """The speculator of a loaded model, and its draft model if any. Free it before the target.
 
-    `calibrations` keeps what was learned about the pair, whose files' fingerprints are `pair`; None: nothing is kept.
+    `calibrations` keeps what was learned about the pair with these `costs`; None: nothing is kept.
     """
 
     speculator: Speculator
     draft: Model | None = None
     thread: DraftThread | None = None
     calibrations: Calibrations | None = None
-    pair: tuple[str, str] = ("", "")
+    costs: Calibration | None = None
 
     def save(self) -> None:
         """Keep what was learned about the pair since it was saved last."""
-        if self.calibrations is not None and (learned := self.speculator.take_learned()):
-            self.calibrations.save_acceptance(*self.pair, learned)
+        if self.calibrations is not None and self.costs is not None and (learned := self.speculator.take_learned()):
+            self.calibrations.save_acceptance(self.costs, *learned)
 
     def free(self) -> None:
         self.save()
@@ -338,14 +338,10 @@ def set_up_speculation(
         "pass_ms": costs.verify_ms if costs is not None and not costs.disturbed else (),
         "no_speculation": why,
     }
-    calibrations, pair = None, ("", "")
     if draft is not None:
         info = draft.info
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
         changes |= {"draft_traffic": traffic(draft), "draft_cpus": (thread or draft.pool).cpus}
-        if command.calibration_file and costs is not None:
-            calibrations = Calibrations(Path(command.calibration_file))
-            pair = target.info.fingerprint, info.fingerprint
     target.info = msgspec.structs.replace(target.info, **changes)
     speculator = Speculator(
         costs,
@@ -354,9 +350,12 @@ def set_up_speculation(
         max_depth=max_depth,
         disabled_reason=why,
         uncalibrated=uncalibrated,
-        known=calibrations.acceptance(*pair) if calibrations is not None else (0.0, 0.0),
+        known=costs.acceptance if costs is not None else (0.0, 0.0),
     )
-    return SpeculationSetup(speculator, draft, thread, calibrations, pair)
+    keeps = draft is not None and command.calibration_file
+    return SpeculationSetup(
+        speculator, draft, thread, Calibrations(Path(command.calibration_file)) if keeps else None, costs
+    )
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:

@@ -92,24 +92,25 @@ def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], byt
 
 
 def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> None:
-    assert Calibrations(file).acceptance("t", "d") == Calibrations(None).acceptance("t", "d") == (0.0, 0.0)
-    Calibrations(file).save_acceptance("t", "d", (30.0, 100.0))
-    assert Calibrations(file).acceptance("t", "d") == (0.0, 0.0), "it has no costs, so it never drafts"
-    Calibrations(file).save(KEY, PAIR)
-    Calibrations(file).save_acceptance("t", "d", (30.0, 100.0))
-    assert Calibrations(file).acceptance("t", "d") == (30.0, 100.0)
-    assert Calibrations(file).acceptance("t", "") == Calibrations(file).acceptance("t", "e") == (0.0, 0.0)
+    record = Calibrations(file)
+    record.save_acceptance(PAIR, 30.0, 100.0)
+    assert not record.entries(), "it has no costs, so it never drafts"
+    for calibrations in (record, Calibrations(None)):
+        assert calibrations.save(KEY, PAIR).acceptance == (0.0, 0.0)
+    record.save_acceptance(PAIR, 30.0, 100.0)
+    assert record.entries()[KEY].acceptance == (30.0, 100.0)
     assert kept(file, KEY) == COSTS
-    Calibrations(file).save(KEY, PAIR)  # calibrated again
-    Calibrations(file).save("f" * 64, PAIR)  # on other cores
-    assert Calibrations(file).acceptance("t", "d") == (30.0, 100.0)
+    assert record.save(KEY, PAIR).acceptance == (30.0, 100.0)  # calibrated again
+    assert record.save("f" * 64, PAIR).acceptance == (30.0, 100.0)  # on other cores
+    for draft in ("", "e"):
+        assert record.save("e" * 64, replace(PAIR, draft=draft)).acceptance == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("accepted", "compared"), [(-1.0, 5.0), (6.0, 5.0), (1e300, 1e300), (0.0, -1.0)])
 def test_impossible_counts_are_a_new_start(file: Path, accepted: float, compared: float) -> None:
     Calibrations(file).save(KEY, PAIR)
-    Calibrations(file).save_acceptance("t", "d", (accepted, compared))
-    assert Calibrations(file).acceptance("t", "d") == (0.0, 0.0)
+    Calibrations(file).save_acceptance(PAIR, accepted, compared)
+    assert Calibrations(file).entries()[KEY].acceptance == (0.0, 0.0)
     assert kept(file, KEY) == COSTS
 
 
