@@ -86,7 +86,8 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     def observations(self, name: str, calibration: Calibration | None) -> list[Observation]:
         """Return its answer and its calibrated passes; `name` is its fingerprint."""
         passes = calibration.verify_ms if calibration is not None and not calibration.disturbed else ()
-        return [self.answer] * (self.answer is not None) + [
+        answers = [self.answer] if self.answer is not None else []
+        return answers + [
             Observation(work=self.work, n_tokens=n, n_past=_CALIBRATED_PAST, weight=_CHAT, model=name,
                         seconds=passes[n - 1] / 1e3 + (self.outside if n == 1 else 0.0))
             for n in KNOTS if n <= len(passes)
@@ -190,6 +191,8 @@ class CostLog:
         except CpuchatError:  # its file no longer exists
             return
         keys = {one.verify_ms: key for key, one in self._calibrations.entries().items() if one.target == name}
+        if not seconds and model.pass_ms not in keys:
+            return
 
         def changed(entry: CostEntry) -> CostEntry:
             models = dict(entry.models)
