@@ -135,7 +135,7 @@ def gather_facts(
         container=container(root),
         modules=tuple(read_modules(root / SMBIOS_TABLE)),
         theoretical=limit,
-        survey=cached_survey(topology, cpus=cpus, root=root),
+        survey=cached_survey(topology, cpus=cpus, memory=setup["policy"], root=root),
         peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
         engine=engine,
         engine_error=engine_error,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cpuchat.base.errors import UsageError
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import Survey
     from cpuchat.hardware.numa.residency import Residency
+    from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.hardware.topology import Topology
     from cpuchat.telemetry.machine import Peak
 
@@ -35,8 +39,8 @@ class MachineReader:
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
 
-    def facts(self) -> MachineFacts:
-        """Read the machine; never raises for what is unknown."""
+    def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
+        """Read the machine; never raises for what is unknown. The survey is that under the memory policy of `spec`."""
         from cpuchat.hardware.bandwidth.memory_modules import theoretical
         from cpuchat.hardware.bandwidth.read_bandwidth import cached_survey, known_peak
         from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -45,8 +49,12 @@ class MachineReader:
 
         topology = read_topology(self.root)
         huge = value_of(self.root, f"{THP}/enabled")
-        survey = cached_survey(topology, root=self.root)
         usual = place(topology, PlacementSpec())
+        meant = usual
+        if spec is not None:
+            with suppress(UsageError):
+                meant = place(topology, spec, with_draft=spec.names_draft_cores)
+        survey = cached_survey(topology, memory=meant.memory.words, root=self.root)
         peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
         return MachineFacts(topology, theoretical(topology, self.root), survey, huge, peak)
 

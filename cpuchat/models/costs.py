@@ -1,19 +1,25 @@
 """Keeps what passes cost on this machine, in the probe and in chats, and the profile that fits them: `costs.json`.
 
 An entry belongs to a machine, the cores in use, a memory policy, a build of the engine and a version of the cost model.
+The calibrated passes of models that chats used count too, as `calibrations.json` has them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from cpuchat.base import paths
 from cpuchat.base.files import JsonCache
+from cpuchat.costs.calibrations import Calibration, Calibrations
+from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.costs.model import (
     ACTIVATIONS,
     COST_MODEL,
@@ -25,7 +31,7 @@ from cpuchat.costs.model import (
     pass_cost,
 )
 from cpuchat.costs.observations import KNOTS, Fitted, Observation
-from cpuchat.hardware.bandwidth.read_bandwidth import ROOT, key
+from cpuchat.hardware.bandwidth.read_bandwidth import ROOT, measured_on
 from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.model_info import ModelInfo, ModelWork
@@ -48,29 +54,60 @@ _PER_ACTIVATION = 1000
 """Multiply-adds in the time of an activation, from which the fit starts: 1.4 to 4 ns on two cores of a Xeon."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured: by the probe of `cpus` under the policy `memory`, at `taken` (seconds since 1970), and in
-    chats by the model's fingerprint.
+class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What chats with a model tell: its `work` as it was loaded, the key `file` of its files (`UsageLog`), and that of
+    its `calibration` ("": none).
 
-    `slower` are later measurements of these models that did not replace those in `chats`; `files` identifies their
-    files (`UsageLog`). `fitted` to probe and chats from `start`.
+    `outside` are seconds per token outside of a pass: sampling and writing it, much beside a tiny model's pass.
+    `answer` is its plain decoding; `slower` are later answers that did not replace it.
     """
 
+    work: ModelWork
+    file: str = ""
+    calibration: str = ""
+    outside: float = 0.0
+    answer: Observation | None = None
+    slower: tuple[Observation, ...] = ()
+
+    def with_answer(self, now: Observation) -> ModelCosts:
+        """Return the costs after an answer. The fastest one counts, as what disturbs makes them slower; but after
+        `_RENEWED` slower ones in a row the fastest of those does.
+        """
+        best, slower = self.answer, (*self.slower, now)
+        if best is None or _rate(now) >= _rate(best):
+            best, slower = now, ()
+        elif len(slower) >= _RENEWED:
+            best, slower = max(slower, key=_rate), ()
+        return replace(self, answer=best, slower=slower)
+
+    def observations(self, name: str, calibration: Calibration | None) -> list[Observation]:
+        """Return its answer and its calibrated passes; `name` is its fingerprint."""
+        passes = calibration.verify_ms if calibration is not None and not calibration.disturbed else ()
+        answers = [self.answer] if self.answer is not None else []
+        return answers + [
+            Observation(work=self.work, n_tokens=n, n_past=_CALIBRATED_PAST, weight=_CHAT, model=name,
+                        seconds=passes[n - 1] / 1e3 + (self.outside if n == 1 else 0.0))
+            for n in KNOTS if n <= len(passes)
+        ]  # fmt: skip
+
+
+class CostEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured `on` some cores: by the probe, at `taken` (seconds since 1970), and in chats by the model's
+    fingerprint. `fitted` to the measurements with the hash `fitted_to`.
+    """
+
+    on: MeasuredOn
     probe: tuple[Observation, ...] = ()
-    cpus: tuple[int, ...] = ()
-    memory: str = ""
     taken: float = 0.0
-    chats: dict[str, tuple[Observation, ...]] = {}
-    slower: dict[str, tuple[Observation, ...]] = {}
-    files: dict[str, str] = {}
-    start: CostProfile | None = None
+    models: dict[str, ModelCosts] = {}
     fitted: Fitted | None = None
+    fitted_to: str = ""
 
 
 class Costs(NamedTuple):
     """The `profile` of a set of cores, and the `source` that it is fitted to ("": nothing).
 
-    `factors`: by how much longer passes of some models take, by their files as in `Known`.
+    `factors`: by how much longer passes of some models take, by the key of their files (`UsageLog`).
     """
 
     profile: CostProfile
@@ -93,79 +130,76 @@ class CostLog:
 
     def __init__(self, cpus: Sequence[int], memory: str = "", root: Path = ROOT) -> None:
         """`memory` is the policy in the words of `mempolicy`; `root` replaces `/` in tests."""
-        self.cpus, self.memory, self._root = tuple(cpus), memory, root
-        self._key = self._key_of(cpus, memory)
-        self._cache = JsonCache(paths.costs_file(), Known, version=2, max_entries=8, max_bytes=8 << 20)
+        on = measured_on(cpus, memory, root)
+        self.on = replace(on, build=engine_fingerprint(), options={"cost model": COST_MODEL})
+        self._calibrations = Calibrations(paths.calibration_file())
+        self._cache = JsonCache(paths.costs_file(), CostEntry, version=3, max_entries=8, max_bytes=8 << 20)
 
-    def _key_of(self, cpus: Sequence[int], memory: str) -> str:
-        return f"{self._cores_key(cpus, memory)}{engine_fingerprint()[:12]} | model {COST_MODEL}"
-
-    def _cores_key(self, cpus: Sequence[int], memory: str) -> str:
-        return f"{key('costs', cpus, memory, self._root)} | engine "
-
-    def read(self) -> Known:
+    def read(self) -> CostEntry:
         """Return what is known; nothing where nothing was measured."""
-        return self._cache.read().get(self._key) or Known()
+        return self._cache.read().get(self.on.key()) or CostEntry(on=self.on)
 
     def nearest_probe(self) -> CostLog | None:
         """Return the entry of this machine, with a probe, that shares most cores with this one; None if there is
         none."""
-        probed = [
-            one for name, one in self._cache.read().items()
-            if one.probe and one.cpus and name == self._key_of(one.cpus, one.memory)
-        ]  # fmt: skip
 
-        def shared(one: Known) -> tuple[int, bool]:
-            return len({*one.cpus} & {*self.cpus}), one.memory == self.memory
+        def shared(on: MeasuredOn) -> tuple[int, bool]:
+            return len({*on.cpus} & {*self.on.cpus}), on.memory == self.on.memory
 
-        best = max(probed, key=shared, default=None)
-        return CostLog(best.cpus, best.memory, self._root) if best is not None else None
+        cores = {"cpus": self.on.cpus, "memory": self.on.memory}
+        return self._at(max((one.on for one in self._probed_like(**cores)), key=shared, default=None))
 
     def earlier_probe(self) -> CostLog | None:
         """Return the entry of these cores that was probed last with another build of the engine, or by another version
         of the cost model; None if there is none."""
-        known = {
-            name: one.taken
-            for name, one in self._cache.read().items()
-            if one.probe and name != self._key and name.startswith(self._cores_key(self.cpus, self.memory))
-        }
-        if not known:
+        earlier = self._probed_like(build=self.on.build, options=self.on.options)
+        last = max((one for one in earlier if one.on != self.on), key=lambda one: one.taken, default=None)
+        return self._at(last.on if last is not None else None)
+
+    def _probed_like(self, **changes: Any) -> list[CostEntry]:
+        """Return the entries with a probe that differ from this one in these fields at most."""
+        return [one for one in self._cache.read().values() if one.probe and replace(one.on, **changes) == self.on]
+
+    def _at(self, on: MeasuredOn | None) -> CostLog | None:
+        if on is None:
             return None
-        found = CostLog(self.cpus, self.memory, self._root)
-        found._key = max(known, key=lambda name: known[name])
-        return found
+        other = copy(self)
+        other.on = on
+        return other
 
     def probed(self, found: Sequence[Observation]) -> None:
         """Replace the passes of the probe."""
-        changes = {"cpus": self.cpus, "memory": self.memory, "taken": time.time(), "fitted": None}
-        self._change(lambda known: msgspec.structs.replace(known, probe=tuple(found), **changes))
+        self._change(lambda entry: replace(entry, probe=tuple(found), taken=time.time(), fitted=None))
 
     def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
-        """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes.
+        """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and that its calibrated passes
+        count.
 
         Args:
-            file: identifies the model's files, as in `Known`.
+            file: the key of the model's files (`UsageLog`).
         """
-        known = self.read().chats.get(model.fingerprint, ())
-        if not _plain_seconds(timings) and any(one.n_tokens > 1 for one in known):
-            return  # its calibrated passes are known
-        found = _of_answer(model, timings)
-        if not found:
+        name, seconds = model.fingerprint, _plain_seconds(timings)
+        before = self.read().models.get(name)
+        is_calibrated = bool(model.pass_ms) and not (before and before.calibration)
+        if not name or model.work is None or not (seconds or is_calibrated):
+            return
+        work = replace(model.work, alike=0.0)  # calibrations choose tokens at random
+        keys = {one.verify_ms: key for key, one in self._calibrations.entries().items() if one.target == name}
+        if not seconds and model.pass_ms not in keys:
             return
 
-        def changed(known: Known) -> Known:
-            name, chats, slower, files = model.fingerprint, dict(known.chats), dict(known.slower), dict(known.files)
-            before = chats.pop(name, ())
-            chats[name], slower[name] = _renewed(before, slower.get(name, ()), found)
-            files[name] = file or files.get(name, "")
-            chats = dict(list(chats.items())[-_MODELS:])
-            return msgspec.structs.replace(
-                known,
-                chats=chats,
-                slower={one: slower[one] for one in chats if slower.get(one)},
-                files={one: files[one] for one in chats if files.get(one)},
-                fitted=known.fitted if known.chats.get(name) == chats[name] else None,
-            )
+        def changed(entry: CostEntry) -> CostEntry:
+            models = dict(entry.models)
+            now = models.pop(name, None) or ModelCosts(work=work, outside=timings.overhead_us / 1e6)
+            calibration = keys.get(model.pass_ms, now.calibration)
+            now = replace(now, work=work, file=file or now.file, calibration=calibration)
+            if seconds:
+                n_past = max(0, timings.n_past - timings.predicted_n // 2)
+                now = now.with_answer(
+                    Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds, weight=_CHAT, model=name)
+                )
+            models[name] = now
+            return replace(entry, models=dict(list(models.items())[-_MODELS:]))
 
         self._change(changed)
 
@@ -177,75 +211,42 @@ class CostLog:
         Args:
             start: what is usual of such a machine.
         """
-        known = self.read()
-        seen = [*known.probe, *(one for found in known.chats.values() for one in found)]
+        entry = self.read()
+        calibrated = self._calibrations.entries() if entry.models else {}
+        chats = {name: one.observations(name, calibrated.get(one.calibration)) for name, one in entry.models.items()}
+        seen = [*entry.probe, *(one for found in chats.values() for one in found)]
         if not seen:
             return Costs(start, "", {})
         usual, start = start, with_points(start, seen)
-        fitted = known.fitted if known.start == start else None
+        fitted_to = hashlib.blake2b(msgspec.json.encode([start, seen]), digest_size=16).hexdigest()
+        fitted = entry.fitted if entry.fitted_to == fitted_to else None
         if fitted is None:
             from cpuchat.costs.fit import fit
 
             fitted = fit(start, seen)
-            self._change(
-                lambda now: (
-                    msgspec.structs.replace(now, start=start, fitted=fitted)
-                    if (now.probe, now.chats) == (known.probe, known.chats)
-                    else now
-                )
-            )
+            self._change(lambda now: replace(now, fitted=fitted, fitted_to=fitted_to))
         if not fitted.is_plausible:
             return Costs(usual, "", {})
-        own = {
-            known.files[name]: _factor(fitted.profile, found)
-            for name, found in known.chats.items()
-            if name in known.files
-        }
-        return Costs(fitted.profile, self._source(known), own)
+        profile, n_models = fitted.profile, sum(map(bool, chats.values()))
+        sources = [f"probe of {plural(len(self.on.cpus), 'core')}"] * bool(entry.probe)
+        sources += [f"chats with {plural(n_models, 'model')}"] * bool(n_models)
+        factors = {one.file: _factor(profile, chats[name]) for name, one in entry.models.items() if one.file}
+        return Costs(profile, " and ".join(sources), factors)
 
-    def _source(self, known: Known) -> str:
-        found = [f"probe of {plural(len(self.cpus), 'core')}"] if known.probe else []
-        found += [f"chats with {plural(len(known.chats), 'model')}"] if known.chats else []
-        return " and ".join(found)
-
-    def _change(self, change: Callable[[Known], Known]) -> None:
-        def put_last(entries: dict[str, Known]) -> None:
-            entries[self._key] = change(entries.pop(self._key, Known()))
+    def _change(self, change: Callable[[CostEntry], CostEntry]) -> None:
+        def put_last(entries: dict[str, CostEntry]) -> None:
+            key = self.on.key()
+            entries[key] = change(entries.pop(key, None) or CostEntry(on=self.on))
 
         self._cache.update(put_last)
-
-
-def _of_answer(model: ModelInfo, timings: Timings) -> tuple[Observation, ...]:
-    seconds = _plain_seconds(timings)
-    if not model.fingerprint or model.work is None or not (seconds or model.pass_ms):
-        return ()
-    work = msgspec.structs.replace(model.work, alike=0.0)  # calibrations choose tokens at random
-    outside = timings.overhead_us / 1e6  # of a pass: sampling and writing a token, much beside a tiny model's pass
-    found = [
-        Observation(
-            work=work, n_tokens=n, n_past=_CALIBRATED_PAST,
-            seconds=model.pass_ms[n - 1] / 1e3 + (outside if n == 1 else 0.0), weight=_CHAT, model=model.fingerprint,
-        )
-        for n in KNOTS
-        if n <= len(model.pass_ms) and model.pass_ms[n - 1] > 0
-    ]  # fmt: skip
-    if seconds:
-        n_past = max(0, timings.n_past - timings.predicted_n // 2)
-        found.append(
-            Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds, weight=_CHAT, model=model.fingerprint)
-        )
-    return tuple(found)
 
 
 def _factor(profile: CostProfile, found: Sequence[Observation]) -> float:
     """Return by how much longer a model takes for a token than by the profile: in its answers, before any of them in
     the calibrated pass. Longer passes say little about that: those of a tiny model are mostly overhead of their own.
     """
-    tokens = [one for one in found if one.n_tokens == 1]
-    if not tokens:
-        return 1.0
-    one = min(tokens, key=lambda one: one.n_past == _CALIBRATED_PAST)
-    return one.seconds / pass_cost(profile, one.work, 1, one.n_past).seconds
+    one = next((one for one in found if one.n_tokens == 1), None)
+    return one.seconds / pass_cost(profile, one.work, 1, one.n_past).seconds if one is not None else 1.0
 
 
 def _plain_seconds(timings: Timings) -> float:
@@ -256,36 +257,6 @@ def _plain_seconds(timings: Timings) -> float:
     if timings.cpu_wait is None or timings.cpu_wait > MAX_CPU_WAIT:
         return 0.0
     return 1 / rate
-
-
-def _renewed(
-    before: Sequence[Observation], slower: Sequence[Observation], now: Sequence[Observation]
-) -> tuple[tuple[Observation, ...], tuple[Observation, ...]]:
-    """Return the measurements that count, and those since then that were slower.
-
-    Of passes over the same tokens and about the same context the fastest counts, as what disturbs makes them slower;
-    but after `_RENEWED` slower ones in a row the fastest of those does.
-    """
-    best = {_place(one): one for one in before}
-    waiting: dict[tuple[float, bool], list[Observation]] = {}
-    for one in slower:
-        waiting.setdefault(_place(one), []).append(one)
-    for one in now:
-        place = _place(one)
-        later = waiting.setdefault(place, [])
-        if place not in best or _rate(one) >= _rate(best[place]):
-            best[place] = one
-            later.clear()
-        elif one not in later:  # the passes of one calibration come with every answer
-            later.append(one)
-        if len(later) >= _RENEWED:
-            best[place] = max(later, key=_rate)
-            later.clear()
-    return tuple(best[place] for place in sorted(best)), tuple(one for later in waiting.values() for one in later)
-
-
-def _place(one: Observation) -> tuple[float, bool]:
-    return one.n_tokens, one.n_past == _CALIBRATED_PAST
 
 
 def _rate(one: Observation) -> float:
@@ -305,7 +276,7 @@ def with_points(start: CostProfile, seen: Sequence[Observation]) -> CostProfile:
     rates = [*map(rate, kinds), *(rate(kind, cached=True) for kind in cached)]
     if any(not one.model for one in seen):  # chats alone do not tell activations from the rest
         rates.append(Rate(ACTIVATIONS, tuple((n, start.madd_rate("Q8_0", n) / _PER_ACTIVATION) for n in KNOTS)))
-    return msgspec.structs.replace(start, bandwidth=tuple((at, start.read_rate(at)) for at in sets), rates=tuple(rates))
+    return replace(start, bandwidth=tuple((at, start.read_rate(at)) for at in sets), rates=tuple(rates))
 
 
 def _types(work: ModelWork) -> list[str]:

@@ -158,14 +158,13 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
         costs = log.costs(before.profile)
         source = " and ".join(filter(None, (f"{before.source}, of an earlier engine", costs.source)))
         return Costs(costs.profile, source, before.factors | costs.factors), False
-    peak = read_bandwidth.known_peak(near.cpus, near.memory, root=root, disturbed=False) if near is not None else None
+    peak = near and read_bandwidth.known_peak(near.on.cpus, near.on.memory, root=root, disturbed=False)
     if near is None or peak is None:
         return log.costs(start), False
     topology = read_topology(root)
-    other = near.costs(usual_here(near.cpus, peak.bytes_per_s, root))
-    scaled = on_other_cores(
-        other.profile, read=bandwidth / peak.bytes_per_s, compute=topology.n_cores(cpus) / topology.n_cores(near.cpus)
-    )
+    other = near.costs(usual_here(near.on.cpus, peak.bytes_per_s, root))
+    compute = topology.n_cores(cpus) / topology.n_cores(near.on.cpus)
+    scaled = on_other_cores(other.profile, read=bandwidth / peak.bytes_per_s, compute=compute)
     costs = log.costs(scaled)
     source = " and ".join(filter(None, (f"{other.source}, scaled to {len(cpus)}", costs.source)))
     return costs._replace(source=source), True

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from cpuchat.base.errors import UsageError
+from cpuchat.costs.calibrations import MAX_TOKENS
 from cpuchat.costs.model import (
     MICRO_BATCH,
     SCENARIOS,
@@ -27,7 +28,7 @@ from cpuchat.costs.model import (
     prefill_cost,
 )
 from cpuchat.models.catalog import PACE, Catalog
-from cpuchat.models.drafts.candidates import LONGEST, WORTH, gain
+from cpuchat.models.drafts.candidates import WORTH, gain
 from cpuchat.models.fit import PROCESS_BYTES
 from cpuchat.models.prediction import Fit, spare_bytes
 from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
@@ -362,7 +363,7 @@ def _users_by_memory(machine: MachineSpec, model: PlannedModel, draft: PlannedMo
 
 def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptances: Sequence[float]) -> list[Drafted]:
     work, past = plan.model.work, plan.workload.n_past
-    pairs = [pair_costs(machine.profile(name), work, draft.work, past, LONGEST) for name in SCENARIOS]
+    pairs = [pair_costs(machine.profile(name), work, draft.work, past, MAX_TOKENS) for name in SCENARIOS]
     found: list[Drafted] = []
     for acceptance in acceptances:
         gains = [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
-    from cpuchat.models.costs import Known
+    from cpuchat.models.costs import CostEntry
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
@@ -180,7 +180,7 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     if (known := log.read()).probe:
         return _probed(known)
     if (near := log.nearest_probe()) is not None:
-        return f"{_probed(near.read())}, scaled to {plural(len(log.cpus), 'core')} · m measures these"
+        return f"{_probed(near.read())}, scaled to {plural(len(log.on.cpus), 'core')} · m measures these"
     if (earlier := log.earlier_probe()) is not None:
         return f"{_probed(earlier.read())}, with an earlier engine · m measures again"
     return _PASSES_NOT_MEASURED
@@ -194,11 +194,11 @@ def _errors(fitted: Fitted) -> str:
     return f"error {median} (median), {most} (90th percentile)"
 
 
-def _probed(known: Known) -> str:
+def _probed(known: CostEntry) -> str:
     """`2026-11-23 (today) · 8 cores · 86 passes, error 0.5 % (median), 4 % (90th percentile)`."""
     date = time.strftime("%Y-%m-%d", time.localtime(known.taken)) + f" ({ago(known.taken, time.time())})"
     error = f", {_errors(known.fitted)}" if known.fitted is not None else ""
-    told = (date, plural(len(known.cpus), "core")) if known.taken else ()
+    told = (date, plural(len(known.on.cpus), "core")) if known.taken else ()
     return " · ".join((*told, f"{len(known.probe)} passes{error}"))
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
+from cpuchat.costs.calibrations import MAX_TOKENS
 from cpuchat.costs.model import (
     CostProfile,
     bytes_read,
@@ -38,7 +39,7 @@ from cpuchat.hardware.placement.placement import (
 )
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
-from cpuchat.models.drafts.candidates import LONGEST, TYPICAL, gain, measured_acceptance, target_costs
+from cpuchat.models.drafts.candidates import TYPICAL, gain, measured_acceptance, measured_draft_ms, target_costs
 from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.model_info import ModelInfo, ModelWork
@@ -320,7 +321,7 @@ class LoadedCosts:
     draft: ModelWork | None = None
     draft_factor: float = 1.0
     peak: float = 0.0
-    verify_factors: tuple[float, ...] = (1.0,) * LONGEST
+    verify_factors: tuple[float, ...] = (1.0,) * MAX_TOKENS
 
 
 def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> LoadedCosts | None:
@@ -347,15 +348,15 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
 
 def _with_draft(costs: LoadedCosts, draft: ModelWork, model: ModelInfo, factors: Mapping[str, float]) -> LoadedCosts:
     """Add the draft model: with what was measured of this pair, as the list of draft models does."""
-    both = pair_costs(costs.profile, costs.target, draft, N_PAST, LONGEST)
+    both = pair_costs(costs.profile, costs.target, draft, N_PAST, MAX_TOKENS)
     path = Path(model.draft_path)
-    draft_ms = target_costs(Path(model.path)).measured_draft(path)
+    draft_ms = measured_draft_ms(target_costs(Path(model.path)), path)
     measured = tuple(1e-3 * ms / seconds for ms, seconds in zip(model.pass_ms, both.verify, strict=False))
     return replace(
         costs,
         draft=draft,
         draft_factor=1e-3 * draft_ms / both.draft if draft_ms else factor_of(factors, path),
-        verify_factors=measured or (costs.factor,) * LONGEST,
+        verify_factors=measured or (costs.factor,) * MAX_TOKENS,
     )
 
 

@@ -6,7 +6,6 @@ measurement per model, build and way of running is kept, to notice when a new bu
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +19,11 @@ from cpuchat.base.files import JsonCache
 from cpuchat.bench.matrix import Kind, load
 from cpuchat.bench.results import engine_build
 from cpuchat.config.settings import EngineSection, Settings
+from cpuchat.costs.measured_on import MeasuredOn, decode_options
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.answer import Answering, DecodeRate, answer_greedily, compare, measure_decode, percent
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol.options import EngineOptions
 from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry import units
 from cpuchat.tune.candidates import Choice
@@ -202,15 +201,10 @@ class BuildSpeeds:
         self._cache.put(key, speed)
 
 
-_NOT_OF_DECODING = ("n_ctx", "n_batch", "n_ubatch", "mlock", "rpc", "rpc_layers")
-"""Options of the engine that do not change how fast this machine decodes."""
-
-
 def speed_key(model: ModelInfo, engine: EngineSection) -> str:
     """Identify a model and what its decode rate depends on beside the build."""
-    options = [getattr(engine, name) for name in EngineOptions.__struct_fields__ if name not in _NOT_OF_DECODING]
-    parts = (model.fingerprint, model.cpus, engine.memory, options)
-    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
+    options = decode_options(engine)
+    return MeasuredOn(cpus=model.cpus, memory=engine.memory, files=(model.fingerprint,), options=options).key()
 
 
 def is_measured(known: BuildSpeed | None, engine: EngineInfo) -> bool:

@@ -133,7 +133,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def surveyed(topology: Topology, *, cpus: tuple[int, ...], memory: str, root: Path) -> Survey:
     measured = ReadBandwidth(cpus, 49.9e9, (49.9e9,))
-    return Survey(one_core=measured, all_cores=measured, memory=memory)
+    return Survey(one_core=measured, all_cores=measured)
 
 
 @pytest.mark.usefixtures("quick")

@@ -10,6 +10,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.config.settings import parse
+from cpuchat.costs.calibrations import Calibration, Calibrations, interpolate
 from cpuchat.costs.model import ALIKE, CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.costs.observations import KNOTS, Observation
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
@@ -26,7 +27,6 @@ from cpuchat.models.traffic import N_PAST, model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.speculation.depth.costs import interpolate
 from tests.costs.made_up import decode_rate, probe, recorded_probe, two_cores, work
 from tests.models.library.test_usage import answer, info
 
@@ -46,12 +46,27 @@ def small(written: Path, tmp_path: Path) -> Path:
     return tmp_path / "small.gguf"
 
 
+def calibrated(model: ModelInfo, **changes: object) -> None:
+    """Keep the calibrated passes of a model as the engine does."""
+    costs = Calibration(model.pass_ms, target=model.fingerprint)
+    Calibrations(paths.calibration_file()).save("k", msgspec.structs.replace(costs, **changes))
+
+
 def chatted(file: Path, true: CostProfile = TRUE, **changes: object) -> tuple[ModelInfo, Timings]:
     """Return what an answer of 200 tokens gives on a machine whose passes cost what `true` says."""
     passes = tuple(1e3 * pass_cost(true, model_work(read_model(file)), n, 32).seconds for n in range(1, 33))
     model = info(file, fingerprint="f" * 32, cpus=CPUS, pass_ms=passes)
+    if "pass_ms" not in changes:
+        calibrated(model)
     rate = decode_rate(true, model_work(read_model(file)), 100)
     return msgspec.structs.replace(model, **changes), answer(rate, n=201, n_past=200)
+
+
+def n_measured() -> int:
+    """Return how many passes the profile is fitted to."""
+    CostLog(CPUS).costs(START)
+    fitted = CostLog(CPUS).read().fitted
+    return fitted.n if fitted is not None else 0
 
 
 def test_nothing_measured_leaves_what_is_usual() -> None:
@@ -94,9 +109,9 @@ def test_another_engine_or_cost_model_is_measured_anew_and_predicted_by_the_earl
 def test_chats_teach_the_profile(small: Path) -> None:
     UsageLog().answered(*chatted(small))
     known = CostLog(CPUS).read()
-    (passes,) = known.chats.values()
-    assert sorted({one.n_tokens for one in passes}) == [n for n in KNOTS if n <= 32]
+    assert len(known.models) == 1
     profile, source = CostLog(CPUS).costs(START)[:2]
+    assert n_measured() == 1 + sum(n <= 32 for n in KNOTS)
     assert source == "chats with 1 model"
     model = model_work(read_model(small))
     for n in (1, 8, 32):
@@ -108,8 +123,25 @@ def test_calibrated_passes_count_after_a_plain_chat_without_them(small: Path) ->
     model, timings = chatted(small)
     CostLog(CPUS).answered(msgspec.structs.replace(model, pass_ms=()), timings)
     CostLog(CPUS).answered(model, msgspec.structs.replace(timings, draft_n=9))
-    (passes,) = CostLog(CPUS).read().chats.values()
-    assert len(passes) == 1 + sum(n <= 32 for n in KNOTS)
+    assert n_measured() == 1 + sum(n <= 32 for n in KNOTS)
+
+
+def test_a_calibration_counts_as_it_is_now(small: Path) -> None:
+    model, timings = chatted(small)
+    CostLog(CPUS).answered(model, timings)
+    before = CostLog(CPUS).costs(START)
+    calibrated(msgspec.structs.replace(model, pass_ms=tuple(1.5 * ms for ms in model.pass_ms)))
+    assert CostLog(CPUS).costs(START) != before
+    calibrated(model, disturbed=True)
+    CostLog(CPUS).costs(START)
+    assert n_measured() == 1
+
+
+def test_passes_calibrated_in_another_way_do_not_count(small: Path) -> None:
+    """On other cores, or under another memory policy."""
+    model, timings = chatted(small)
+    CostLog(CPUS).answered(msgspec.structs.replace(model, pass_ms=tuple(2 * ms for ms in model.pass_ms)), timings)
+    assert n_measured() == 1
 
 
 @pytest.mark.parametrize(
@@ -120,17 +152,17 @@ def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
 ) -> None:
     model, timings = chatted(small, pass_ms=())
     UsageLog().answered(model, msgspec.structs.replace(timings, **changes))
-    assert not CostLog(CPUS).read().chats
+    assert not CostLog(CPUS).read().models
     UsageLog().answered(model, timings)
-    assert CostLog(CPUS).read().chats
+    assert CostLog(CPUS).read().models
 
 
 def test_an_answer_beside_other_load_does_not_replace_a_faster_one(small: Path) -> None:
     model, timings = chatted(small, pass_ms=())
     for slower in (1.0, 3.0, 1.5):
         CostLog(CPUS).answered(model, msgspec.structs.replace(timings, predicted_ms=slower * timings.predicted_ms))
-    ((one,),) = CostLog(CPUS).read().chats.values()
-    assert 1 / one.seconds == pytest.approx(timings.predicted_per_second)
+    (one,) = CostLog(CPUS).read().models.values()
+    assert one.answer is not None and 1 / one.answer.seconds == pytest.approx(timings.predicted_per_second)
 
 
 def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
@@ -140,8 +172,9 @@ def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
     rates: list[float] = []
     for one in (timings, *slow[:4], timings, *slow):
         CostLog(CPUS).answered(model, one)
-        ((kept,),) = CostLog(CPUS).read().chats.values()
-        rates.append(1 / kept.seconds)
+        (kept,) = CostLog(CPUS).read().models.values()
+        assert kept.answer is not None
+        rates.append(1 / kept.answer.seconds)
     assert rates[-2] == pytest.approx(rates[0])  # four in a row are not enough, and a fast one ends them
     assert rates[-1] == pytest.approx(rates[0] / 1.5)
 
@@ -171,8 +204,9 @@ def test_a_tiny_model_is_predicted_by_what_its_tokens_took() -> None:
     demo = paths.demo_dir() / "cpuchat-demo-8m-q8_0.gguf"
     remember(ReadBandwidth(cpus=CPUS, bytes_per_s=23.4e9, rounds=(23.4e9,)))
     CostLog(CPUS).probed(recorded_probe())
-    calibrated = {1: 0.3386, 2: 0.8197, 4: 0.8922, 5: 0.9441, 8: 1.4063, 12: 1.7050, 16: 2.2125, 32: 4.6564}
-    model = info(demo, fingerprint="d" * 32, cpus=CPUS, pass_ms=interpolate(calibrated))
+    passes = {1: 0.3386, 2: 0.8197, 4: 0.8922, 5: 0.9441, 8: 1.4063, 12: 1.7050, 16: 2.2125, 32: 4.6564}
+    model = info(demo, fingerprint="d" * 32, cpus=CPUS, pass_ms=interpolate(passes))
+    calibrated(model)
 
     def predicted(n_past: int = N_PAST) -> float:
         costs, _ = costs_here(CPUS, "", 23.4e9)

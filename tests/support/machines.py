@@ -143,8 +143,8 @@ class FixtureReader(MachineReader):
         self._theoretical = theoretical
         self.counters = Counters(sample)
 
-    def facts(self) -> MachineFacts:
-        found = super().facts()
+    def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
+        found = super().facts(spec)
         survey = self._measured(found.topology) if self._known else None
         return replace(found, theoretical=self._theoretical or found.theoretical, survey=survey)
 

@@ -11,6 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
+from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine.decoding.decode import DecodeResult, SpeculativeDecoder, decode
 from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
@@ -24,7 +25,6 @@ from cpuchat.protocol.messages import Event, LoadOptions, Sampling, Speculation,
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal
 from tests.support.prefilling import prefilled, store_of
 

@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings
+from cpuchat.costs.calibrations import TargetCosts
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
-from cpuchat.models.drafts.candidates import TargetCosts, expected_pair
+from cpuchat.models.drafts.candidates import expected_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import predict

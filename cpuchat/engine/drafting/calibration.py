@@ -1,39 +1,49 @@
-"""The cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times, measured and cached.
+"""The cost of passes: T(n) of the target for n = 1..32 tokens, and the draft model's times, measured at a load.
 
 The curve decides whether drafting pays, and how far; it differs by model, quantization, cores and build, so it is
 measured on the loaded model itself, with random tokens (a mixture of experts then uses as many experts as with real
-text, or more). The cache also has the acceptance that was learned of each pair of models.
+text, or more).
 """
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import numpy as np
+from msgspec import Meta
+from msgspec.structs import replace
 
 from cpuchat.base.errors import GenerationFailed, Interrupted
 from cpuchat.base.files import JsonCache
+from cpuchat.costs.calibrations import (
+    KEPT_SECONDS,
+    MAX_TOKENS,
+    Calibration,
+    Calibrations,
+    OverlapCosts,
+    implausible,
+    interpolate,
+    is_plausible,
+)
+from cpuchat.costs.measured_on import MeasuredOn, decode_options
 from cpuchat.engine.drafting.draft_model import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
-from cpuchat.models.drafts.candidates import Calibration, calibration_cache, implausible, is_plausible
+from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.messages import LoadModel
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 from cpuchat.speculation.depth.controller import DISTURBED, SKIPPED, UNCALIBRATED
-from cpuchat.speculation.depth.costs import MAX_TOKENS, OverlapCosts, PassCosts, interpolate
 
 BUDGET_SECONDS: Final = 12.0
 """Seconds for the target's curve. A large model does not complete all points: the rest is extrapolated."""
@@ -49,7 +59,10 @@ _RETRY_ROUNDS: Final = 12
 _RETRY_BUDGET: Final = 1.5
 """Multiple of the budget after which implausibly slow passes are no longer repeated."""
 
-Samples = dict[int, list[tuple[float, float, float]]]
+Samples = dict[
+    Annotated[int, Meta(ge=1, le=MAX_TOKENS)],
+    Annotated[list[tuple[Annotated[float, Meta(gt=0)], float, float]], Meta(min_length=1)],
+]
 """By size, for each pass over so many tokens: its ms, the share of the time for which threads waited for a core that
 another program had, and the ms of the rollback after it (0: none)."""
 
@@ -61,9 +74,9 @@ def measure(
     on_progress: Callable[[int, int], None],
     *,
     budget: float = BUDGET_SECONDS,
-    of_target: PassCosts | None = None,
+    of_target: Calibration | None = None,
     samples: Samples | None = None,
-) -> PassCosts:
+) -> Calibration:
     """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
 
     Empties their sequences. Under heavy load the result may still be implausible. The costs of the draft model are
@@ -225,7 +238,7 @@ class _Curve:
         """Return ms for n = 1..32."""
         return interpolate(self._best)
 
-    def costs(self) -> PassCosts:
+    def costs(self) -> Calibration:
         """Return the costs of the target alone. They are steady where the best two passes of most sizes took about the
         same time; a rollback after a rejected token takes the median.
         """
@@ -233,7 +246,7 @@ class _Curve:
         rollback_ms = statistics.median(rollbacks) if rollbacks else 0.0
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
         steady = not pairs or statistics.median(second[0] / best[0] for best, second in pairs) < _STEADY
-        return PassCosts(self.filled(), rollback_ms=rollback_ms, steady=steady, disturbed=self.is_disturbed)
+        return Calibration(self.filled(), rollback_ms=rollback_ms, steady=steady, disturbed=self.is_disturbed)
 
     @property
     def is_disturbed(self) -> bool:
@@ -296,23 +309,9 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)
 
 
-KEPT_SECONDS: Final = 30 * 86_400.0
-"""Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
-UNSTEADY_SECONDS: Final = 3_600.0
-"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle. One that other
-programs disturbed is repeated as soon as the cores are idle."""
 _LOOK_SECONDS: Final = 0.2
 """Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
-_MOST_COMPARED: Final = 10_000.0
-"""More is no count of this program's: it forgets."""
 _MOST_UNFINISHED: Final = 20
-
-
-class _Unfinished(msgspec.Struct, frozen=True):
-    """What was measured until a calibration was skipped, in seconds since 1970."""
-
-    samples: Samples
-    measured: float
 
 
 def calibrated_costs(
@@ -323,7 +322,7 @@ def calibrated_costs(
     on_progress: Progress,
     abort: AbortFlag,
     notes: list[str],
-) -> tuple[PassCosts | None, str]:
+) -> tuple[Calibration | None, str]:
     """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
 
     Cancelling skips the measurement; the next load resumes it. What the user should know is added to `notes`.
@@ -332,13 +331,15 @@ def calibrated_costs(
         Interrupted: cancelled for good.
     """
     file = Path(command.calibration_file) if command.calibration_file else None
-    target_key = calibration_key(target, None)
-    key = calibration_key(target, draft, str(thread.cpus) if thread is not None else "") if draft else target_key
+    calibrations, on = Calibrations(file), conditions(target)
+    key = target_key = on.key()
+    if draft is not None:
+        key = conditions(target, draft, thread.cpus if thread is not None else ()).key()
     calibrate = command.options.calibrate and not target.options.from_disk  # each pass would read the disk
-    costs = load_costs(file, key, any_age=not calibrate)
+    earlier, of_target = calibrations.get(key), calibrations.get(target_key)
     if not calibrate:
-        return costs, "" if costs else UNCALIBRATED
-    of_target, earlier = load_costs(file, target_key), load_costs(file, key, any_age=True)
+        return earlier, "" if earlier else UNCALIBRATED
+    costs, of_target = (None if one is None or one.is_due else one for one in (earlier, of_target))
     if any(one is not None and one.disturbed for one in (costs, of_target)) and _cores_idle(target.pool.cpus):
         costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
     if costs is not None:
@@ -350,7 +351,7 @@ def calibrated_costs(
     except Aborted:
         abort.clear()
         if file is not None and samples:
-            _unfinished(file).put(target_key, _Unfinished(samples, time.time()))
+            _unfinished(file).put(target_key, (time.time(), samples))
         if abort.is_set():
             raise Interrupted("The load was cancelled.") from None
         if earlier is None:
@@ -370,10 +371,10 @@ def calibrated_costs(
             "Other programs disturbed the calibration: speed-ups show once plain decoding was timed in a chat. "
             "The next load on idle cores calibrates again."
         )
-    fingerprint = target.info.fingerprint
-    save_costs(file, key, costs, fingerprint, draft.info.fingerprint if draft is not None else "")
+    files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
+    costs = calibrations.save(key, replace(costs, **files))
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
-        save_costs(file, target_key, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None), fingerprint)
+        calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
     return costs, ""
 
 
@@ -385,10 +386,10 @@ def _implausible_note(n: int, ms: float) -> str:
     )
 
 
-def _unfinished(file: Path) -> JsonCache[_Unfinished]:
-    """Return the calibrations that were skipped, beside the `file` of the others."""
-    name = f"{file.stem}-unfinished{file.suffix}"
-    return JsonCache(file.with_name(name), _Unfinished, version=1, max_entries=_MOST_UNFINISHED)
+def _unfinished(file: Path) -> JsonCache[tuple[float, Samples]]:
+    """Return what was measured of calibrations until they were skipped, in seconds since 1970, beside `file`."""
+    file = file.with_stem(f"{file.stem}-unfinished")
+    return JsonCache(file, tuple[float, Samples], version=2, max_entries=_MOST_UNFINISHED)
 
 
 def _take_unfinished(file: Path | None, key: str) -> Samples:
@@ -396,11 +397,8 @@ def _take_unfinished(file: Path | None, key: str) -> Samples:
     if file is None or (found := _unfinished(file).read().get(key)) is None:
         return {}
     _unfinished(file).remove(key)
-    samples = found.samples
-    is_valid = 1 in samples and all(
-        1 <= n <= MAX_TOKENS and values and min(ms for ms, _, _ in values) > 0 for n, values in samples.items()
-    )
-    return samples if is_valid and time.time() - found.measured <= KEPT_SECONDS else {}
+    measured, samples = found
+    return samples if 1 in samples and time.time() - measured <= KEPT_SECONDS else {}
 
 
 def _cores_idle(cpus: Collection[int]) -> bool:
@@ -411,93 +409,17 @@ def _cores_idle(cpus: Collection[int]) -> bool:
     return (busy.since_last(cpus) or 0.0) < MAX_BUSY_CORES
 
 
-def calibration_key(target: Model, draft: Model | None, extra: str = "") -> str:
-    """Return a key of everything that the costs depend on: files, cores and how they are used, the engine's build."""
+def conditions(target: Model, draft: Model | None = None, draft_cpus: tuple[int, ...] = ()) -> MeasuredOn:
+    """Return everything that the costs depend on: files, cores and how they are used, memory policy, build."""
     engine = bindings.engine_info()
-    parts: list[Any] = [
-        target.info.fingerprint,
-        target.options.type_k,
-        target.options.type_v,
-        target.options.flash_attn,
-        target.options.use_repack,
-        target.options.n_experts,
-        target.pool.n_threads,
-        target.pool.cpus,
-        target.options.n_ubatch,
-        target.plan.n_rs_seq,
-        target.sequence.rollback.kind,
-        engine.llama_commit,
-        engine.features,
-        draft.info.fingerprint if draft is not None else "",
-        extra,
-    ]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def load_costs(file: Path | None, key: str, *, any_age: bool = False) -> PassCosts | None:
-    """Return a plausible calibration of this key; None when there is none, or it is due again (unless `any_age`)."""
-    saved = calibration_cache(file).read().get(key) if file is not None else None
-    if saved is None:
-        return None
-    kept = KEPT_SECONDS if saved.steady and not saved.disturbed else UNSTEADY_SECONDS
-    if not any_age and time.time() - saved.measured > kept:
-        return None
-    try:
-        overlap = OverlapCosts(*saved.overlap) if saved.overlap else None
-        costs = PassCosts(
-            saved.verify_ms,
-            saved.draft_ms,
-            saved.read_ms,
-            overlap,
-            saved.rollback_ms,
-            saved.steady,
-            saved.disturbed,
-        )
-        return costs if is_plausible(costs.verify_ms) else None
-    except ValueError:
-        return None
-
-
-def save_costs(file: Path | None, key: str, costs: PassCosts, target: str = "", draft: str = "") -> None:
-    """Cache a calibration if it is plausible. `target` and `draft` are the fingerprints of both models' files."""
-    if file is None or not is_plausible(costs.verify_ms):
-        return
-    accepted, compared = load_acceptance(file, target, draft)
-    saved = Calibration(
-        verify_ms=costs.verify_ms,
-        draft_ms=costs.draft_ms,
-        read_ms=costs.read_ms,
-        rollback_ms=costs.rollback_ms,
-        overlap=(costs.overlap.verify_ms, costs.overlap.draft_ms) if costs.overlap else None,
-        target=target,
-        draft=draft,
-        steady=costs.steady,
-        disturbed=costs.disturbed,
-        measured=time.time(),
-        accepted=accepted,
-        compared=compared,
-    )
-    calibration_cache(file).put(key, saved)
-
-
-def load_acceptance(file: Path | None, target: str, draft: str) -> tuple[float, float]:
-    """Return how many tokens of the draft model were accepted and compared in earlier answers; (0, 0) if none.
-
-    `target` and `draft` are the fingerprints of both models' files.
-    """
-    known = calibration_cache(file).read().values() if file is not None and draft else ()
-    for one in reversed(list(known)):
-        if (one.target, one.draft) == (target, draft) and 0 <= one.accepted <= one.compared <= _MOST_COMPARED:
-            return one.accepted, one.compared
-    return 0.0, 0.0
-
-
-def save_acceptance(file: Path, target: str, draft: str, learned: tuple[float, float]) -> None:
-    """Keep `learned`, as from `load_acceptance`, beside every calibration of this pair."""
-
-    def change(entries: dict[str, Calibration]) -> None:
-        for key, one in list(entries.items()):
-            if (one.target, one.draft) == (target, draft):
-                entries[key] = msgspec.structs.replace(one, accepted=learned[0], compared=learned[1])
-
-    calibration_cache(file).update(change)
+    options = decode_options(target.options) | {
+        "n_ubatch": target.options.n_ubatch,
+        "n_threads": target.pool.n_threads,
+        "n_rs_seq": target.plan.n_rs_seq,
+        "rollback": target.sequence.rollback.kind,
+        "engine": (engine.llama_commit, engine.features),
+        "draft_cpus": draft_cpus if draft is not None else (),
+    }
+    files = tuple(one.info.fingerprint for one in (target, draft) if one is not None)
+    on = measured_on(target.pool.cpus)
+    return replace(on, build=engine_fingerprint(), files=files, options=options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
-from cpuchat.engine.drafting.calibration import calibrated_costs, load_acceptance, save_acceptance
+from cpuchat.costs.calibrations import Calibration, Calibrations, PassCosts
+from cpuchat.engine.drafting.calibration import calibrated_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, Progress
@@ -25,7 +26,6 @@ from cpuchat.protocol.messages import LoadModel, Speculation
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import overlap_pays
 from cpuchat.speculation.depth.controller import UNCALIBRATED, DepthController, too_fast
-from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
@@ -270,19 +270,19 @@ class Speculator:
 class SpeculationSetup:
     """The speculator of a loaded model, and its draft model if any. Free it before the target.
 
-    `calibrations` keeps what was learned about the pair, whose files' fingerprints are `pair`; None: nothing is kept.
+    `calibrations` keeps what was learned about the pair with these `costs`; None: nothing is kept.
     """
 
     speculator: Speculator
     draft: Model | None = None
     thread: DraftThread | None = None
-    calibrations: Path | None = None
-    pair: tuple[str, str] = ("", "")
+    calibrations: Calibrations | None = None
+    costs: Calibration | None = None
 
     def save(self) -> None:
         """Keep what was learned about the pair since it was saved last."""
-        if self.calibrations is not None and (learned := self.speculator.take_learned()):
-            save_acceptance(self.calibrations, *self.pair, learned)
+        if self.calibrations is not None and self.costs is not None and (learned := self.speculator.take_learned()):
+            self.calibrations.save_acceptance(self.costs, *learned)
 
     def free(self) -> None:
         self.save()
@@ -330,7 +330,7 @@ def set_up_speculation(
     if thread is not None and not thread.always and not (costs is not None and overlap_pays(costs)):
         thread.close(models_stay=True)
         thread = None
-        costs = costs and replace(costs, overlap=None)
+        costs = costs and msgspec.structs.replace(costs, overlap=None)
     note = target.sequence.rollback.note
     why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
     changes: dict[str, Any] = {
@@ -338,13 +338,10 @@ def set_up_speculation(
         "pass_ms": costs.verify_ms if costs is not None and not costs.disturbed else (),
         "no_speculation": why,
     }
-    file, pair = None, ("", "")
     if draft is not None:
         info = draft.info
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
         changes |= {"draft_work": info.work, "draft_cpus": (thread or draft.pool).cpus}
-        if command.calibration_file and costs is not None:
-            file, pair = Path(command.calibration_file), (target.info.fingerprint, info.fingerprint)
     target.info = msgspec.structs.replace(target.info, **changes)
     speculator = Speculator(
         costs,
@@ -353,9 +350,12 @@ def set_up_speculation(
         max_depth=max_depth,
         disabled_reason=why,
         uncalibrated=uncalibrated,
-        known=load_acceptance(file, *pair),
+        known=costs.acceptance if costs is not None else (0.0, 0.0),
     )
-    return SpeculationSetup(speculator, draft, thread, file, pair)
+    keeps = draft is not None and command.calibration_file
+    return SpeculationSetup(
+        speculator, draft, thread, Calibrations(Path(command.calibration_file)) if keeps else None, costs
+    )
 
 
 def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:

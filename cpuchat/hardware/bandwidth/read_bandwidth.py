@@ -3,7 +3,7 @@
 That of the cores in use is the denominator of utilization. A survey measures one core, one L3 group, all cores, and
 every NUMA node to every other: it tells the fabric link of an L3 group from the memory behind it, and how many cores of
 each L3 group are enough to use the memory up. A cached entry belongs to a machine (its CPU, its microcode, its memory,
-its NUMA nodes) and to the cores that were measured.
+its NUMA nodes), to the cores that were measured and to the memory policy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import child_environment, python_command
+from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
@@ -215,13 +216,20 @@ def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
     raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")
 
 
-def key(kind: str, cpus: Collection[int], words: str = "", root: Path = ROOT) -> str:
-    """Return the cache key of a `kind` of figure: this machine, these CPUs and, with several nodes, a memory policy."""
+def measured_on(cpus: Collection[int], words: str = "", root: Path = ROOT) -> MeasuredOn:
+    """Return these CPUs of this machine, with several nodes under the memory policy `words` ("": of this process)."""
     nodes = read_text(root / "sys/devices/system/node/online")
     if len(parse_cpu_list(nodes)) < 2:
         words = ""
-    parts = [kind, format_cpu_list(cpus), words, *_machine(root), f"nodes {nodes}"]
-    return " | ".join(part.replace("|", "/") for part in parts)
+    elif not words and (policy := current()) is not None:
+        words = policy.words
+    machine = " | ".join(part.replace("|", "/") for part in (*_machine(root), f"nodes {nodes}"))
+    return MeasuredOn(machine=machine, cpus=tuple(sorted(set(cpus))), memory=words)
+
+
+def _key(kind: str, cpus: Collection[int], words: str, root: Path) -> str:
+    on = measured_on(cpus, words, root)
+    return " | ".join((kind, format_cpu_list(on.cpus), on.memory, on.machine))
 
 
 def _machine(root: Path) -> tuple[str, ...]:
@@ -301,7 +309,7 @@ def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
 
 
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
-    saved = _cache().read().get(_key(cpus, memory_words, root))
+    saved = _cache().read().get(_key("peak", cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
         measured = msgspec.convert(saved, ReadBandwidth)
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
@@ -316,13 +324,8 @@ def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = RO
         if not known.disturbed:
             return _peak(known)
         measured = known
-    _cache().put(_key(measured.cpus, memory_words, root), replace(measured, made=time()))
+    _cache().put(_key("peak", measured.cpus, memory_words, root), replace(measured, made=time()))
     return _peak(measured)
-
-
-def _key(cpus: Sequence[int], memory_words: str, root: Path) -> str:
-    policy = None if memory_words else current()
-    return key("peak", cpus, policy.words if policy else memory_words, root)
 
 
 def _peak(measured: ReadBandwidth) -> Peak:
@@ -359,8 +362,7 @@ class Survey:
     """The read bandwidth of several sets of cores; None where a machine has no such set.
 
     `l3_group` is one whole L3 group, `fabric_link` all L3 groups behind one fabric link (only where they are several),
-    `per_core_counts` all L3 groups with that many cores each. `memory` is the policy that they were measured under
-    ("": that of the process). `seconds` is what it took, `notes` what was left out.
+    `per_core_counts` all L3 groups with that many cores each. `seconds` is what it took, `notes` what was left out.
     """
 
     one_core: ReadBandwidth
@@ -368,7 +370,6 @@ class Survey:
     l3_group: ReadBandwidth | None = None
     fabric_link: ReadBandwidth | None = None
     per_core_counts: dict[int, ReadBandwidth] | None = None
-    memory: str = ""
     cells: tuple[Cell, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
@@ -442,15 +443,17 @@ def survey(
             if number < 2:
                 raise
             notes.append(f"{step.what}: {error.message}")
-    result = replace(plan.result(found), memory=memory, seconds=monotonic() - begin, notes=tuple(notes))
-    _cache().put(key(_KIND, chosen, root=root), result)
+    result = replace(plan.result(found), seconds=monotonic() - begin, notes=tuple(notes))
+    _cache().put(_key(_KIND, chosen, memory, root), result)
     remember(result.all_cores, memory, root=root)
     return result
 
 
-def cached_survey(topology: Topology, *, cpus: Sequence[int] = (), root: Path = ROOT) -> Survey | None:
-    """Return the cached survey of the same cores; None if there is none."""
-    saved = _cache().read().get(key(_KIND, tuple(cpus) or default_cpus(topology), root=root))
+def cached_survey(
+    topology: Topology, *, cpus: Sequence[int] = (), memory: str = "", root: Path = ROOT
+) -> Survey | None:
+    """Return the cached survey of the same cores under the same memory policy; None if there is none."""
+    saved = _cache().read().get(_key(_KIND, cpus or default_cpus(topology), memory, root))
     try:
         return msgspec.convert(saved, Survey, str_keys=True)
     except msgspec.ValidationError:

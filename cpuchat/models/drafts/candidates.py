@@ -12,7 +12,7 @@ lower.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
-from cpuchat.base.files import JsonCache
+from cpuchat.costs.calibrations import MAX_TOKENS, Calibrations, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
@@ -175,76 +175,6 @@ def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
     return accepted / tests if tests >= _MIN_TESTS else None
 
 
-DEAREST, STEEPEST, LEAST = 1.25, 0.5, 0.8
-"""Limits of plausible pass times, from measurements on quiet machines: n tokens cost at most n plain steps (Gemma 270M:
-2.1 for 2, 4.4 for 5); longer passes may cost less than shorter ones because kernels compute groups of rows (3.9 for 8;
-1.5B Q8_0: 3.15 for 6, 2.79 for 8); and none costs less than a plain step."""
-
-
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry. `verify_ms[n - 1]`: milliseconds of a pass of the target over n tokens.
-
-    `draft_ms` is that of one drafted token (0: measured without a draft model). `overlap` is (T(n), draft ms) if
-    measured; the rest is as in the engine's `PassCosts`. `target` and `draft` are the fingerprints of both files (""
-    for no draft model). `steady` False: the measurements scattered; `disturbed`: other programs had the cores for part
-    of them. `measured` is in seconds since 1970. Of `compared` tokens of the draft model in earlier answers the target
-    wrote `accepted` too, older ones counting less.
-    """
-
-    verify_ms: tuple[float, ...]
-    draft_ms: float
-    read_ms: float
-    rollback_ms: float
-    overlap: tuple[tuple[float, ...], float] | None
-    target: str
-    draft: str
-    steady: bool
-    measured: float
-    accepted: float = 0.0
-    compared: float = 0.0
-    disturbed: bool = False
-
-
-def calibration_cache(file: Path) -> JsonCache[Calibration]:
-    """Return the calibrations in `file`."""
-    return JsonCache(file, Calibration, version=1, max_entries=300)
-
-
-def implausible(ms: Mapping[int, float]) -> list[int]:
-    """Return the numbers of tokens whose pass time (n -> milliseconds, n = 1 included) must have been disturbed.
-
-    Those cost more than `DEAREST` times n plain steps, or far more than a longer pass. [] when all are plausible.
-    """
-    cheapest = {n: min(time for longer, time in ms.items() if longer >= n) for n in ms}
-    return [
-        n
-        for n, time in sorted(ms.items())
-        if time > DEAREST * n * ms[1] or cheapest[n] < (LEAST if n == 1 else STEEPEST) * time
-    ]
-
-
-def is_plausible(pass_ms: Sequence[float]) -> bool:
-    """Return whether `pass_ms[n - 1]`, times of passes over n tokens, can all be those of a quiet machine."""
-    return not implausible(dict(enumerate(pass_ms, 1)))
-
-
-class TargetCosts(msgspec.Struct, frozen=True):
-    """The known costs of a target: milliseconds of passes over 1, 2, ... tokens (() when never calibrated), and of a
-    drafted token by the fingerprint of the draft model."""
-
-    pass_ms: tuple[float, ...] = ()
-    draft_ms: dict[str, float] = {}
-
-    def measured_draft(self, draft: Path) -> float:
-        """Return the milliseconds for a token of that draft model beside this target; 0 when not measured."""
-        if not self.draft_ms:
-            return 0.0
-        try:
-            return self.draft_ms.get(file_fingerprint(draft), 0.0)
-        except ModelNotFound:
-            return 0.0
-
-
 UNKNOWN = TargetCosts()
 
 
@@ -253,27 +183,23 @@ def target_costs(target: Path, file: Path | None = None) -> TargetCosts:
 
     `file` replaces the one in the cache folder.
     """
+    return Calibrations(file or paths.calibration_file()).of_target(_fingerprint(target))
+
+
+def measured_draft_ms(costs: TargetCosts, draft: Path) -> float:
+    """Return the milliseconds for a token of that draft model beside the target of `costs`; 0 when not measured."""
+    return costs.draft_ms.get(_fingerprint(draft), 0.0) if costs.draft_ms else 0.0
+
+
+def _fingerprint(path: Path) -> str:
     try:
-        fingerprint = file_fingerprint(target)
+        return file_fingerprint(path)
     except ModelNotFound:
-        return UNKNOWN
-    pass_ms: tuple[float, ...] = ()
-    draft_ms: dict[str, float] = {}
-    for known in reversed(calibration_cache(file or paths.calibration_file()).read().values()):
-        if known.target != fingerprint or known.disturbed:
-            continue
-        if min(known.verify_ms, default=0) <= 0 or not is_plausible(known.verify_ms):
-            continue
-        pass_ms = pass_ms or known.verify_ms
-        if known.draft and known.draft_ms > 0:
-            draft_ms.setdefault(known.draft, known.draft_ms)
-    return TargetCosts(pass_ms, draft_ms)
+        return ""
 
 
 # A draft model is small, so its least quantized file costs little more to read than the smallest one.
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
-LONGEST = 32
-"""Tokens of the longest verify pass that is considered."""
 _MAX_READ_SHARE = 0.5  # of the bytes that the target reads
 _LOCAL_BONUS = 1.05  # what must be downloaded has to be faster by more than this
 INCLUDED = "mtp"
@@ -416,11 +342,11 @@ class _Target(NamedTuple):
             exact: `draft` is from its header.
         """
         passes = self.costs.pass_ms
-        draft_ms = self.costs.measured_draft(path) if path is not None else 0.0
+        draft_ms = measured_draft_ms(self.costs, path) if path is not None else 0.0
         basis = self.machine.peak_source if self.machine is not None else NOT_MEASURED
         basis = "measured here with this draft model" if draft_ms else basis
         if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
-            both = pair_costs(self.machine.profile, self.work, draft, N_PAST, LONGEST)
+            both = pair_costs(self.machine.profile, self.work, draft, N_PAST, MAX_TOKENS)
             own = self.machine.factor_of(self.path)
             passes = passes or tuple(1e3 * own * seconds for seconds in both.verify)
             if not draft_ms:

@@ -25,6 +25,7 @@ from cpuchat.models.drafts.candidates import (
     candidates,
     check,
     header_of,
+    measured_draft_ms,
     most_read,
     rank_among,
     target_costs,
@@ -194,7 +195,7 @@ def own_draft(target: Path, library: Library, *, measured_only: bool = False) ->
     if entry is None:
         return None, ""
     for one in named_drafts(header, entry, library, catalog, beside=target):
-        if one.path is None or (measured_only and not costs.measured_draft(one.path)):
+        if one.path is None or (measured_only and not measured_draft_ms(costs, one.path)):
             continue
         if check(one, header).fits:
             name = _title(one.name, one.quantization)

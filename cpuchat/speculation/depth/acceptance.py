@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cpuchat.speculation.depth.costs import CurrentCosts, PassCosts
+from cpuchat.costs.calibrations import PassCosts
+from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
 
 DRAFT_PRIORS: Final = (0.55, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)

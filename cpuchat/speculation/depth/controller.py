@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from cpuchat.costs.calibrations import PassCosts
 from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.speculation.depth.acceptance import (
     DRAFT_PRIORS,
@@ -26,7 +27,7 @@ from cpuchat.speculation.depth.acceptance import (
     limit_gain,
     rates,
 )
-from cpuchat.speculation.depth.costs import CurrentCosts, Following, PassCosts
+from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.stats import PassRecord
 

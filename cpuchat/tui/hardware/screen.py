@@ -117,7 +117,7 @@ class HardwareScreen(Dismissable[None]):
 
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
-        self.facts = await asyncio.to_thread(self.reader.facts)
+        self.facts = await asyncio.to_thread(self.reader.facts, PlacementSpec.of(self._services.settings))
         self._refresh_now()
 
     def _refresh_now(self) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
@@ -193,7 +192,7 @@ class DraftReader:
         target = self.models.header(Path(self.loaded.path))
         costs = target_costs(target.path)
         if self.loaded.pass_ms:  # measured with the cores in use
-            costs = msgspec.structs.replace(costs, pass_ms=self.loaded.pass_ms)
+            costs = costs._replace(pass_ms=self.loaded.pass_ms)
         here = self.services.library.local_models(beside=target.path)
         beside = next((model.path for model in here if self.is_loaded(model.name, model.quantization)), None)
         machine = machine_for(target.path, self.models.settings, self.loaded)

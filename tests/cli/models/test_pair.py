@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.speculation.depth.costs import PassCosts
 from tests.cli.program import run
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.edited_gguf import edited
@@ -29,8 +28,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def remember_costs(target: Path, draft: Path) -> None:
     """Save calibrations of the pair: cheap verify passes, a fast draft model."""
-    costs = PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0)
-    save_costs(paths.calibration_file(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
+    files = {"target": file_fingerprint(target), "draft": file_fingerprint(draft)}
+    costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=2.0, **files)
+    Calibrations(paths.calibration_file()).save("a" * 64, costs)
 
 
 @pytest.fixture

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from cpuchat.costs import calibrations
+from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.engine import answer
 from cpuchat.engine.drafting import calibration
-from cpuchat.models.drafts import candidates
-from cpuchat.models.drafts.candidates import target_costs
+from cpuchat.models.drafts.candidates import measured_draft_ms, target_costs
 from cpuchat.protocol.messages import Event, LoadProgress, Speculation, SpeculationUpdate
-from cpuchat.speculation.depth.costs import PassCosts
 from tests.support.pair_chat import ALL, PairChat
 
 
@@ -25,9 +25,9 @@ def test_costs_are_measured_once(
     file = tmp_path / "costs.json"
     more = {"draft_path": str(files[1]), "calibration_file": str(file)}
     assert chat.load(files[0], **more).pass_ms == ()  # not asked for
-    monkeypatch.setattr(candidates, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
-    monkeypatch.setattr(candidates, "LEAST", 0.0)
-    monkeypatch.setattr(candidates, "STEEPEST", 0.0)
+    monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
+    monkeypatch.setattr(calibrations, "LEAST", 0.0)
+    monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
     monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
     first = chat.load(files[0], calibrate=True, **more)
@@ -37,8 +37,8 @@ def test_costs_are_measured_once(
     assert chat.load(files[0], **more).pass_ms == first.pass_ms  # what is known is used anyway
     found = target_costs(files[0], file)  # what tells the gain of a draft model before it is loaded
     assert found.pass_ms == first.pass_ms
-    assert found.measured_draft(files[1]) > 0 == found.measured_draft(files[0])
-    assert len(candidates.calibration_cache(file).read()) == 2  # the other is that of the target alone
+    assert measured_draft_ms(found, files[1]) > 0 == measured_draft_ms(found, files[0])
+    assert len(Calibrations(file).entries()) == 2  # the other is that of the target alone
     plain, _ = chat.ask()
     drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix", "lookup")))
     assert drafted == plain
@@ -49,12 +49,12 @@ def test_a_pair_is_known_after_a_restart(
     chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "costs.json"
-    costs = PassCosts(tuple(5.0 + 0.1 * n for n in range(32)), draft_ms=0.1, read_ms=0.05)
+    costs = Calibration(tuple(5.0 + 0.1 * n for n in range(32)), draft_ms=0.1, read_ms=0.05)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: costs)
     more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
 
     def compared() -> list[float]:
-        return [one.compared for one in candidates.calibration_cache(file).read().values() if one.draft]
+        return [one.compared for one in Calibrations(file).entries().values() if one.draft]
 
     chat.load(files[0], **more)
     assert compared() == [0.0]
@@ -73,7 +73,7 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
-    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    quiet = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
@@ -86,7 +86,7 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     # Too old by now, but better than one beside other load.
-    monkeypatch.setattr(calibration, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(calibrations, "KEPT_SECONDS", -1.0)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     assert (info.pass_ms, info.notes) == (quiet.verify_ms, ())
@@ -106,7 +106,7 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
 ) -> None:
     """Its plain pass took twice as long, so it must not tell how much faster drafts are."""
     more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
-    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    quiet = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True)
     found = [disturbed]
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: found.pop())
@@ -133,7 +133,7 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
 def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_without(
     chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    costs = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: costs)
     chat.load(files[0], draft_path=str(files[1]), calibration_file=str(tmp_path / "costs.json"), calibrate=True)
     monkeypatch.setattr(answer, "_LOOK_SECONDS", 0.0)
@@ -153,11 +153,11 @@ def test_an_earlier_calibration_is_better_than_one_beside_other_programs(
     chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
-    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    quiet = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     found = [replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True), quiet]
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: found.pop())
     with monkeypatch.context() as patch:
-        patch.setattr(calibration, "KEPT_SECONDS", -1.0)
+        patch.setattr(calibrations, "KEPT_SECONDS", -1.0)
         for left in (1, 0):
             info = chat.load(files[0], **more)
             assert (info.pass_ms, info.notes, len(found)) == (quiet.verify_ms, (), left)
@@ -168,7 +168,7 @@ def test_a_calibration_that_was_skipped_is_resumed_by_the_next_load(
     chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, limit in (("DEAREST", math.inf), ("LEAST", 0.0), ("STEEPEST", 0.0)):  # a busy machine may decide nothing
-        monkeypatch.setattr(candidates, name, limit)
+        monkeypatch.setattr(calibrations, name, limit)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
     file, n_progress = tmp_path / "costs.json", [0]
     more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
@@ -207,7 +207,7 @@ def test_a_calibration_that_was_skipped_is_resumed_by_the_next_load(
 )
 def test_a_skipped_calibration_that_is_damaged_counts_as_none(tmp_path: Path, samples: bytes) -> None:
     file = tmp_path / "costs.json"
-    rest = b'{"version":1,"entries":{"key":{"measured":%d,"samples":%s}}}' % (int(time.time()), samples)
+    rest = b'{"version":2,"entries":{"key":[%d,%s]}}' % (int(time.time()), samples)
     file.with_name("costs-unfinished.json").write_bytes(rest)
     assert calibration._take_unfinished(file, "key") == {}
 

@@ -6,33 +6,37 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from cpuchat.costs.calibrations import Calibration, Calibrations, OverlapCosts
 from cpuchat.engine.drafting import calibration
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.hardware.bandwidth import read_bandwidth
+from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.speculation.depth.costs import OverlapCosts, PassCosts
+from tests.support.pair_chat import PairChat
 from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]
 KEY = "k" * 64
 
-COSTS = PassCosts(
+COSTS = Calibration(
     verify_ms=tuple(30.5 + n for n in range(32)),
     draft_ms=2.5,
     read_ms=0.25,
     overlap=OverlapCosts(tuple(40.0 + n for n in range(32)), 3.5),
     rollback_ms=1.5,
 )
+PAIR = replace(COSTS, target="t", draft="d")
 
 
 @pytest.fixture
@@ -47,15 +51,21 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "not" / "there yet" / "calibrations.json"
 
 
+def kept(file: Path, key: str = KEY) -> Calibration | None:
+    """Return the costs in the file, whenever they were measured and whatever was learned since."""
+    found = Calibrations(file).get(key)
+    return found and replace(found, target="", draft="", measured=0.0, accepted=0.0, compared=0.0)
+
+
 def test_what_is_saved_is_loaded(file: Path) -> None:
     key = "0123456789abcdef" * 4
-    assert calibration.load_costs(file, key) is None
-    for costs in (COSTS, PassCosts(COSTS.verify_ms)):
-        calibration.save_costs(file, key, costs)
-        assert calibration.load_costs(file, key) == costs
+    assert kept(file, key) is None
+    for costs in (COSTS, Calibration(COSTS.verify_ms)):
+        Calibrations(file).save(key, costs)
+        assert kept(file, key) == costs
         assert list(file.parent.iterdir()) == [file]  # nothing half written is left
-    assert calibration.load_costs(file, "f" + key[1:]) is None
-    assert calibration.load_costs(file, key[:-1] + "0") is None
+    assert kept(file, "f" + key[1:]) is None
+    assert kept(file, key[:-1] + "0") is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,7 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
         lambda raw: raw.replace(b"30.5", b"-1.0"),
         lambda raw: raw.replace(b"30.5,", b""),
         lambda raw: raw.replace(b"30.5", b'"fast"'),
-        lambda raw: raw.replace(b'"version":1', b'"version":0'),
+        lambda raw: raw.replace(b'"version":2', b'"version":0'),
         lambda raw: raw.replace(b"2.5", b"-2.5"),
         lambda raw: b"\xff\xfe\x00" + raw,
         lambda raw: b"[1, 2]",
@@ -74,39 +84,40 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
     ids=["empty", "cut", "negative", "short", "text", "old", "negative-draft", "binary", "list"],
 )
 def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], bytes]) -> None:
-    calibration.save_costs(file, "k" * 64, COSTS)
+    Calibrations(file).save("k" * 64, COSTS)
     raw = damage(file.read_bytes())
     assert raw != file.read_bytes()
     file.write_bytes(raw)
-    assert calibration.load_costs(file, "k" * 64) is None
+    assert kept(file, "k" * 64) is None
 
 
 def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> None:
-    assert calibration.load_acceptance(file, "t", "d") == calibration.load_acceptance(None, "t", "d") == (0.0, 0.0)
-    calibration.save_acceptance(file, "t", "d", (30.0, 100.0))
-    assert calibration.load_acceptance(file, "t", "d") == (0.0, 0.0), "it has no costs, so it never drafts"
-    calibration.save_costs(file, KEY, COSTS, "t", "d")
-    calibration.save_acceptance(file, "t", "d", (30.0, 100.0))
-    assert calibration.load_acceptance(file, "t", "d") == (30.0, 100.0)
-    assert calibration.load_acceptance(file, "t", "") == calibration.load_acceptance(file, "t", "e") == (0.0, 0.0)
-    assert calibration.load_costs(file, KEY) == COSTS
-    calibration.save_costs(file, KEY, COSTS, "t", "d")  # calibrated again
-    calibration.save_costs(file, "f" * 64, COSTS, "t", "d")  # on other cores
-    assert calibration.load_acceptance(file, "t", "d") == (30.0, 100.0)
+    record = Calibrations(file)
+    record.save_acceptance(PAIR, 30.0, 100.0)
+    assert not record.entries(), "it has no costs, so it never drafts"
+    for calibrations in (record, Calibrations(None)):
+        assert calibrations.save(KEY, PAIR).acceptance == (0.0, 0.0)
+    record.save_acceptance(PAIR, 30.0, 100.0)
+    assert record.entries()[KEY].acceptance == (30.0, 100.0)
+    assert kept(file, KEY) == COSTS
+    assert record.save(KEY, PAIR).acceptance == (30.0, 100.0)  # calibrated again
+    assert record.save("f" * 64, PAIR).acceptance == (30.0, 100.0)  # on other cores
+    for draft in ("", "e"):
+        assert record.save("e" * 64, replace(PAIR, draft=draft)).acceptance == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("accepted", "compared"), [(-1.0, 5.0), (6.0, 5.0), (1e300, 1e300), (0.0, -1.0)])
 def test_impossible_counts_are_a_new_start(file: Path, accepted: float, compared: float) -> None:
-    calibration.save_costs(file, KEY, COSTS, "t", "d")
-    calibration.save_acceptance(file, "t", "d", (accepted, compared))
-    assert calibration.load_acceptance(file, "t", "d") == (0.0, 0.0)
-    assert calibration.load_costs(file, KEY) == COSTS
+    Calibrations(file).save(KEY, PAIR)
+    Calibrations(file).save_acceptance(PAIR, accepted, compared)
+    assert Calibrations(file).entries()[KEY].acceptance == (0.0, 0.0)
+    assert kept(file, KEY) == COSTS
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    calibration.save_costs(tmp_path / "file" / "c.json", "k" * 64, COSTS)
-    assert calibration.load_costs(tmp_path / "file" / "c.json", "k" * 64) is None
+    Calibrations(tmp_path / "file" / "c.json").save("k" * 64, COSTS)
+    assert kept(tmp_path / "file" / "c.json", "k" * 64) is None
 
 
 def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
@@ -114,15 +125,15 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     other = tmp_path / "other.gguf"
     write_pair(other, None, 0.5, target="tiny", n_vocab=N_VOCAB, seed=5)
     keys = [
-        calibration.calibration_key(target, None),
-        calibration.calibration_key(target, draft),
-        calibration.calibration_key(target, target),
-        calibration.calibration_key(target, draft, "(1,)"),
-        calibration.calibration_key(load(other, OPTIONS), None),
+        calibration.conditions(target).key(),
+        calibration.conditions(target, draft).key(),
+        calibration.conditions(target, target).key(),
+        calibration.conditions(target, draft, (1,)).key(),
+        calibration.conditions(load(other, OPTIONS)).key(),
     ]
     changes = [
         {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q8_0"}, {"flash_attn": "off"}, {"use_repack": False},
-        {"n_ubatch": 32},
+        {"n_ubatch": 32}, {"poll": 0}, {"load_mode": "read"},
     ]  # fmt: skip
     if len(own_cpus()) > 1:
         # The thread of this test is pinned by now: before the next model is loaded it must be free again.
@@ -132,11 +143,26 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     path = target.header.path
     for change in changes:
         model = load(path, msgspec.structs.replace(OPTIONS, **change))
-        keys.append(calibration.calibration_key(model, None))
+        keys.append(calibration.conditions(model).key())
         model.free()
     assert len(set(keys)) == len(keys)
     again = load(path, msgspec.structs.replace(OPTIONS, n_ctx=256, mlock=False))
-    assert calibration.calibration_key(again, None) == keys[0]
+    assert calibration.conditions(again).key() == keys[0]
+
+
+def test_costs_under_another_memory_policy_poll_or_load_mode_are_not_used(
+    chat: PairChat, files: tuple[Path, Path], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_bandwidth, "read_text", lambda _: "0-1")  # policies count only where there are nodes
+    monkeypatch.setattr(read_bandwidth, "current", lambda: Policy("interleave", (0, 1)))
+    monkeypatch.setattr(calibration, "measure", lambda *_, **__: COSTS)
+    more = {"calibration_file": str(file)}
+    chat.load(files[0], calibrate=True, **more)
+    assert chat.load(files[0], **more).pass_ms == COSTS.verify_ms
+    assert chat.load(files[0], poll=0, **more).pass_ms == ()
+    assert chat.load(files[0], load_mode="read", **more).pass_ms == ()
+    monkeypatch.setattr(read_bandwidth, "current", lambda: Policy("bind", (0,)))
+    assert chat.load(files[0], **more).pass_ms == ()
 
 
 def test_measuring(models: tuple[Model, Model]) -> None:
@@ -218,15 +244,14 @@ def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at:
 def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
     dear = list(COSTS.verify_ms)
     dear[1] = 6.8 * dear[0]
-    calibration.save_costs(file, KEY, replace(COSTS, verify_ms=tuple(dear)))
+    Calibrations(file).save(KEY, replace(COSTS, verify_ms=tuple(dear)))
     assert not file.exists()
-    calibration.save_costs(file, KEY, COSTS)
-    assert calibration.load_costs(file, KEY) == COSTS
-    kept = msgspec.json.decode(file.read_bytes())  # as an older version would have kept it
-    kept["entries"][KEY]["verify_ms"] = dear
-    file.write_bytes(msgspec.json.encode(kept))
-    assert calibration.load_costs(file, KEY) is None
-    assert calibration.load_costs(file, KEY, any_age=True) is None
+    Calibrations(file).save(KEY, COSTS)
+    assert kept(file, KEY) == COSTS
+    content = msgspec.json.decode(file.read_bytes())  # as an older version would have kept it
+    content["entries"][KEY]["verify_ms"] = dear
+    file.write_bytes(msgspec.json.encode(content))
+    assert kept(file, KEY) is None
 
 
 @pytest.mark.parametrize(
@@ -236,21 +261,20 @@ def test_a_calibration_ages_out(
     file: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, bool], days: float
 ) -> None:
     """The more its measurements scattered, the sooner."""
-    costs = replace(COSTS, **changes)
-    calibration.save_costs(file, KEY, costs)
-    now = time.time()
+    Calibrations(file).save(KEY, replace(COSTS, **changes))
+    costs, now = Calibrations(file).get(KEY), time.time()
+    assert costs is not None
     monkeypatch.setattr(calibration.time, "time", lambda: now + 0.9 * days * 86_400)
-    assert calibration.load_costs(file, KEY) == costs
+    assert not costs.is_due
     monkeypatch.setattr(calibration.time, "time", lambda: now + 1.1 * days * 86_400)
-    assert calibration.load_costs(file, KEY) is None
-    assert calibration.load_costs(file, KEY, any_age=True) == costs
+    assert costs.is_due
 
 
 def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
     try:
-        calibration.save_costs(tmp_path / "c.json", KEY, COSTS)
+        Calibrations(tmp_path / "c.json").save(KEY, COSTS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert not list(tmp_path.iterdir())
@@ -304,7 +328,7 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
 def test_a_draft_model_that_waited_for_a_core_is_measured_again_soon(
     models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = PassCosts(COSTS.verify_ms)
+    known = Calibration(COSTS.verify_ms)
     for share, steady in ((0.0, True), (None, True), (0.5, False)):
         monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_, share=share: share)
         costs = calibration.measure(*models, None, lambda *_: None, of_target=known)
@@ -314,7 +338,7 @@ def test_a_draft_model_that_waited_for_a_core_is_measured_again_soon(
 def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:
     """With another draft model only that one is measured."""
     seen: list[tuple[int, int]] = []
-    known = PassCosts(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
+    known = Calibration(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
     costs = calibration.measure(*models, None, lambda *p: seen.append(p), of_target=known)
     assert (costs.verify_ms, costs.rollback_ms) == (known.verify_ms, known.rollback_ms)
     assert costs.draft_ms > 0 and costs.read_ms > 0

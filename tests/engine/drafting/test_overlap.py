@@ -192,7 +192,7 @@ def test_cores_are_apart_while_both_compute_and_free_when_closed(
     assert set(threads_while_on) == {((mine,), (its,))}
     # Named cores stay the draft's own; those that were lent for one answer do not.
     assert talker.thread.is_on is always
-    talker.thread.close()
+    talker.thread.close(models_stay=True)
     assert not worker.is_alive()
     # Both models still compute, on the target's core.
     assert talker.target.pool is draft.pool

@@ -123,7 +123,7 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(
 
 @pytest.mark.parametrize("value", [None, 5, {}, {"cpus": [0], "bytes_per_s": -1, "rounds": []}, {"cpus": "0"}])
 def test_an_entry_that_is_nonsense_is_none(small: Path, value: object) -> None:
-    bandwidth_cache._cache().put(bandwidth_cache.key("peak", (0,), "local", small), value)
+    bandwidth_cache._cache().put(bandwidth_cache._key("peak", (0,), "local", small), value)
     assert read_bandwidth.known_peak((0,), root=small) is None
 
 

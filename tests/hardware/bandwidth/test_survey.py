@@ -13,6 +13,8 @@ from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.bandwidth import read_bandwidth as bandwidth_cache
 from cpuchat.hardware.bandwidth import read_bandwidth as surveying
 from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, Survey, cached_survey, survey
+from cpuchat.hardware.machine import MachineReader
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
 from tests.hardware.trees import Machine, server
 
@@ -50,7 +52,6 @@ def test_two_nodes_have_a_matrix(tree: Callable[[str], Path], measured: list[tup
     assert sorted(found.matrix) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert found.matrix[1, 0].cpus == tuple(range(32, 64))
     assert found.matrix[1, 0].node == 0
-    assert found.memory == "interleave:0-1"
 
 
 def test_the_knee_is_the_fewest_that_are_as_good() -> None:
@@ -67,12 +68,22 @@ def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: l
     topology = read_topology(root)
     assert cached_survey(topology, root=root) is None
     found, _ = surveyed(root, memory="interleave:0-1")
-    assert cached_survey(topology, root=root) == found
-    assert cached_survey(topology, cpus=(0, 1), root=root) is None
+    assert cached_survey(topology, memory="interleave:0-1", root=root) == found
+    assert cached_survey(topology, cpus=(0, 1), memory="interleave:0-1", root=root) is None
     peak = read_bandwidth.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
     assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
-    bandwidth_cache._cache().put(bandwidth_cache.key(surveying._KIND, found.all_cores.cpus, root=root), {"one_core": 1})
-    assert cached_survey(topology, root=root) is None
+    key = bandwidth_cache._key(surveying._KIND, found.all_cores.cpus, "interleave:0-1", root)
+    bandwidth_cache._cache().put(key, {"one_core": 1})
+    assert cached_survey(topology, memory="interleave:0-1", root=root) is None
+
+
+def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
+    root = tree("2x-epyc-7543")
+    found, _ = surveyed(root, memory="bind:0")
+    assert cached_survey(read_topology(root), memory="interleave:0-1", root=root) is None
+    assert MachineReader(root).facts().survey is None  # "auto" interleaves over both nodes
+    assert MachineReader(root).facts(PlacementSpec(memory="bind:0")).survey == found
+    assert MachineReader(root).facts(PlacementSpec(memory="bind:7")).survey is None
 
 
 def test_only_chosen_cores_are_measured(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:

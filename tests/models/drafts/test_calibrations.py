@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cpuchat.base import paths
-from cpuchat.engine.drafting.calibration import save_costs
-from cpuchat.models.drafts.candidates import UNKNOWN, implausible, is_plausible, target_costs
+from cpuchat.costs.calibrations import Calibration, Calibrations, implausible, interpolate, is_plausible
+from cpuchat.models.drafts.candidates import UNKNOWN, measured_draft_ms, target_costs
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from tests.models.drafts.files import header_file
 
 
-def costs(plain_ms: float, draft_ms: float = 0.0) -> PassCosts:
-    return PassCosts(tuple(plain_ms + n for n in range(32)), draft_ms=draft_ms)
+def costs(plain_ms: float, draft_ms: float = 0.0) -> Calibration:
+    return Calibration(tuple(plain_ms + n for n in range(32)), draft_ms=draft_ms)
 
 
 @pytest.fixture
@@ -27,9 +26,9 @@ def files(tmp_path: Path) -> tuple[str, str, Path, Path]:
     return file_fingerprint(target), file_fingerprint(draft), target, draft
 
 
-def saved(key: str, kept: PassCosts, target: str, draft: str) -> None:
+def saved(key: str, kept: Calibration, target: str, draft: str) -> None:
     """Save a calibration as the engine does."""
-    save_costs(paths.calibration_file(), key * 64, kept, target, draft)
+    Calibrations(paths.calibration_file()).save(key * 64, replace(kept, target=target, draft=draft))
 
 
 def test_nothing_is_known_of_a_model_that_was_never_loaded(files: tuple[str, str, Path, Path]) -> None:
@@ -48,9 +47,9 @@ def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
     saved("a", costs(10.0), target, "")
     found = target_costs(path)
     assert found.pass_ms[:2] == (10.0, 11.0)
-    assert found.measured_draft(draft_path) == 3.0
-    assert found.measured_draft(path) == 0.0
-    assert found.measured_draft(path.with_name("none.gguf")) == 0.0
+    assert measured_draft_ms(found, draft_path) == 3.0
+    assert measured_draft_ms(found, path) == 0.0
+    assert measured_draft_ms(found, path.with_name("none.gguf")) == 0.0
 
 
 def test_what_other_programs_disturbed_tells_nothing(files: tuple[str, str, Path, Path]) -> None:

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.costs.calibrations import TargetCosts
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import (
     NOT_CALIBRATED,
     UNKNOWN,
     Candidate,
-    TargetCosts,
     candidates,
     check,
     expected_pair,

@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, ModelNotFound
-from cpuchat.engine.drafting.calibration import save_costs
+from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import candidates
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft
@@ -17,7 +17,6 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.speculation.depth.costs import PassCosts
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 
 
@@ -108,8 +107,9 @@ def test_a_draft_that_reads_half_as_much_as_the_target_must_be_asked_for(tmp_pat
 def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_path: Path, library: Library) -> None:
     target, draft = family(tmp_path / "mine")
     assert choose_draft(target, "auto", library, measured_only=True) == (None, "")
-    costs = PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0)
-    save_costs(paths.calibration_file(), "a" * 64, costs, file_fingerprint(target), file_fingerprint(draft))
+    files = {"target": file_fingerprint(target), "draft": file_fingerprint(draft)}
+    costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=2.0, **files)
+    Calibrations(paths.calibration_file()).save("a" * 64, costs)
     assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
 
 

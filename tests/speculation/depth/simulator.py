@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
 from cpuchat.speculation.depth.acceptance import Plan, best_plan, expected_tokens, limit_gain, overlap_pays, rates
-from cpuchat.speculation.depth.costs import CurrentCosts, OverlapCosts, PassCosts, interpolate
+from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 from tests.speculation.depth.simulator import TARGETS, true_costs
 

@@ -4,10 +4,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
 from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import CurrentCosts, OverlapCosts, PassCosts, interpolate
+from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
 from cpuchat.speculation.stats import PassRecord
 from tests.speculation.depth.simulator import true_costs, verified
@@ -80,7 +82,7 @@ def test_not_measured():
 
 def test_after_a_disturbed_calibration_plain_decoding_is_timed_before_it_is_a_figure():
     """Twice too slow, it would make any fixed depth twice as good."""
-    slow = replace(COSTS, verify_ms=tuple(2 * ms for ms in COSTS.verify_ms), disturbed=True)
+    slow = structs.replace(COSTS, verify_ms=tuple(2 * ms for ms in COSTS.verify_ms), disturbed=True)
     controller = DepthController(slow, has_draft_model=True)
     controller.begin_answer(fixed=4)
     for _ in range(200):
@@ -284,7 +286,7 @@ def test_a_pass_that_takes_back_tokens_at_a_price_is_planned_for():
 
 
 def test_a_rollback_costs_what_it_takes_and_counts_once():
-    base = replace(true_costs("F16", "0.05B"), rollback_ms=10.0)
+    base = structs.replace(true_costs("F16", "0.05B"), rollback_ms=10.0)
     costs, ms = CurrentCosts(base, has_draft=True), base.verify_ms[2]
     rejected = replace(verified(draft(2), 1, ms), rollback_ms=150.0, again=1)
     assert costs.record_verify(verified(draft(2), 2, ms), 2) == pytest.approx(ms)

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.depth.costs import MAX_TOKENS, Drifting, Following, OverlapCosts, PassCosts, interpolate
+from cpuchat.costs.calibrations import MAX_TOKENS, OverlapCosts, PassCosts, interpolate
+from cpuchat.speculation.depth.costs import Drifting, Following
 
 points = st.dictionaries(
     st.integers(1, MAX_TOKENS), st.floats(0.1, 1e4), min_size=1, max_size=12

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
+from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import pass_cost
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.specs import find_machine, find_model
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import PassCosts
 from cpuchat.speculation.drafters.drafter import Proposal, confidence_bucket
 from tests.speculation.depth.simulator import (
     DRAFTS,
