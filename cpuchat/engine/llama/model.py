@@ -29,6 +29,7 @@ from cpuchat.base.errors import (
 )
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, ThreadPool, llama
+from cpuchat.engine.llama.evidence import read_evidence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
 from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
@@ -508,6 +509,7 @@ class Model:
             n_expert=header.number("expert_count"),
             n_expert_used=plan.experts[1] if plan.experts else header.number("expert_used_count"),
             notes=tuple(notes),
+            evidence=read_evidence(self._model, self.pool.thread_ids),
         )
 
     def state_key(self) -> str:
