@@ -31,7 +31,9 @@ def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
             BufferWeights(buffer=buffer, type=kind, n_tensors=n, bytes=n_bytes)
             for (buffer, kind), (n, n_bytes) in sorted(sums.items(), key=lambda item: -item[1][1])
         ),
-        scalar_types=scalar_types({kind for buffer, kind, _ in weights if "REPACK" not in buffer and "AMX" not in buffer}),
+        scalar_types=scalar_types(
+            {kind for buffer, kind, _ in weights if "REPACK" not in buffer and "AMX" not in buffer}
+        ),
         thread_ids=tuple(thread_ids),
         **from_log(bindings.log.lines()),
     )

@@ -1,0 +1,174 @@
+"""Measures what each setting in use is worth: one at a time is changed, in turn with all as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.config.settings import Settings, with_changes
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import Topology
+from cpuchat.measure.rounds import InTurn, has_drifted
+from cpuchat.telemetry.units import plural
+from cpuchat.tune.candidates import Candidate, Choice, attention_choice, drafter_choice, kv_choice, thread_choice
+from cpuchat.tune.halving import Speed
+from cpuchat.tune.measurer import Measurer
+from cpuchat.why.report import Rate, Worth, WorthCache
+
+ROUNDS: Final = 3
+LIMIT_SECONDS: Final = 300.0
+_PROMPT_SECONDS: Final = 0.6
+_DEEP_SECONDS: Final = 1.5
+"""Of prefill before attention and the KV cache are measured."""
+_NO_POLL, _POLL = 0, 50
+
+
+def comparisons(topology: Topology, chosen: Settings, draft: str) -> list[Choice]:
+    """Return each setting in use with one alternative, or why it has none here. The names are those of `SettingRow`."""
+    engine = chosen.engine
+    placed = place(topology, PlacementSpec.of(chosen)).cpus
+    half = len(placed) // 2
+    siblings = next((one for one in thread_choice(topology, chosen).candidates if "two per core" in one.words), None)
+    now = Candidate("as set", chosen)
+
+    def engine_choice(name: str, words: str, **values: object) -> Choice:
+        changed = Candidate(words, with_changes(chosen, {"engine": values}))
+        return Choice(name, tuple(f"engine.{key}" for key in values), now, (changed,), _PROMPT_SECONDS)
+
+    kv_cache = kv_choice(chosen)
+    attention = attention_choice(chosen)
+    return [
+        engine_choice("threads", plural(half, "thread"), threads=half)
+        if half
+        else Choice("threads", (), now, skipped="one thread"),
+        Choice("SMT siblings", (), now, (siblings,) if siblings else (), _PROMPT_SECONDS),
+        engine_choice("repack", "off" if engine.use_repack else "on", repack=not engine.use_repack),
+        dataclasses.replace(attention, prompt_seconds=_DEEP_SECONDS),
+        dataclasses.replace(kv_cache, prompt_seconds=_DEEP_SECONDS),
+        engine_choice("load mode", other := "read" if engine.load_mode == "mmap" else "mmap", load_mode=other),
+        dataclasses.replace(drafter_choice(chosen, draft), candidates=_drafting_or_not(chosen)),
+        engine_choice(
+            "poll", f"poll {(other_poll := _POLL if engine.poll == _NO_POLL else _NO_POLL)}", poll=other_poll
+        ),
+    ]
+
+
+def _drafting_or_not(chosen: Settings) -> tuple[Candidate, ...]:
+    other = "auto" if chosen.speculation.drafters == "off" else "off"
+    return (Candidate(f"drafters {other}", with_changes(chosen, {"speculation": {"drafters": other, "depth": 0}})),)
+
+
+class WorthMeasurer:
+    """Measures all settings that have no worth yet. `run` once; what was measured is kept whenever it stops.
+
+    Args:
+        key: what the worths depend on, in `WorthCache`.
+        without: settings that have no effect here, which are not measured.
+        tell: called with the progress in words.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        chosen: Settings,
+        topology: Topology,
+        key: str,
+        *,
+        draft: str = "",
+        without: frozenset[str] = frozenset(),
+        seconds: float = LIMIT_SECONDS,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._choices = [one for one in comparisons(topology, chosen, draft) if one.name not in without]
+        self._chosen, self._draft, self._key, self._tell = chosen, draft, key, tell
+        self._cache, self._measurer = WorthCache(), Measurer(path)
+        self._until = time.monotonic() + seconds
+        self._longest = 0.0  # seconds of a round
+        self.worths: dict[str, Worth] = {}
+        self.stopped = False
+
+    async def stop(self, *, kill: bool = False) -> None:
+        """Stop as soon as possible; `run` returns what was measured until then."""
+        self.stopped = True
+        if kill:
+            self._measurer.kill()
+        else:
+            await self._measurer.stop()
+
+    async def run(self) -> dict[str, Worth]:
+        """Return the worth of each setting. Raises CpuchatError if the model cannot be measured as it is set."""
+        self.worths = self._cache.read(self._key)
+        try:
+            left = [one for one in self._choices if one.name not in self.worths]
+            if any(one.candidates and not one.skipped for one in left):
+                self._tell("loading the model")
+                await self._measurer.first(self._chosen)
+            for choice in left:
+                await self._decide(choice)
+        except Interrupted:
+            if not self.stopped:
+                raise
+        finally:
+            await self._measurer.close()
+        return self.worths
+
+    async def _decide(self, choice: Choice) -> None:
+        if choice.skipped or not choice.candidates:
+            self.worths[choice.name] = Worth(skipped=choice.skipped or "nothing else to try")
+            return
+        try:
+            worth = await self._measure(choice, choice.candidates[0])
+        except Interrupted:
+            raise
+        except CpuchatError as error:
+            self.worths[choice.name] = Worth(skipped=str(error))
+            return
+        if worth is None:
+            self.worths[choice.name] = Worth(skipped="time limit; the same command resumes")
+            return
+        self.worths[choice.name] = worth
+        self._cache.put(self._key, choice.name, worth)
+
+    async def _measure(self, choice: Choice, other: Candidate) -> Worth | None:
+        """Return the worth over `other`; None when the time is over before."""
+        if time.monotonic() + ROUNDS * self._longest > self._until:
+            return None
+        in_use = await self._speed(choice, choice.now, 0)
+        rates, samples = InTurn(_rates(in_use, choice)), [in_use]
+        for number in range(1, ROUNDS + 1):
+            begun = time.monotonic()
+            rival = await self._speed(choice, other, number)
+            samples.append(await self._speed(choice, choice.now, number))
+            rates.add(_rates(rival, choice), _rates(samples[-1], choice))
+            self._longest = max(self._longest, time.monotonic() - begun)
+        decode = [one.mean_decode for one in samples]
+        return Worth(
+            alternative=other.words,
+            noisy=has_drifted(min(decode), max(decode)),
+            **{name: _worth(rates, name) for name in _rates(in_use, choice)},
+        )
+
+    async def _speed(self, choice: Choice, candidate: Candidate, number: int) -> Speed:
+        if self.stopped:
+            raise Interrupted("Stopped.")
+        left = max(0.0, self._until - time.monotonic())
+        self._tell(f"{choice.name}: {candidate.words}, round {number} of {ROUNDS} · at most {left:.0f} s left")
+        draft = self._draft if choice.test == "texts" else ""
+        return await self._measurer.measure(candidate.settings, choice, 1, draft)
+
+
+def _rates(speed: Speed, choice: Choice) -> dict[str, float]:
+    """Return the rates that a choice can change, by the field of `Worth`."""
+    return {"decode": speed.mean_decode} | ({"prefill": speed.prefill} if choice.test == "both" else {})
+
+
+def _worth(rates: InTurn, name: str) -> Rate:
+    """Return how much faster the setting in use is than its rival in these rounds."""
+    gain = rates.gain(name)
+    log = -math.log1p(gain.gain)
+    return Rate(gain=math.expm1(log), error=gain.error, is_sure=abs(log) > math.log1p(gain.needed))

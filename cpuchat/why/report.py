@@ -1,0 +1,190 @@
+"""What is known of the settings of a loaded model: gathered from the worker's process, reported, compared, kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from cpuchat.base import paths
+from cpuchat.base.errors import UsageError
+from cpuchat.base.files import JsonCache, read_json
+from cpuchat.base.paths import shown
+from cpuchat.bench.results import Environment
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.numa.residency import Residency, read_residency
+from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
+from cpuchat.hardware.topology import ROOT, Topology, read_topology
+from cpuchat.hardware.tuning.knobs import THP, value_of
+from cpuchat.measure.answer import answer_greedily
+from cpuchat.models.gguf.header import model_files
+from cpuchat.protocol.messages import AnyEvent, Generate, Speculation
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.timings import Timings
+
+State = Literal["works", "off", "no effect", "fails", "unknown"]
+
+_TEST_PROMPT: Final = "red green blue\n" * 6
+_TEST_TOKENS: Final = 16
+
+
+@dataclass(frozen=True)
+class SettingFacts:
+    """A loaded model with the settings `chosen`, and what the kernel says of its worker right after a test answer.
+
+    `residency` and `pages` None: the kernel does not tell. `timings` are those of the test answer; `huge_pages` is the
+    kernel's setting ("" where unknown).
+    """
+
+    chosen: Settings
+    model: ModelInfo
+    engine: EngineInfo
+    topology: Topology
+    timings: Timings
+    residency: Residency | None = None
+    pages: MemoryPages | None = None
+    threads: tuple[ThreadCpus, ...] = ()
+    huge_pages: str = ""
+
+
+async def answer_test(
+    answer: Callable[[Generate], AsyncGenerator[AnyEvent, None]], speculation: Speculation
+) -> Timings:
+    """Let the model continue a repetitive text, which drafters can draft. Raises MeasureFailed."""
+    request = Generate(prompt=_TEST_PROMPT, max_tokens=_TEST_TOKENS, speculation=speculation, ignore_eos=True)
+    return await answer_greedily(answer, request)
+
+
+def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timings, root: Path = ROOT) -> SettingFacts:
+    """Read what the kernel says of the worker `engine.pid`. Walks its page tables: call it in a thread."""
+    files = [part for path in (model.path, model.draft_path) if path for part in model_files(Path(path))]
+    thread_ids = model.evidence.thread_ids if model.evidence is not None else ()
+    return SettingFacts(
+        chosen=chosen,
+        model=model,
+        engine=engine,
+        topology=read_topology(root),
+        timings=timings,
+        residency=read_residency(engine.pid, files, root),
+        pages=memory_pages(engine.pid, root),
+        threads=thread_cpus(engine.pid, thread_ids, root),
+        huge_pages=value_of(root, f"{THP}/enabled"),
+    )
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """By what share a speed is higher with the setting than without (0.05: 5 %), its standard error, and whether the
+    difference is significant."""
+
+    gain: float
+    error: float
+    is_sure: bool
+
+
+class Worth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a setting is worth beside an `alternative`; None for a rate that it cannot change. `noisy`: the machine was
+    busy. `skipped` is why nothing was measured, "" when it was."""
+
+    alternative: str = ""
+    decode: Rate | None = None
+    prefill: Rate | None = None
+    noisy: bool = False
+    skipped: str = ""
+
+
+class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting: its value as chosen, whether that works, and the proof in words."""
+
+    name: str
+    value: str
+    state: State
+    proof: str
+    worth: Worth | None = None
+
+
+class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of a model on a machine. `command` repeats it."""
+
+    command: str
+    model: str
+    quantization: str
+    environment: Environment
+    settings: tuple[SettingRow, ...]
+
+
+class WorthCache:
+    """Measured worths by model, build, machine and settings, so that a stopped measurement resumes."""
+
+    def __init__(self) -> None:
+        self._cache = JsonCache(paths.worth_file(), Worth, version=1, max_entries=500)
+
+    def read(self, key: str) -> dict[str, Worth]:
+        """Return the worths that were measured under this key, by setting."""
+        prefix = f"{key} "
+        return {name.removeprefix(prefix): one for name, one in self._cache.read().items() if name.startswith(prefix)}
+
+    def put(self, key: str, name: str, worth: Worth) -> None:
+        self._cache.put(f"{key} {name}", worth)
+
+    def forget(self, key: str) -> None:
+        """Remove what was measured under this key."""
+        for name in self.read(key):
+            self._cache.remove(f"{key} {name}")
+
+
+def worth_key(facts: SettingFacts, environment: Environment) -> str:
+    """Identify what worths depend on."""
+    chosen = facts.chosen
+    parts = (facts.model.fingerprint, facts.model.cpus, environment.build, environment.cpu, environment.machine,
+             chosen.engine, chosen.speculation)  # fmt: skip
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
+
+
+def read_report(file: Path) -> WhyReport:
+    """Read what `cpuchat why --json` printed. Raises UsageError."""
+    try:
+        return read_json(file, msgspec.json.Decoder(WhyReport).decode)
+    except (OSError, ValueError):
+        raise UsageError(f"{shown(file)} is not a report of cpuchat why.", "Save one: cpuchat why --json.") from None
+
+
+_FIGURE: Final = re.compile(r"\d[\d.,]*")
+
+
+def differences(old: WhyReport, new: WhyReport) -> list[tuple[str, str, str]]:
+    """Return what differs: its name, and both values. Figures in proofs do not count, nor do insignificant worths."""
+    found = [("model", old.model, new.model), ("quantization", old.quantization, new.quantization)]
+    for name in ("date", "cpuchat", "kernel", "cpu", "machine", "build"):
+        found.append((name, *(str(getattr(one.environment, name)) for one in (old, new))))
+    rows = [{row.name: row for row in one.settings} for one in (old, new)]
+    for name in dict.fromkeys(name for one in rows for name in one):
+        before, after = (one.get(name) for one in rows)
+        if before is None or after is None:
+            found.append((name, *("not listed" if row is None else row.value for row in (before, after))))
+            continue
+        found.append((name, before.value, after.value))
+        if (before.state, _FIGURE.sub("", before.proof)) != (after.state, _FIGURE.sub("", after.proof)):
+            found.append((f"{name}: proof", before.proof, after.proof))
+        found += _worth_differences(name, before.worth, after.worth)
+    return [one for one in found if one[1] != one[2]]
+
+
+def _worth_differences(name: str, old: Worth | None, new: Worth | None) -> list[tuple[str, str, str]]:
+    """Return the rates that two measurements of the same alternative do not agree on: beyond three standard errors."""
+    if old is None or new is None or old.alternative != new.alternative:
+        return []
+    found: list[tuple[str, str, str]] = []
+    for kind in ("decode", "prefill"):
+        before, after = getattr(old, kind), getattr(new, kind)
+        if (
+            before
+            and after
+            and abs(after.gain - before.gain) > max(0.02, 3 * (before.error**2 + after.error**2) ** 0.5)
+        ):
+            found.append((f"{name}: {kind} worth", *(f"{100 * one.gain:+.1f} %" for one in (before, after))))
+    return found
