@@ -13,7 +13,7 @@ import msgspec
 from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.cli.options import engine_options, file_option, model_path, overridden
 from cpuchat.cli.output import print_json, write_output
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
+from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
@@ -32,8 +32,8 @@ a setting that does nothing here. ✗ marks what does not work as set.
 With --measure, each setting takes turns with its alternative, three rounds each. What was measured is saved: the same
 command resumes after Ctrl+C, and later ones show it until the settings, the engine or the model change.
 
-Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such model, 5 does not fit, {Interrupted.exit_code}
-stopped by Ctrl+C."""
+Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such model, 5 does not fit,
+{Interrupted.exit_code} stopped by Ctrl+C."""
 
 
 @click.command(epilog=_EPILOG)
@@ -147,15 +147,16 @@ def _print(report: WhyReport, old: WhyReport | None, *, as_json: bool, markdown:
 
     if markdown is not None:
         write_output(markdown, words.markdown(report), 0o644)
+    found = differences(old, report) if old is not None else []
     if as_json:
-        print_json(msgspec.to_builtins(report))
+        print_json(msgspec.to_builtins(report) | ({"differences": found} if old is not None else {}))
     elif old is not None:
-        found = differences(old, report)
-        echo_table([("WHAT", "THEN", "NOW"), *found])
+        echo_paragraph(f"Against {old.model} on {old.environment.machine}, {old.environment.date}:")
+        echo_table([("WHAT", "THEN", "NOW"), *found] if found else [("Nothing differs.",)])
     else:
         for label, text in words.about(report):
             echo_paragraph(f"{label}: {text}", rest="  ")
         click.echo()
-        echo_table([words.HEADINGS, *words.table_rows(report)])
+        echo_table([words.HEADINGS, *words.wrapped(words.table_rows(report), columns())])
         if any(row.worth is not None and not row.worth.skipped for row in report.settings):
             echo_paragraph(words.NOTE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from cpuchat.config.settings import Settings
@@ -15,7 +17,10 @@ from cpuchat.telemetry.units import plural
 from cpuchat.why.report import Rate, SettingFacts, SettingRow, State, WhyReport, Worth
 
 HEADINGS: Final = ("SETTING", "VALUE", "PROOF", "WORTH")
-NOTE: Final = "Worth: speed with the setting ÷ with the alternative, in turn; ± two standard errors."
+NOTE: Final = (
+    "Worth: how much faster it is with the setting than with the alternative, measured in turn; ± two standard errors; "
+    "≈ not significant."
+)
 _KERNEL_POLICIES: Final = {"weighted": "weighted interleave", "preferred": "prefer"}
 _NOT_LOGGED: Final = "llama.cpp did not log it"
 _HUGE_WORTH: Final = 0.01
@@ -194,6 +199,7 @@ def _poll(facts: SettingFacts, _: LoadEvidence) -> SettingRow:
     return _row("poll", facts.chosen.engine.poll, "unknown", "leaves no trace; --measure shows its worth")
 
 
+_NARROW: Final = 24  # characters of a column that is not wrapped any more
 _MARKS: Final = {"fails": "✗ ", "unknown": "? "}
 
 
@@ -202,6 +208,18 @@ def table_rows(report: WhyReport) -> list[tuple[str, ...]]:
     return [
         (row.name, row.value, _MARKS.get(row.state, "") + row.proof, worth_words(row.worth)) for row in report.settings
     ]
+
+
+def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
+    """Return the rows with proof and worth wrapped so that a table of `width` characters holds them."""
+    left = width - 6 - sum(max(len(row[n]) for row in rows) for n in (0, 1))
+    for_worth = min(max(1, *(len(row[3]) for row in rows)), max(_NARROW, left // 2))
+    for_proof = max(_NARROW, left - for_worth)
+    lines: list[tuple[str, ...]] = []
+    for name, value, proof, worth in rows:
+        texts = zip_longest(textwrap.wrap(proof, for_proof), textwrap.wrap(worth, for_worth), fillvalue="")
+        lines += [(name, value, *pair) if not n else ("", "", *pair) for n, pair in enumerate(texts)]
+    return lines
 
 
 def worth_words(worth: Worth | None) -> str:
@@ -214,8 +232,7 @@ def worth_words(worth: Worth | None) -> str:
 
 
 def _rate(rate: Rate) -> str:
-    sure = "" if rate.is_sure else ", not significant"
-    return f"{percent(rate.gain)} ± {200 * rate.error:.1f} %{sure}"
+    return f"{'' if rate.is_sure else '≈ '}{percent(rate.gain)} ± {200 * rate.error:.1f} %"
 
 
 def about(report: WhyReport) -> list[tuple[str, str]]:

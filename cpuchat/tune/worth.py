@@ -105,6 +105,7 @@ class WorthMeasurer:
         self.worths = self._cache.read(self._key)
         try:
             left = [one for one in self._choices if one.name not in self.worths]
+            left += [one for one in self._choices if one.name in self.worths and self.worths[one.name].noisy]
             if any(one.candidates and not one.skipped for one in left):
                 self._tell("loading the model")
                 await self._measurer.first(self._chosen)

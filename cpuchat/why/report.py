@@ -159,7 +159,7 @@ _FIGURE: Final = re.compile(r"\d[\d.,]*")
 def differences(old: WhyReport, new: WhyReport) -> list[tuple[str, str, str]]:
     """Return what differs: its name, and both values. Figures in proofs do not count, nor do insignificant worths."""
     found = [("model", old.model, new.model), ("quantization", old.quantization, new.quantization)]
-    for name in ("date", "cpuchat", "kernel", "cpu", "machine", "build"):
+    for name in ("cpuchat", "kernel", "cpu", "machine", "build"):
         found.append((name, *(str(getattr(one.environment, name)) for one in (old, new))))
     rows = [{row.name: row for row in one.settings} for one in (old, new)]
     for name in dict.fromkeys(name for one in rows for name in one):

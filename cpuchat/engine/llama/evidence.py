@@ -68,7 +68,7 @@ _OTHERS: Final = {
 }
 """Types of weights: the type of the activations that their dot product takes (type_traits_cpu in ggml-cpu.c)."""
 _NEED_AVX2: Final = ("tq1_0", "tq2_0")
-"""Dot products that are scalar on an x86 CPU without AVX2; without AVX all are but `_NEED_SSSE3` (arch/x86/quants.c)."""
+"""Scalar on an x86 CPU without AVX2; without AVX all are but `_NEED_SSSE3` (arch/x86/quants.c)."""
 _NEED_SSSE3: Final = ("q1_0", "q4_0")
 
 
