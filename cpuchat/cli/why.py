@@ -56,7 +56,7 @@ def why(
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     from cpuchat.present.why import rows
-    from cpuchat.why.report import WhyReport, WorthCache, read_report, worth_key
+    from cpuchat.why.report import WhyReport, read_report, worth_cache, worth_key
 
     if fresh and not measure:
         raise UsageError("--fresh is for --measure.", "Add --measure.")
@@ -68,8 +68,8 @@ def why(
     terminal.clear_progress()
     key, settings = worth_key(facts, environment), rows(facts)
     if fresh:
-        WorthCache().forget(key)
-    worths, stopped = WorthCache().read(key), False
+        worth_cache().remove(key)
+    worths, stopped = worth_cache().read().get(key, {}), False
     if measure:
         idle = frozenset(row.name for row in settings if row.state == "no effect" and row.name != "drafters")
         worths, stopped = _measure(path, facts, key, idle, 60 * minutes, terminal)

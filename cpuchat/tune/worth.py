@@ -18,7 +18,7 @@ from cpuchat.telemetry.units import plural
 from cpuchat.tune.candidates import Candidate, Choice, attention_choice, drafter_choice, kv_choice, thread_choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
-from cpuchat.why.report import Rate, Worth, WorthCache
+from cpuchat.why.report import Rate, Worth, worth_cache
 
 ROUNDS: Final = 3
 LIMIT_SECONDS: Final = 300.0
@@ -86,7 +86,7 @@ class WorthMeasurer:
     ) -> None:
         self._choices = [one for one in comparisons(topology, chosen, draft) if one.name not in without]
         self._chosen, self._draft, self._key, self._tell = chosen, draft, key, tell
-        self._cache, self._measurer = WorthCache(), Measurer(path)
+        self._measurer = Measurer(path)
         self._until = time.monotonic() + seconds
         self._longest = 0.0  # seconds of a round
         self.worths: dict[str, Worth] = {}
@@ -102,7 +102,8 @@ class WorthMeasurer:
 
     async def run(self) -> dict[str, Worth]:
         """Return the worth of each setting. Raises CpuchatError if the model cannot be measured as it is set."""
-        self.worths = self._cache.read(self._key)
+        self.worths = worth_cache().read().get(self._key, {})
+        kept = dict(self.worths)
         try:
             left = [one for one in self._choices if one.name not in self.worths]
             left += [one for one in self._choices if one.name in self.worths and self.worths[one.name].noisy]
@@ -110,7 +111,11 @@ class WorthMeasurer:
                 self._tell("loading the model")
                 await self._measurer.first(self._chosen)
             for choice in left:
-                await self._decide(choice)
+                worth = await self._decide(choice)
+                if not worth.skipped:
+                    self.worths[choice.name] = kept[choice.name] = worth
+                    worth_cache().put(self._key, kept)
+                self.worths.setdefault(choice.name, worth)
         except Interrupted:
             if not self.stopped:
                 raise
@@ -118,40 +123,33 @@ class WorthMeasurer:
             await self._measurer.close()
         return self.worths
 
-    async def _decide(self, choice: Choice) -> None:
+    async def _decide(self, choice: Choice) -> Worth:
+        """Return the worth over the first candidate. Raises Interrupted."""
         if choice.skipped or not choice.candidates:
-            self.worths[choice.name] = Worth(skipped=choice.skipped or "nothing else to try")
-            return
+            return Worth(skipped=choice.skipped or "nothing else to try")
+        if time.monotonic() + ROUNDS * self._longest > self._until:
+            return Worth(skipped="time limit; the same command resumes")
+        other = choice.candidates[0]
         try:
-            worth = await self._measure(choice, choice.candidates[0])
+            samples = [await self._speed(choice, choice.now, 0)]
+            rates = InTurn(_rates(samples[0], choice))
+            for number in range(1, ROUNDS + 1):
+                begun = time.monotonic()
+                rival = await self._speed(choice, other, number)
+                samples.append(await self._speed(choice, choice.now, number))
+                rates.add(_rates(rival, choice), _rates(samples[-1], choice))
+                self._longest = max(self._longest, time.monotonic() - begun)
+                if time.monotonic() > self._until:  # fewer rounds have larger errors
+                    break
         except Interrupted:
             raise
         except CpuchatError as error:
-            self.worths[choice.name] = Worth(skipped=str(error))
-            return
-        if worth is None:
-            self.worths[choice.name] = Worth(skipped="time limit; the same command resumes")
-            return
-        self.worths[choice.name] = worth
-        self._cache.put(self._key, choice.name, worth)
-
-    async def _measure(self, choice: Choice, other: Candidate) -> Worth | None:
-        """Return the worth over `other`; None when the time is over before."""
-        if time.monotonic() + ROUNDS * self._longest > self._until:
-            return None
-        in_use = await self._speed(choice, choice.now, 0)
-        rates, samples = InTurn(_rates(in_use, choice)), [in_use]
-        for number in range(1, ROUNDS + 1):
-            begun = time.monotonic()
-            rival = await self._speed(choice, other, number)
-            samples.append(await self._speed(choice, choice.now, number))
-            rates.add(_rates(rival, choice), _rates(samples[-1], choice))
-            self._longest = max(self._longest, time.monotonic() - begun)
+            return Worth(skipped=str(error))
         decode = [one.mean_decode for one in samples]
         return Worth(
             alternative=other.words,
             noisy=has_drifted(min(decode), max(decode)),
-            **{name: _worth(rates, name) for name in _rates(in_use, choice)},
+            **{name: _worth(rates, name) for name in _rates(samples[0], choice)},
         )
 
     async def _speed(self, choice: Choice, candidate: Candidate, number: int) -> Speed:

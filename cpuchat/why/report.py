@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -117,24 +118,9 @@ class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[SettingRow, ...]
 
 
-class WorthCache:
-    """Measured worths by model, build, machine and settings, so that a stopped measurement resumes."""
-
-    def __init__(self) -> None:
-        self._cache = JsonCache(paths.worth_file(), Worth, version=1, max_entries=500)
-
-    def read(self, key: str) -> dict[str, Worth]:
-        """Return the worths that were measured under this key, by setting."""
-        prefix = f"{key} "
-        return {name.removeprefix(prefix): one for name, one in self._cache.read().items() if name.startswith(prefix)}
-
-    def put(self, key: str, name: str, worth: Worth) -> None:
-        self._cache.put(f"{key} {name}", worth)
-
-    def forget(self, key: str) -> None:
-        """Remove what was measured under this key."""
-        for name in self.read(key):
-            self._cache.remove(f"{key} {name}")
+def worth_cache() -> JsonCache[dict[str, Worth]]:
+    """Return the measured worths by `worth_key` and setting, from which a stopped measurement resumes."""
+    return JsonCache(paths.worth_file(), dict[str, Worth], version=1, max_entries=100)
 
 
 def worth_key(facts: SettingFacts, environment: Environment) -> str:
@@ -174,17 +160,11 @@ def differences(old: WhyReport, new: WhyReport) -> list[tuple[str, str, str]]:
     return [one for one in found if one[1] != one[2]]
 
 
-def _worth_differences(name: str, old: Worth | None, new: Worth | None) -> list[tuple[str, str, str]]:
-    """Return the rates that two measurements of the same alternative do not agree on: beyond three standard errors."""
+def _worth_differences(name: str, old: Worth | None, new: Worth | None) -> Iterator[tuple[str, str, str]]:
+    """Yield the rates over the same alternative that differ by more than three standard errors."""
     if old is None or new is None or old.alternative != new.alternative:
-        return []
-    found: list[tuple[str, str, str]] = []
+        return
     for kind in ("decode", "prefill"):
         before, after = getattr(old, kind), getattr(new, kind)
-        if (
-            before
-            and after
-            and abs(after.gain - before.gain) > max(0.02, 3 * (before.error**2 + after.error**2) ** 0.5)
-        ):
-            found.append((f"{name}: {kind} worth", *(f"{100 * one.gain:+.1f} %" for one in (before, after))))
-    return found
+        if before and after and abs(after.gain - before.gain) > 3 * math.hypot(before.error, after.error):
+            yield f"{name}: {kind} worth", *(f"{100 * one.gain:+.1f} %" for one in (before, after))

@@ -9,12 +9,12 @@ import pytest
 
 from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.tune.candidates import Choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 from cpuchat.tune.worth import WorthMeasurer, comparisons
-from cpuchat.why.report import WorthCache
+from cpuchat.why.report import worth_cache
 from tests.hardware.trees import make_tree
 
 
@@ -39,13 +39,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def made(tmp_path: Path, **more: object) -> WorthMeasurer:
-    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+@pytest.fixture(scope="module")
+def topology(tmp_path_factory: pytest.TempPathFactory) -> Topology:
+    return read_topology(make_tree(tmp_path_factory.mktemp("trees"), "epyc-9354"))
+
+
+def made(topology: Topology, **more: object) -> WorthMeasurer:
     return WorthMeasurer(Path("model.gguf"), Settings(), topology, "key", **more)  # type: ignore[arg-type]
 
 
-def test_each_setting_against_its_alternative(tmp_path: Path, measured: list[str]) -> None:
-    found = asyncio.run(made(tmp_path, without=frozenset({"repack"})).run())
+def test_each_setting_against_its_alternative(topology: Topology, measured: list[str]) -> None:
+    found = asyncio.run(made(topology, without=frozenset({"repack"})).run())
     threads, attention = found["threads"], found["flash attention"]
     assert threads.alternative == "16 threads"
     assert threads.decode is not None and attention.prefill is not None and attention.decode is not None
@@ -59,37 +63,35 @@ def test_each_setting_against_its_alternative(tmp_path: Path, measured: list[str
     assert measured.count("threads") == 7
 
 
-def test_a_stopped_measurement_resumes(tmp_path: Path, measured: list[str]) -> None:
+def test_a_stopped_measurement_resumes(topology: Topology, measured: list[str]) -> None:
     def tell(words: str) -> None:
         measurer.stopped = words.startswith("repack")
 
-    measurer = made(tmp_path, tell=tell)
+    measurer = made(topology, tell=tell)
     asyncio.run(measurer.run())
     assert measurer.stopped
-    assert set(WorthCache().read("key")) == {"threads", "SMT siblings"} == set(measurer.worths)
+    assert set(worth_cache().read()["key"]) == {"threads", "SMT siblings"} == {*measurer.worths}
     measured.clear()
-    found = asyncio.run(made(tmp_path).run())
+    found = asyncio.run(made(topology).run())
     assert not {"threads", "SMT siblings"} & set(measured)
     assert {"threads", "poll"} <= set(found)
-    WorthCache().forget("key")
-    assert WorthCache().read("key") == {}
 
 
-def test_a_time_limit_leaves_the_rest(tmp_path: Path, measured: list[str]) -> None:
-    found = asyncio.run(made(tmp_path, seconds=-1.0).run())
+def test_a_time_limit_leaves_the_rest(topology: Topology, measured: list[str]) -> None:
+    found = asyncio.run(made(topology, seconds=-1.0).run())
     assert found["poll"].skipped == "time limit; the same command resumes"
     assert measured == []
 
 
 def test_an_interrupt_from_elsewhere_is_one(
-    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+    topology: Topology, measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def first(self: Measurer, chosen: Settings) -> Speed:
         raise Interrupted("Stopped.")
 
     monkeypatch.setattr(Measurer, "first", first)
     with pytest.raises(Interrupted):
-        asyncio.run(made(tmp_path).run())
+        asyncio.run(made(topology).run())
 
 
 def test_one_thread_has_no_half(tmp_path: Path) -> None:
