@@ -132,12 +132,12 @@ class WorthMeasurer:
         other = choice.candidates[0]
         try:
             samples = [await self._speed(choice, choice.now, 0)]
-            rates = InTurn(_rates(samples[0], choice))
+            rates = InTurn(_rates(samples[0]))
             for number in range(1, ROUNDS + 1):
                 begun = time.monotonic()
                 rival = await self._speed(choice, other, number)
                 samples.append(await self._speed(choice, choice.now, number))
-                rates.add(_rates(rival, choice), _rates(samples[-1], choice))
+                rates.add(_rates(rival), _rates(samples[-1]))
                 self._longest = max(self._longest, time.monotonic() - begun)
                 if time.monotonic() > self._until:  # fewer rounds have larger errors
                     break
@@ -149,7 +149,8 @@ class WorthMeasurer:
         return Worth(
             alternative=other.words,
             noisy=has_drifted(min(decode), max(decode)),
-            **{name: _worth(rates, name) for name in _rates(samples[0], choice)},
+            decode=_worth(rates, "decode"),
+            prefill=_worth(rates, "prefill") if choice.test == "both" else None,
         )
 
     async def _speed(self, choice: Choice, candidate: Candidate, number: int) -> Speed:
@@ -161,9 +162,8 @@ class WorthMeasurer:
         return await self._measurer.measure(candidate.settings, choice, 1, draft)
 
 
-def _rates(speed: Speed, choice: Choice) -> dict[str, float]:
-    """Return the rates that a choice can change, by the field of `Worth`."""
-    return {"decode": speed.mean_decode} | ({"prefill": speed.prefill} if choice.test == "both" else {})
+def _rates(speed: Speed) -> dict[str, float]:
+    return {"decode": speed.mean_decode, "prefill": speed.prefill}
 
 
 def _worth(rates: InTurn, name: str) -> Rate:

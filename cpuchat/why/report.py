@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -139,32 +139,32 @@ def read_report(file: Path) -> WhyReport:
         raise UsageError(f"{shown(file)} is not a report of cpuchat why.", "Save one: cpuchat why --json.") from None
 
 
-_FIGURE: Final = re.compile(r"\d[\d.,]*")
+_FIGURE: Final = re.compile(r"(?<!\w)\d[\d.,]*")
 
 
 def differences(old: WhyReport, new: WhyReport) -> list[tuple[str, str, str]]:
     """Return what differs: its name, and both values. Figures in proofs do not count, nor do insignificant worths."""
+    first, second = old.environment, new.environment
     found = [("model", old.model, new.model), ("quantization", old.quantization, new.quantization)]
     for name in ("cpuchat", "kernel", "cpu", "machine", "build"):
-        found.append((name, *(str(getattr(one.environment, name)) for one in (old, new))))
-    rows = [{row.name: row for row in one.settings} for one in (old, new)]
-    for name in dict.fromkeys(name for one in rows for name in one):
-        before, after = (one.get(name) for one in rows)
+        found.append((name, getattr(first, name), getattr(second, name)))
+    before_by_name, after_by_name = ({row.name: row for row in one.settings} for one in (old, new))
+    for name in dict.fromkeys((*before_by_name, *after_by_name)):
+        before, after = before_by_name.get(name), after_by_name.get(name)
         if before is None or after is None:
-            found.append((name, *("not listed" if row is None else row.value for row in (before, after))))
+            found.append((name, before.value if before else "not listed", after.value if after else "not listed"))
             continue
         found.append((name, before.value, after.value))
         if (before.state, _FIGURE.sub("", before.proof)) != (after.state, _FIGURE.sub("", after.proof)):
             found.append((f"{name}: proof", before.proof, after.proof))
-        found += _worth_differences(name, before.worth, after.worth)
+        if before.worth and after.worth and before.worth.alternative == after.worth.alternative:
+            found += _rate_differences(f"{name}: decode worth", before.worth.decode, after.worth.decode)
+            found += _rate_differences(f"{name}: prefill worth", before.worth.prefill, after.worth.prefill)
     return [one for one in found if one[1] != one[2]]
 
 
-def _worth_differences(name: str, old: Worth | None, new: Worth | None) -> Iterator[tuple[str, str, str]]:
-    """Yield the rates over the same alternative that differ by more than three standard errors."""
-    if old is None or new is None or old.alternative != new.alternative:
-        return
-    for kind in ("decode", "prefill"):
-        before, after = getattr(old, kind), getattr(new, kind)
-        if before and after and abs(after.gain - before.gain) > 3 * math.hypot(before.error, after.error):
-            yield f"{name}: {kind} worth", *(f"{100 * one.gain:+.1f} %" for one in (before, after))
+def _rate_differences(name: str, old: Rate | None, new: Rate | None) -> list[tuple[str, str, str]]:
+    """Return the worths where they differ by more than three standard errors."""
+    if old is None or new is None or abs(new.gain - old.gain) <= 3 * math.hypot(old.error, new.error):
+        return []
+    return [(name, f"{100 * old.gain:+.1f} %", f"{100 * new.gain:+.1f} %")]

@@ -38,6 +38,10 @@ def test_a_table_json_markdown_and_what_differs(tmp_path: Path) -> None:
     assert differences(same, same) == []
     other = msgspec.structs.replace(same, settings=same.settings[1:])
     assert differences(same, other) == [("threads", same.settings[0].value, "not listed")]
+    other = msgspec.structs.replace(same.settings[0], proof=same.settings[0].proof.replace("each pinned", "9 pinned"))
+    assert [
+        one[0] for one in differences(same, msgspec.structs.replace(same, settings=(other, *same.settings[1:])))
+    ] == ["threads: proof"]
     assert "NOW" in run("why", "demo", *PLAIN, "--against", str(saved)).stdout
 
 
