@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _EPILOG = f"""\b
 Examples:
   cpuchat why                          the model that was used last, as the app loads it
-  cpuchat why qwen.gguf --measure      also what each setting is worth, in about 4 minutes
+  cpuchat why qwen.gguf --measure      also what each setting is worth, at most 5 minutes at a time
   cpuchat why qwen.gguf --json > today.json
   cpuchat why qwen.gguf --against yesterday.json
 
@@ -40,15 +40,12 @@ Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such mode
 @click.argument("model", required=False)
 @click.option("--measure", is_flag=True, help="Measure what each setting is worth; resumes what was stopped.")
 @click.option("--fresh", is_flag=True, help="Measure again what was measured before.")
-@click.option(
-    "--minutes", type=click.FloatRange(0.1, 600), default=5, metavar="N", help="Time limit of --measure. Default: 5."
-)
 @file_option("--against", metavar="OLD", help="List what differs from a report of --json: another machine, or day.")
 @file_option("--markdown", help="Also write the report as a Markdown page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @engine_options()
 def why(
-    model: str | None, measure: bool, fresh: bool, minutes: float, against: Path | None, markdown: Path | None,
+    model: str | None, measure: bool, fresh: bool, against: Path | None, markdown: Path | None,
     as_json: bool, **values: Any,
 ) -> int:  # fmt: skip
     """Prove which settings of MODEL work on this machine, and what each is worth.
@@ -72,7 +69,7 @@ def why(
     worths, stopped = worth_cache().read().get(key, {}), False
     if measure:
         idle = frozenset(row.name for row in settings if row.state == "no effect" and row.name != "drafters")
-        worths, stopped = _measure(path, facts, key, idle, 60 * minutes, terminal)
+        worths, stopped = _measure(path, facts, key, idle, terminal)
     report = WhyReport(
         command=_command(path, values, measure=measure),
         model=facts.model.name or path.stem,
@@ -106,7 +103,7 @@ async def _gather(path: Path, chosen: Settings, terminal: Terminal) -> tuple[Set
 
 
 def _measure(
-    path: Path, facts: SettingFacts, key: str, without: frozenset[str], seconds: float, terminal: Terminal
+    path: Path, facts: SettingFacts, key: str, without: frozenset[str], terminal: Terminal
 ) -> tuple[dict[str, Worth], bool]:
     """Measure with the progress on stderr; returns the worths, and whether it was stopped. Raises CpuchatError."""
     from cpuchat.cli.session import run_stoppable
@@ -122,8 +119,7 @@ def _measure(
             terminal.note(f"measuring: {said}")
 
     measurer = WorthMeasurer(
-        path, facts.chosen, facts.topology, key, draft=facts.model.draft_path, without=without, seconds=seconds,
-        tell=tell,
+        path, facts.chosen, facts.topology, key, draft=facts.model.draft_path, without=without, tell=tell,
     )  # fmt: skip
     try:
         return asyncio.run(run_stoppable(measurer)), measurer.stopped

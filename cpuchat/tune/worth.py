@@ -14,8 +14,9 @@ from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology
 from cpuchat.measure.rounds import InTurn, has_drifted
+from cpuchat.protocol.options import EngineOptions
 from cpuchat.telemetry.units import plural
-from cpuchat.tune.candidates import Candidate, Choice, attention_choice, drafter_choice, kv_choice, thread_choice
+from cpuchat.tune.candidates import Candidate, Choice, attention_choice, kv_choice, thread_choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 from cpuchat.why.report import Rate, Worth, worth_cache
@@ -25,49 +26,40 @@ LIMIT_SECONDS: Final = 300.0
 _PROMPT_SECONDS: Final = 0.6
 _DEEP_SECONDS: Final = 1.5
 """Of prefill before attention and the KV cache are measured."""
-_NO_POLL, _POLL = 0, 50
 
 
-def comparisons(topology: Topology, chosen: Settings, draft: str) -> list[Choice]:
+def comparisons(topology: Topology, chosen: Settings) -> list[Choice]:
     """Return each setting in use with one alternative, or why it has none here. The names are those of `SettingRow`."""
-    engine = chosen.engine
-    placed = place(topology, PlacementSpec.of(chosen)).cpus
-    half = len(placed) // 2
-    siblings = next((one for one in thread_choice(topology, chosen).candidates if "two per core" in one.words), None)
-    now = Candidate("as set", chosen)
+    engine, now = chosen.engine, Candidate("as set", chosen)
+    half = len(place(topology, PlacementSpec.of(chosen)).cpus) // 2
+    siblings = [one for one in thread_choice(topology, chosen).candidates if "two per core" in one.words]
 
-    def engine_choice(name: str, words: str, **values: object) -> Choice:
-        changed = Candidate(words, with_changes(chosen, {"engine": values}))
-        return Choice(name, tuple(f"engine.{key}" for key in values), now, (changed,), _PROMPT_SECONDS)
+    def either(name: str, words: str, section: str = "engine", **values: object) -> Choice:
+        other = Candidate(words, with_changes(chosen, {section: values}))
+        test = "texts" if section == "speculation" else "both"
+        return Choice(name, tuple(f"{section}.{key}" for key in values), now, (other,), _PROMPT_SECONDS, test)
 
-    kv_cache = kv_choice(chosen)
-    attention = attention_choice(chosen)
+    threads = either("threads", plural(half, "thread"), threads=half)
+    load_mode = "read" if engine.load_mode == "mmap" else "mmap"
+    poll = 0 if engine.poll else EngineOptions().poll
+    drafters = "auto" if chosen.speculation.drafters == "off" else "off"
     return [
-        engine_choice("threads", plural(half, "thread"), threads=half)
-        if half
-        else Choice("threads", (), now, skipped="one thread"),
-        Choice("SMT siblings", (), now, (siblings,) if siblings else (), _PROMPT_SECONDS),
-        engine_choice("repack", "off" if engine.use_repack else "on", repack=not engine.use_repack),
-        dataclasses.replace(attention, prompt_seconds=_DEEP_SECONDS),
-        dataclasses.replace(kv_cache, prompt_seconds=_DEEP_SECONDS),
-        engine_choice("load mode", other := "read" if engine.load_mode == "mmap" else "mmap", load_mode=other),
-        dataclasses.replace(drafter_choice(chosen, draft), candidates=_drafting_or_not(chosen)),
-        engine_choice(
-            "poll", f"poll {(other_poll := _POLL if engine.poll == _NO_POLL else _NO_POLL)}", poll=other_poll
-        ),
+        threads if half else Choice("threads", (), now, skipped="one thread"),
+        Choice("SMT siblings", (), now, tuple(siblings[:1]), _PROMPT_SECONDS),
+        either("load mode", load_mode, load_mode=load_mode),
+        either("poll", str(poll), poll=poll),
+        either("repack", "off" if engine.use_repack else "on", repack=not engine.use_repack),
+        dataclasses.replace(attention_choice(chosen), prompt_seconds=_DEEP_SECONDS),
+        dataclasses.replace(kv_choice(chosen), prompt_seconds=_DEEP_SECONDS),
+        either("drafters", drafters, "speculation", drafters=drafters),
     ]
-
-
-def _drafting_or_not(chosen: Settings) -> tuple[Candidate, ...]:
-    other = "auto" if chosen.speculation.drafters == "off" else "off"
-    return (Candidate(f"drafters {other}", with_changes(chosen, {"speculation": {"drafters": other, "depth": 0}})),)
 
 
 class WorthMeasurer:
     """Measures all settings that have no worth yet. `run` once; what was measured is kept whenever it stops.
 
     Args:
-        key: what the worths depend on, in `WorthCache`.
+        key: what the worths depend on, in `worth_cache`.
         without: settings that have no effect here, which are not measured.
         tell: called with the progress in words.
     """
@@ -84,11 +76,13 @@ class WorthMeasurer:
         seconds: float = LIMIT_SECONDS,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._choices = [one for one in comparisons(topology, chosen, draft) if one.name not in without]
+        self._choices = [one for one in comparisons(topology, chosen) if one.name not in without]
         self._chosen, self._draft, self._key, self._tell = chosen, draft, key, tell
         self._measurer = Measurer(path)
         self._until = time.monotonic() + seconds
         self._longest = 0.0  # seconds of a round
+        # The newest speed with all as set, and what it was measured with: the next setting begins with it.
+        self._in_use, self._shape = Speed(prefill=1.0, decode=(1.0,)), (0.0, "")
         self.worths: dict[str, Worth] = {}
         self.stopped = False
 
@@ -131,12 +125,15 @@ class WorthMeasurer:
             return Worth(skipped="time limit; the same command resumes")
         other = choice.candidates[0]
         try:
-            samples = [await self._speed(choice, choice.now, 0)]
+            if self._shape != (shape := (choice.prompt_seconds, choice.test)):
+                self._shape, self._in_use = shape, await self._speed(choice, choice.now, 0)
+            samples = [self._in_use]
             rates = InTurn(_rates(samples[0]))
             for number in range(1, ROUNDS + 1):
                 begun = time.monotonic()
                 rival = await self._speed(choice, other, number)
-                samples.append(await self._speed(choice, choice.now, number))
+                self._in_use = await self._speed(choice, choice.now, number)
+                samples.append(self._in_use)
                 rates.add(_rates(rival), _rates(samples[-1]))
                 self._longest = max(self._longest, time.monotonic() - begun)
                 if time.monotonic() > self._until:  # fewer rounds have larger errors
