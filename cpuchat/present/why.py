@@ -66,7 +66,7 @@ def _of_memory(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingR
     yield _memory_policy(facts)
     mapped = sum(facts.residency.weights.values()) if facts.residency is not None else 0
     works = (engine.load_mode == "mmap") == evidence.load_mode.startswith("mmap")
-    proof = f"llama.cpp: {evidence.load_mode}, {units.size(mapped)} of the file mapped"
+    proof = f"load_mode = {evidence.load_mode}, {units.size(mapped)} of the file mapped"
     yield _row("load mode", engine.load_mode, works, proof, reported=evidence.load_mode)
     huge = pages.huge_anonymous + pages.huge_file
     in_use = huge >= _HUGE_WORTH * pages.resident

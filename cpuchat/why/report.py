@@ -154,8 +154,9 @@ def differences(old: WhyReport, new: WhyReport) -> list[tuple[str, str, str]]:
         if before is None or after is None:
             found.append((name, before.value if before else "not listed", after.value if after else "not listed"))
             continue
-        found.append((name, before.value, after.value))
-        if (before.state, _FIGURE.sub("", before.proof)) != (after.state, _FIGURE.sub("", after.proof)):
+        if before.value != after.value:
+            found.append((name, before.value, after.value))
+        elif (before.state, _FIGURE.sub("", before.proof)) != (after.state, _FIGURE.sub("", after.proof)):
             found.append((f"{name}: proof", before.proof, after.proof))
         if before.worth and after.worth and before.worth.alternative == after.worth.alternative:
             found += _rate_differences(f"{name}: decode worth", before.worth.decode, after.worth.decode)
