@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import Interrupted, MeasureFailed
+from cpuchat.base.errors import MeasureFailed
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.tune.candidates import Choice
@@ -82,17 +82,6 @@ def test_a_time_limit_leaves_the_rest(topology: Topology, measured: list[str]) -
     found = asyncio.run(made(topology, seconds=-1.0).run())
     assert found["poll"].skipped == "time limit; the same command resumes"
     assert measured == []
-
-
-def test_an_interrupt_from_elsewhere_is_one(
-    topology: Topology, measured: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def first(self: Measurer, chosen: Settings) -> Speed:
-        raise Interrupted("Stopped.")
-
-    monkeypatch.setattr(Measurer, "first", first)
-    with pytest.raises(Interrupted):
-        asyncio.run(made(topology).run())
 
 
 def test_one_thread_has_no_half(tmp_path: Path) -> None:

@@ -60,31 +60,25 @@ def from_log(lines: Iterable[str]) -> dict[str, Any]:
     return found | {"kv_bytes": kv_bytes, "flash_nodes": nodes["FLASH_ATTN_EXT"], "softmax_nodes": nodes["SOFT_MAX"]}
 
 
-_OTHERS: Final = {
-    **dict.fromkeys(("q4_1", "q5_1"), "q8_1"),
-    **dict.fromkeys(("q1_0", "q2_0", "q4_0", "q5_0", "q8_0", "mxfp4", "nvfp4", "iq4_nl"), "q8_0"),
-    **dict.fromkeys(("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "tq1_0", "tq2_0"), "q8_K"),
-    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "q8_K"),
-}
-"""Types of weights: the type of the activations that their dot product takes (type_traits_cpu in ggml-cpu.c)."""
 _NEED_AVX2: Final = ("tq1_0", "tq2_0")
 """Scalar on an x86 CPU without AVX2; without AVX all are but `_NEED_SSSE3` (arch/x86/quants.c)."""
 _NEED_SSSE3: Final = ("q1_0", "q4_0")
 
 
 def scalar_types(types: Iterable[str]) -> tuple[str, ...]:
-    """Return those of these tensor types whose dot product has no vector instructions in this engine."""
+    """Return those of these quantized types whose dot product has no vector instructions in this engine."""
     features = frozenset(bindings.engine_info().features)
-    return tuple(sorted(kind for kind in types if kind in _OTHERS and _is_scalar(kind, features)))
+    return tuple(sorted(kind for kind in types if _is_scalar(kind, features)))
 
 
 def _is_scalar(kind: str, features: frozenset[str]) -> bool:
     """arch-fallback.h renames a generic function to the plain name where the architecture has none of its own: then
-    there is no `_generic`."""
-    name = f"ggml_vec_dot_{kind}_{_OTHERS[kind]}"
-    if bindings.has_function(name) and not bindings.has_function(f"{name}_generic"):
+    there is no `_generic`. The name ends in the type of the activations (type_traits_cpu in ggml-cpu.c)."""
+    names = [name for one in ("q8_0", "q8_1", "q8_K") if bindings.has_function(name := f"ggml_vec_dot_{kind}_{one}")]
+    if not names:  # not quantized
+        return False
+    if not bindings.has_function(f"{names[0]}_generic"):
         return True
-    is_x86 = "SSE3" in features
-    return is_x86 and (
+    return "SSE3" in features and (
         (kind in _NEED_AVX2 and "AVX2" not in features) or (kind not in _NEED_SSSE3 and "AVX" not in features)
     )
