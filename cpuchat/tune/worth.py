@@ -23,6 +23,8 @@ from cpuchat.why.report import Rate, Worth, worth_cache
 
 ROUNDS: Final = 3
 LIMIT_SECONDS: Final = 300.0
+_RUNG: Final = 0
+"""Answers are shorter than in the first rung of tuning, so that all settings fit the time limit."""
 _PROMPT_SECONDS: Final = 0.6
 _DEEP_SECONDS: Final = 1.5
 """Of prefill before attention and the KV cache are measured."""
@@ -156,7 +158,7 @@ class WorthMeasurer:
         left = max(0.0, self._until - time.monotonic())
         self._tell(f"{choice.name}: {candidate.words}, round {number} of {ROUNDS} · at most {left:.0f} s left")
         draft = self._draft if choice.test == "texts" else ""
-        return await self._measurer.measure(candidate.settings, choice, 1, draft)
+        return await self._measurer.measure(candidate.settings, choice, _RUNG, draft)
 
 
 def _rates(speed: Speed) -> dict[str, float]:
