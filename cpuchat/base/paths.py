@@ -123,6 +123,8 @@ costs_file = _inside(cache_dir, "costs.json")
 """Measured passes, and the profiles of this machine that were fitted to them."""
 headers_dir = _inside(cache_dir, "headers")
 """Cached headers of remote models."""
+worth_file = _inside(cache_dir, "worth.json")
+"""What settings are worth, by model and machine."""
 log_dir = _inside(cache_dir, "logs")
 """Worker logs, one each; the newest few are kept."""
 

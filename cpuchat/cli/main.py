@@ -41,6 +41,7 @@ _COMMANDS = {
     "probe": ("cpuchat.cli.system", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "counters": ("cpuchat.cli.system", "counters", "List hardware counters of memory traffic and power."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
+    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work, and what each is worth."),
     "system": ("cpuchat.cli.system", "system", "Plan, measure and revert settings that only root may change."),
 }
 

@@ -374,7 +374,9 @@ def probe(as_json: bool, **values: Any) -> int:
     if as_json:
         passes = {"passes": costs.n, "error": costs.error} if costs is not None else None
         notes = [*found.notes, *filter(None, [problem])]
-        return print_json(_probe_json(topology, found, limit) | {"costs": passes, "notes": notes})
+        return print_json(
+            {**_probe_json(topology, found, limit, placement.memory.words), "costs": passes, "notes": notes}
+        )
     click.echo("\n".join(_probe_lines(topology, found, limit)))
     click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
     return 0
@@ -428,7 +430,7 @@ def _median_with_range(one: ReadBandwidth) -> str:
     return f"{middle} ({low}–{high})"
 
 
-def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None) -> dict[str, Any]:
+def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, memory: str) -> dict[str, Any]:
     from cpuchat.present.machine import share_of_peak
 
     def plain(one: ReadBandwidth | None) -> dict[str, Any] | None:
@@ -437,7 +439,7 @@ def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None) ->
     return {
         "machine": topology.name,
         "virtual": topology.virtual,
-        "memory": found.memory,
+        "memory": memory,
         "one_core": plain(found.one_core),
         "l3_group": plain(found.l3_group),
         "link": plain(found.fabric_link),

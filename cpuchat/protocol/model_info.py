@@ -91,6 +91,34 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
         return round((sides - math.sqrt(max(sides * sides - 4 * area, 0.0))) / 2)
 
 
+class BufferWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights of one tensor type in one kind of buffer, as llama.cpp names both ("CPU_REPACK", "q4_K"); in bytes."""
+
+    buffer: str
+    type: str
+    n_tensors: int
+    bytes: int
+
+
+class LoadEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load really did, as read from llama.cpp afterwards.
+
+    `weights` by buffer and type. `load_mode`, `type_k`, `type_v` and `kv_bytes` are those that it logged ("" and 0: it
+    logged none). `flash_nodes` and `softmax_nodes` count the attention nodes of its graph. `scalar_types` are types of
+    weights whose kernel has no vector instructions here. `thread_ids` are the kernel's IDs of the compute threads.
+    """
+
+    weights: tuple[BufferWeights, ...] = ()
+    load_mode: str = ""
+    type_k: str = ""
+    type_v: str = ""
+    kv_bytes: int = 0
+    flash_nodes: int = 0
+    softmax_nodes: int = 0
+    scalar_types: tuple[str, ...] = ()
+    thread_ids: tuple[int, ...] = ()
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches.
 
@@ -105,7 +133,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
 
     `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker). RPC
-    workers hold the last `rpc_layers` layers.
+    workers hold the last `rpc_layers` layers. `evidence` is None for a model of another engine.
     """
 
     path: str
@@ -142,6 +170,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     rpc_layers: int = 0
     unreported: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    evidence: LoadEvidence | None = None
 
     def why_unreported(self, figure: str) -> str:
         """Return why the server does not report a figure, or how to get it; "" for one that it reports."""

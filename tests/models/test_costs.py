@@ -224,7 +224,7 @@ def test_a_chat_counts_with_the_cache_and_the_attention_that_were_loaded(small: 
     work = model_work(read_model(small), LoadOptions(**changes))
     model, timings = chatted(small, pass_ms=(), work=msgspec.structs.replace(work, alike=ALIKE))
     UsageLog().answered(model, timings)
-    ((one,),) = CostLog(CPUS).read().chats.values()
+    (one,) = CostLog(CPUS).read().models.values()
     assert one.work == work != model_work(read_model(small))
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any, Final
@@ -101,8 +102,41 @@ grammar_accept = _function("_Z25llama_grammar_accept_implR13llama_grammari", Non
 _grammar_stacks = _function(
     "_Z24llama_grammar_get_stacksP13llama_grammar", ctypes.POINTER(ctypes.c_size_t * 2), _grammar
 )
+tensor_bytes = _function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
+tensor_type_name = _function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+buffer_name = _function("ggml_backend_buffer_name", ctypes.c_char_p, ctypes.c_void_p)
 _set_abort_hook = _function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)
 _ggml_commit = _function("ggml_commit", ctypes.c_char_p)
+
+
+def has_function(name: str) -> bool:
+    """Return whether libllama, or what it links to, has a function."""
+    return hasattr(_lib, name)
+
+
+_TENSOR_MAP: Final = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
+_PAIR: Final = 40  # bytes of std::pair<std::string, ggml_tensor *> in libstdc++, which ends in the pointer
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of struct ggml_tensor (ggml/include/ggml.h)."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p))
+
+
+def weights_of(model: Any) -> list[tuple[str, str, int]]:
+    """Return the buffer, the type and the bytes of each weight tensor; [] where this build does not export them."""
+    if not has_function(_TENSOR_MAP):
+        return []
+    begin, end = _function(_TENSOR_MAP, ctypes.POINTER(ctypes.c_size_t * 2), ctypes.c_void_p)(model).contents
+    weights: list[tuple[str, str, int]] = []
+    for pair in range(begin, end, _PAIR):
+        address = ctypes.c_size_t.from_address(pair + _PAIR - ctypes.sizeof(ctypes.c_void_p)).value
+        tensor = _Tensor.from_address(address)
+        if tensor.buffer:
+            names = buffer_name(tensor.buffer), tensor_type_name(tensor.type)
+            weights.append((names[0].decode(), names[1].decode(), tensor_bytes(address)))
+    return weights
 
 
 def kv_overrides(values: dict[str, str | int]) -> Any:
@@ -125,13 +159,13 @@ def grammar_ways(grammar: int) -> int:
 
 
 class LogTail:
-    """Keeps the last lines of llama.cpp's log, for error messages.
+    """Keeps the last lines of llama.cpp's log, for error messages and for what a load did (a dozen lines per layer).
 
     llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
     """
 
     def __init__(self) -> None:
-        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=400)
+        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=8000)
         append = self._parts.append
         self._callback = llama.llama_log_callback(lambda level, text, _: append((level, text)))
 
@@ -313,6 +347,14 @@ def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> floa
     return max(0.0, after - before) / (seconds * n_threads)
 
 
+def _thread_ids() -> set[int]:
+    """Return the kernel's IDs of all threads of this process; empty where it has no /proc."""
+    try:
+        return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    except OSError:
+        return set()
+
+
 class ThreadPool:
     """Compute threads that contexts can be attached to.
 
@@ -324,6 +366,9 @@ class ThreadPool:
         cpus: logical CPUs below 512 (GGML_MAX_N_THREADS, the length of a mask), one for each thread.
         poll: how hard idle threads spin before they sleep, 0-100.
         roams: CPUs among which the threads may move; () pins each to its own.
+
+    Attributes:
+        thread_ids: the kernel's IDs of the threads, the caller's first.
     """
 
     def __init__(self, cpus: tuple[int, ...], poll: int, roams: tuple[int, ...] = ()) -> None:
@@ -336,7 +381,9 @@ class ThreadPool:
             params.cpumask[cpu] = True
         params.strict_cpu = not roams
         params.poll = poll
+        before = _thread_ids()
         self._pool = threadpool_new(ctypes.byref(params))
+        self.thread_ids = (threading.get_native_id(), *sorted(_thread_ids() - before))
         if not self._pool:
             raise GenerationFailed(f"Cannot start {self.n_threads} compute threads.", "Use fewer threads.")
         self._pinned = os.sched_getaffinity(0) if self._affinity is not None else None

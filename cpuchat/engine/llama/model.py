@@ -30,6 +30,7 @@ from cpuchat.base.errors import (
 from cpuchat.costs.model import ALIKE
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, ThreadPool, llama
+from cpuchat.engine.llama.evidence import read_evidence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
 from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
@@ -510,6 +511,7 @@ class Model:
             fingerprint=fingerprint,
             work=model_work(header, self.options, alike=ALIKE),
             notes=tuple(notes),
+            evidence=read_evidence(self._model, self.pool.thread_ids),
         )
 
     def state_key(self) -> str:

@@ -296,14 +296,14 @@ class ChatTranscript(Transcript):
             return []
         return self._matcher.spans(self._entries.line(at).text)
 
-    def _render_rest(self) -> None:
+    def _render_stale(self) -> None:
         self._chunks += 1
         # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
         if self._chunks % _SPARED_CHUNKS == 0 and self.app.screen is self.screen:
             spare_from_collections()  # takes as long as a chunk, so not in one go with it
             self._chunk_timer.start(0.0)
         else:
-            super()._render_rest()
+            super()._render_stale()
 
     def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         self._matcher = self._current = None

@@ -1,0 +1,84 @@
+"""What a load really did: where llama.cpp put the weights, how it attends, and which kernels are slow."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from cpuchat.engine.llama import bindings
+from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
+
+_KV_SIZE: Final = re.compile(
+    r"^llama_kv_cache\S*: size = +([0-9.]+) MiB .*K \((\S+)\): .*V \((\S+)\): "
+)  # one for each kind of layers: with a sliding window and without
+_LOAD_MODE: Final = re.compile(r"\(load_mode = ([^)]+)\)")
+_MASK_USER: Final = re.compile(r"kq_mask.*is used by node .* \((FLASH_ATTN_EXT|SOFT_MAX)\)$")
+_GRAPH: Final = "graph_reserve: reserving a graph"
+
+
+def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
+    """Return what the load of `model`, whose log is still there, did. `thread_ids` are those of its compute threads."""
+    weights = bindings.weights_of(model)
+    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for buffer, kind, n_bytes in weights:
+        counted = sums[buffer, kind]
+        counted[0] += 1
+        counted[1] += n_bytes
+    return LoadEvidence(
+        weights=tuple(
+            BufferWeights(buffer=buffer, type=kind, n_tensors=n, bytes=n_bytes)
+            for (buffer, kind), (n, n_bytes) in sorted(sums.items(), key=lambda item: -item[1][1])
+        ),
+        scalar_types=scalar_types(
+            {kind for buffer, kind, _ in weights if "REPACK" not in buffer and "AMX" not in buffer}
+        ),
+        thread_ids=tuple(thread_ids),
+        **from_log(bindings.log.lines()),
+    )
+
+
+def from_log(lines: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of `LoadEvidence` that the log of a load tells; of several graphs the last one's attention."""
+    found: dict[str, Any] = {}
+    nodes = {"FLASH_ATTN_EXT": 0, "SOFT_MAX": 0}
+    kv_mib, in_graph = 0.0, False
+    for line in lines:
+        if match := _LOAD_MODE.search(line):
+            found["load_mode"] = match[1]
+        elif match := _KV_SIZE.match(line):
+            kv_mib += float(match[1])
+            found |= {"type_k": match[2], "type_v": match[3]}
+        elif match := _MASK_USER.search(line):
+            if not in_graph:
+                nodes, in_graph = dict.fromkeys(nodes, 0), True
+            nodes[match[1]] += 1
+        elif line.startswith(_GRAPH):
+            in_graph = False
+    kv_bytes = int(kv_mib * (1 << 20))
+    return found | {"kv_bytes": kv_bytes, "flash_nodes": nodes["FLASH_ATTN_EXT"], "softmax_nodes": nodes["SOFT_MAX"]}
+
+
+_NEED_AVX2: Final = ("tq1_0", "tq2_0")
+"""Scalar on an x86 CPU without AVX2; without AVX all are but `_NEED_SSSE3` (arch/x86/quants.c)."""
+_NEED_SSSE3: Final = ("q1_0", "q4_0")
+
+
+def scalar_types(types: Iterable[str]) -> tuple[str, ...]:
+    """Return those of these quantized types whose dot product has no vector instructions in this engine."""
+    features = frozenset(bindings.engine_info().features)
+    return tuple(sorted(kind for kind in types if _is_scalar(kind, features)))
+
+
+def _is_scalar(kind: str, features: frozenset[str]) -> bool:
+    """arch-fallback.h renames a generic function to the plain name where the architecture has none of its own: then
+    there is no `_generic`. The name ends in the type of the activations (type_traits_cpu in ggml-cpu.c)."""
+    names = [name for one in ("q8_0", "q8_1", "q8_K") if bindings.has_function(name := f"ggml_vec_dot_{kind}_{one}")]
+    if not names:  # not quantized
+        return False
+    if not bindings.has_function(f"{names[0]}_generic"):
+        return True
+    return "SSE3" in features and (
+        (kind in _NEED_AVX2 and "AVX2" not in features) or (kind not in _NEED_SSSE3 and "AVX" not in features)
+    )

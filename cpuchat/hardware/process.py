@@ -1,0 +1,56 @@
+"""What the kernel says of a running process: the CPUs of its threads, its huge pages and its locked memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpuchat.hardware.lists import parse_cpu_list
+from cpuchat.hardware.sysfs import read_text
+from cpuchat.hardware.topology import ROOT
+
+_KILOBYTES = re.compile(r"^(\w+): +([0-9]{1,15}) kB$", re.MULTILINE)
+_PROCESSOR = 36  # of the fields of /proc/PID/stat behind the name (proc_pid_stat(5): field 39)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCpus:
+    """A thread: the CPUs that it may run on, and the one that it ran on last (None: not known)."""
+
+    thread_id: int
+    allowed: tuple[int, ...]
+    ran_on: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPages:
+    """Bytes of a process: `resident`, of which `huge_anonymous` and `huge_file` are in huge pages, and `locked`."""
+
+    resident: int = 0
+    huge_anonymous: int = 0
+    huge_file: int = 0
+    locked: int = 0
+
+
+def thread_cpus(pid: int, thread_ids: Iterable[int], root: Path = ROOT) -> tuple[ThreadCpus, ...]:
+    """Return where these threads of a process run; those that no longer exist are left out."""
+    found: list[ThreadCpus] = []
+    for thread_id in thread_ids:
+        folder = root / f"proc/{pid}/task/{thread_id}"
+        status = dict(line.split(":", 1) for line in read_text(folder / "status").splitlines() if ":" in line)
+        if allowed := status.get("Cpus_allowed_list", ""):
+            fields = read_text(folder / "stat").rpartition(")")[2].split()
+            ran_on = fields[_PROCESSOR] if len(fields) > _PROCESSOR else ""
+            found.append(ThreadCpus(thread_id, parse_cpu_list(allowed), int(ran_on) if ran_on.isdecimal() else None))
+    return tuple(found)
+
+
+def memory_pages(pid: int, root: Path = ROOT) -> MemoryPages | None:
+    """Return the pages of a process; None where the kernel does not tell (/proc/PID/smaps_rollup)."""
+    sizes = {name: int(kb) << 10 for name, kb in _KILOBYTES.findall(read_text(root / f"proc/{pid}/smaps_rollup"))}
+    if not sizes:
+        return None
+    huge_files = sizes.get("FilePmdMapped", 0) + sizes.get("ShmemPmdMapped", 0)
+    return MemoryPages(sizes.get("Rss", 0), sizes.get("AnonHugePages", 0), huge_files, sizes.get("Locked", 0))

@@ -1,0 +1,184 @@
+"""The settings of a loaded model as rows of words: each with its value, the proof that it works, and its worth."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Final
+
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.numa.residency import Residency
+from cpuchat.hardware.process import MemoryPages
+from cpuchat.measure.answer import percent
+from cpuchat.protocol.model_info import LoadEvidence
+from cpuchat.protocol.timings import SpeculationFigures
+from cpuchat.telemetry import units
+from cpuchat.telemetry.units import plural
+from cpuchat.why.report import Rate, SettingFacts, SettingRow, State, WhyReport, Worth
+
+HEADINGS: Final = ("SETTING", "VALUE", "PROOF", "WORTH")
+NOTE: Final = (
+    "Worth: how much faster it is with the setting than with the alternative, measured in turn; ± two standard errors; "
+    "≈ not significant."
+)
+_KERNEL_POLICIES: Final = {"weighted": "weighted interleave", "preferred": "prefer"}
+_HUGE_WORTH: Final = 0.01
+"""Share of the memory below which huge pages count as not in use."""
+
+
+def rows(facts: SettingFacts) -> list[SettingRow]:
+    """Return all settings; those without an effect on this machine or this model say so."""
+    evidence = facts.model.evidence or LoadEvidence()
+    return [*_of_cpus(facts), *_of_memory(facts, evidence), *_of_engine(facts, evidence), _drafters(facts), _row(
+        "poll", facts.chosen.engine.poll, "unknown", "leaves no trace; --measure shows its worth"
+    )]  # fmt: skip
+
+
+def _row(name: str, value: object, state: State | bool, proof: str, *, reported: object = True) -> SettingRow:
+    """Return a row; `state` True is "works", False "fails". Without anything `reported` its state is unknown."""
+    if not reported:
+        state, proof = "unknown", "not reported here"
+    elif isinstance(state, bool):
+        state = "works" if state else "fails"
+    return SettingRow(name=name, value=str(value), state=state, proof=proof)
+
+
+def _of_cpus(facts: SettingFacts) -> Iterator[SettingRow]:
+    cpus, found, topology = facts.model.cpus, facts.threads, facts.topology
+    allowed = {cpu for one in found for cpu in one.allowed}
+    ran_on = {one.ran_on for one in found if one.ran_on is not None}
+    pinned = "each pinned to one CPU" if all(len(one.allowed) == 1 for one in found) else "not pinned"
+    proof = f"{plural(len(found), 'thread')}, {pinned}: allowed {format_cpu_list(allowed)}, ran on "
+    works = allowed == set(cpus) and ran_on <= allowed and len(found) == facts.model.n_threads
+    value = f"{facts.model.n_threads} on {format_cpu_list(cpus)}"
+    yield _row("threads", value, works, proof + format_cpu_list(ran_on), reported=found)
+    if not topology.smt:
+        yield _row("SMT siblings", "none", "no effect", "no effect on this machine: one CPU per core")
+        return
+    n_cores = topology.n_cores(ran_on)
+    used, proof = n_cores < len(ran_on), f"{plural(len(ran_on), 'CPU')} of {plural(n_cores, 'core')} ran threads"
+    yield _row("SMT siblings", "used" if used else "unused", "works" if used else "off", proof, reported=ran_on)
+
+
+def _of_memory(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingRow]:
+    engine, pages = facts.chosen.engine, facts.pages or MemoryPages()
+    yield _memory_policy(facts)
+    mapped = sum(facts.residency.weights.values()) if facts.residency is not None else 0
+    works = (engine.load_mode == "mmap") == evidence.load_mode.startswith("mmap")
+    proof = f"load_mode = {evidence.load_mode}, {units.size(mapped)} of the file mapped"
+    yield _row("load mode", engine.load_mode, works, proof, reported=evidence.load_mode)
+    huge = pages.huge_anonymous + pages.huge_file
+    in_use = huge >= _HUGE_WORTH * pages.resident
+    proof = f"{units.size(huge)} of {units.size(pages.resident)} (own {units.size(pages.huge_anonymous)}, files "
+    proof = f"{'' if in_use else 'not in use: '}{proof}{units.size(pages.huge_file)})"
+    value, otherwise = facts.huge_pages or "?", "off" if facts.huge_pages == "never" else "no effect"
+    yield _row("huge pages", value, "works" if in_use else otherwise, proof, reported=facts.pages)
+    proof = f"{units.size(pages.locked)} locked"
+    works = pages.locked >= 0.95 * facts.model.size if engine.mlock else "off"
+    yield _row("lock memory", "on" if engine.mlock else "off", works, proof, reported=facts.pages)
+
+
+def _memory_policy(facts: SettingFacts) -> SettingRow:
+    value, residency = facts.chosen.engine.memory, facts.residency or Residency()
+    if len([node for node in facts.topology.nodes if node.memory]) < 2:
+        return _row("memory policy", value, "no effect", "no effect on this machine: one NUMA node")
+    if facts.engine.memory_refused:
+        return _row("memory policy", value, False, f"refused: {facts.engine.memory_refused}")
+    wanted, in_force = facts.engine.memory.partition(":")[0], residency.policy or "default"
+    works = wanted in ("", "local") or in_force.startswith(_KERNEL_POLICIES.get(wanted, wanted))
+    return _row("memory policy", value, works, f"{residency.words()}; kernel: {in_force}", reported=residency.words())
+
+
+def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingRow]:
+    engine, weights = facts.chosen.engine, evidence.weights
+    where = ", ".join(f"{one.buffer} {units.size(one.bytes)} ({one.type})" for one in weights)
+    repacked = any("REPACK" in one.buffer or "AMX" in one.buffer for one in weights)
+    state: State = "works" if repacked else "no effect" if engine.use_repack else "off"
+    proof = (
+        f"no effect on this model: no repacked kernel for its types here; {where}" if state == "no effect" else where
+    )
+    yield _row("repack", "on" if engine.use_repack else "off", state, proof, reported=weights)
+    slow = ", ".join(
+        f"{kind} ({units.size(sum(one.bytes for one in weights if one.type == kind))})"
+        for kind in evidence.scalar_types
+    )
+    proof = f"SIMD kernels for {', '.join(dict.fromkeys(one.type for one in weights))}"
+    proof = f"slow kernel: {slow} without SIMD here; choose Q4_K_M" if slow else proof
+    yield _row("tensor types", facts.model.quantization, not slow, proof, reported=weights)
+    flash, n_nodes = evidence.flash_nodes, evidence.flash_nodes + evidence.softmax_nodes
+    state = "off" if engine.flash_attn == "off" and not flash else "works" if flash else "fails"
+    proof = f"in {flash} of {n_nodes} attention nodes of the graph"
+    yield _row("flash attention", engine.flash_attn, state, proof, reported=n_nodes)
+    k, v = evidence.type_k, evidence.type_v
+    works = (k, v) == (engine.type_k, engine.type_v)
+    value = "/".join(dict.fromkeys((engine.type_k, engine.type_v)))
+    yield _row("KV cache", value, works, f"allocated K {k}, V {v}: {units.size(evidence.kv_bytes)}", reported=k)
+
+
+def _drafters(facts: SettingFacts) -> SettingRow:
+    value, figures = facts.chosen.speculation.drafters, facts.timings.speculation or SpeculationFigures()
+    if value == "off":
+        return _row("drafters", value, "off", "nothing is drafted")
+    if not figures.by_position:
+        reason = figures.reason.removeprefix("off: ") or "nothing to draft"
+        return _row("drafters", value, "no effect", f"no effect on the test answer: {reason}")
+    names = ", ".join(one.name for one in figures.by_drafter if one.draft_n)
+    proof = f"drafted in {figures.by_position[0][0]} of {figures.passes} passes of the test answer, "
+    return _row("drafters", value, True, f"{proof}{figures.draft_n_accepted} of {figures.draft_n} accepted ({names})")
+
+
+_NARROW: Final = 24  # characters of a column that is not wrapped any more
+_MARKS: Final = {"fails": "✗ ", "unknown": "? "}
+
+
+def table_rows(report: WhyReport) -> list[tuple[str, ...]]:
+    """Return the rows of the table below `HEADINGS`."""
+    return [
+        (row.name, row.value, _MARKS.get(row.state, "") + row.proof, worth_words(row.worth)) for row in report.settings
+    ]
+
+
+def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
+    """Return the rows with proof and worth wrapped so that a table of `width` characters holds them."""
+    left = width - 6 - sum(max(len(row[n]) for row in rows) for n in (0, 1))
+    for_worth = min(max(1, *(len(row[3]) for row in rows)), max(_NARROW, left // 2))
+    for_proof = max(_NARROW, left - for_worth)
+    lines: list[tuple[str, ...]] = []
+    for name, value, proof, worth in rows:
+        texts = zip_longest(textwrap.wrap(proof, for_proof), textwrap.wrap(worth, for_worth), fillvalue="")
+        lines += [(name, value, *pair) if not n else ("", "", *pair) for n, pair in enumerate(texts)]
+    return lines
+
+
+def worth_words(worth: Worth | None) -> str:
+    """`decode +12.3 % ± 1.0 %, prefill +80.1 % ± 3.2 % over 1 thread`."""
+    if worth is None or worth.skipped:
+        return f"not measured: {worth.skipped}" if worth is not None else ""
+    rates = (("decode", worth.decode), ("prefill", worth.prefill))
+    words = ", ".join(f"{name} {_rate(rate)}" for name, rate in rates if rate is not None)
+    return f"{words} over {worth.alternative}{' (machine was busy)' if worth.noisy else ''}"
+
+
+def _rate(rate: Rate) -> str:
+    return f"{'' if rate.is_sure else '≈ '}{percent(rate.gain)} ± {200 * rate.error:.1f} %"
+
+
+def about(report: WhyReport) -> list[tuple[str, str]]:
+    """Return the machine, the model, the engine's build and the command, each with its label."""
+    environment = report.environment
+    features = " ".join(environment.engine.features)
+    return [
+        ("Machine", f"{environment.machine}, {units.size(environment.memory_bytes)}"),
+        ("Model", f"{report.model} {report.quantization}"),
+        ("Engine", f"llama.cpp {environment.engine.llama_commit}, {features}"),
+        ("Date", f"{environment.date}, cpuchat {environment.cpuchat}, Linux {environment.kernel}"),
+        ("Command", report.command),
+    ]
+
+
+def markdown(report: WhyReport) -> str:
+    """Return the report as a Markdown page."""
+    cells = [HEADINGS, ("---",) * len(HEADINGS), *table_rows(report)]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join([*(f"- {label}: {text}" for label, text in about(report)), "", *lines, "", NOTE, ""])

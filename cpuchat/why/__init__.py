@@ -1,0 +1,1 @@
+"""Which settings of a loaded model work, and what each is worth."""

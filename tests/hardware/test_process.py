@@ -1,0 +1,33 @@
+"""Tests what the kernel says of processes: this one, and made-up ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
+from tests.hardware.trees import write
+
+
+def test_threads_and_pages_of_this_process() -> None:
+    [found] = thread_cpus(os.getpid(), [threading.get_native_id()])
+    assert found.allowed == tuple(sorted(os.sched_getaffinity(0)))
+    assert found.ran_on in found.allowed
+    pages = memory_pages(os.getpid())
+    assert pages is not None
+    assert pages.resident > 1 << 20
+
+
+def test_made_up_processes(tmp_path: Path) -> None:
+    fields = " ".join(str(n) for n in range(4, 53))
+    write(tmp_path, {
+        "proc/7/task/8/status": "Name:\ta) b\nCpus_allowed_list:\t3,5-6\n",
+        "proc/7/task/8/stat": f"8 (a) b) S {fields}",
+        "proc/7/task/9/status": "Cpus_allowed_list:\t1",
+        "proc/7/smaps_rollup": "562706afc000-7ffe742b9000 ---p 00000000 00:00 0 [rollup]\nRss:   4096 kB\n"
+        "AnonHugePages:  2048 kB\nShmemPmdMapped: 0 kB\nFilePmdMapped:  1024 kB\nLocked:    8 kB\n",
+    })  # fmt: skip
+    assert thread_cpus(7, [8, 9, 10], tmp_path) == (ThreadCpus(8, (3, 5, 6), 39), ThreadCpus(9, (1,), None))
+    assert memory_pages(7, tmp_path) == MemoryPages(4 << 20, 2 << 20, 1 << 20, 8 << 10)
+    assert memory_pages(8, tmp_path) is None

@@ -1,0 +1,110 @@
+"""Tests the words of `cpuchat why` on simulated machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpuchat.config.settings import Settings, with_changes
+from cpuchat.hardware.numa.residency import Residency
+from cpuchat.hardware.process import MemoryPages, ThreadCpus
+from cpuchat.hardware.topology import read_topology
+from cpuchat.present.why import rows, worth_words, wrapped
+from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
+from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
+from cpuchat.why.report import Rate, SettingFacts, Worth
+from tests.hardware.trees import make_tree
+from tests.support.scripted_backend import MODEL
+
+EVIDENCE = LoadEvidence(
+    weights=(
+        BufferWeights(buffer="AMX", type="q4_K", n_tensors=168, bytes=625_000_000),
+        BufferWeights(buffer="CPU_Mapped", type="q6_K", n_tensors=29, bytes=354_000_000),
+    ),
+    load_mode="mmap", type_k="f16", type_v="f16", kv_bytes=1 << 28, flash_nodes=28, thread_ids=(10, 11),
+)  # fmt: skip
+FIGURES = SpeculationFigures(
+    passes=9, draft_n=30, draft_n_accepted=20, by_position=((7, 6), (7, 5)),
+    by_drafter=(DrafterCount(name="suffix", draft_n=30, draft_n_accepted=20),),
+)  # fmt: skip
+
+
+def facts(root: Path, evidence: LoadEvidence = EVIDENCE, engine: str = "local", **more: Any) -> SettingFacts:
+    model = msgspec.structs.replace(MODEL, cpus=(0, 1), n_threads=2, evidence=evidence)
+    found = SettingFacts(
+        chosen=Settings(),
+        model=model,
+        engine=EngineInfo(version="1", memory=engine),
+        topology=read_topology(root),
+        timings=Timings(predicted_n=16, speculation=FIGURES),
+        pages=MemoryPages(resident=2_000_000_000, huge_anonymous=620_000_000),
+        threads=(ThreadCpus(10, (0,), 0), ThreadCpus(11, (1,), 1)),
+        huge_pages="madvise",
+    )
+    return dataclasses.replace(found, **more)
+
+
+def proofs(found: SettingFacts) -> dict[str, tuple[str, str]]:
+    return {row.name: (row.state, row.proof) for row in rows(found)}
+
+
+def test_a_machine_where_all_works(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    residency = Residency(weights={0: 51, 1: 49}, policy="interleave:0-1")
+    found = proofs(facts(root, engine="interleave:0-1", residency=residency))
+    assert found["threads"] == ("works", "2 threads, each pinned to one CPU: allowed 0-1, ran on 0-1")
+    assert found["SMT siblings"][0] == "off"
+    assert found["memory policy"] == ("works", "weights: N0 51 % · N1 49 %; kernel: interleave:0-1")
+    assert found["repack"] == ("works", "AMX 625 MB (q4_K), CPU_Mapped 354 MB (q6_K)")
+    assert found["huge pages"] == ("works", "620 MB of 2.0 GB (own 620 MB, files 0 B)")
+    assert found["flash attention"] == ("works", "in 28 of 28 attention nodes of the graph")
+    words = "drafted in 7 of 9 passes of the test answer, 20 of 30 accepted (suffix)"
+    assert found["drafters"] == ("works", words)
+
+
+def test_what_does_not_work_says_so(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    weights = (BufferWeights(buffer="CPU", type="q2_0", n_tensors=9, bytes=300_000_000),)
+    evidence = msgspec.structs.replace(EVIDENCE, weights=weights, scalar_types=("q2_0",), flash_nodes=0,
+                                       softmax_nodes=28, load_mode="none", type_v="f32")  # fmt: skip
+    threads = (ThreadCpus(10, (0, 1, 2), 2), ThreadCpus(11, (0, 1, 2), 2))
+    residency = Residency(large={0: 100}, policy="default")
+    found = proofs(facts(root, evidence, engine="weighted:0-1", residency=residency, threads=threads))
+    for name in ("threads", "memory policy", "tensor types", "load mode", "flash attention", "KV cache"):
+        assert found[name][0] == "fails", name
+    assert found["tensor types"][1] == "slow kernel: q2_0 (300 MB) without SIMD here; choose Q4_K_M"
+    assert found["repack"][0] == "no effect"
+    assert "not pinned" in found["threads"][1]
+
+
+def test_a_machine_where_little_matters_or_is_known(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "vm")
+    off = with_changes(Settings(), {"engine": {"flash_attn": "off", "mlock": True}, "speculation": {"drafters": "off"}})
+    found = proofs(facts(root, LoadEvidence(), threads=(), pages=None, chosen=off))
+    assert found["memory policy"] == ("no effect", "no effect on this machine: one NUMA node")
+    assert found["drafters"][0] == "off"
+    unknown = {name for name, (state, _) in found.items() if state == "unknown"}
+    assert unknown >= {
+        "threads",
+        "repack",
+        "tensor types",
+        "load mode",
+        "huge pages",
+        "lock memory",
+        "KV cache",
+        "poll",
+    }
+
+
+def test_worths_and_wrapped_columns() -> None:
+    sure, unsure = Rate(gain=0.123, error=0.005, is_sure=True), Rate(gain=-0.004, error=0.01, is_sure=False)
+    words = worth_words(Worth(alternative="off", decode=sure, prefill=unsure, noisy=True))
+    assert words == "decode +12.3 % ± 1.0 %, prefill ≈ −0.4 % ± 2.0 % over off (machine was busy)"
+    assert worth_words(Worth(skipped="one thread")) == "not measured: one thread"
+    lines = wrapped([("a", "b", "word " * 20, words)], 80)
+    assert lines[0][0] == "a"
+    assert all(len(proof) + len(worth) <= 72 for _, _, proof, worth in lines)
+    assert " ".join(worth for *_, worth in lines).strip() == words
