@@ -17,8 +17,8 @@ from product import GREEDY, PLAIN, Answer, answer, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
+from cpuchat.costs.calibrations import Calibrations
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.drafts.candidates import Calibration, calibration_cache
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterName, SpeculationFigures
@@ -109,12 +109,9 @@ class Workers:
 
 def _forget_pairs() -> None:
     """Begin each load with a pair about which nothing was learned, whatever ran before; its costs are kept."""
-
-    def change(entries: dict[str, Calibration]) -> None:
-        for key, one in list(entries.items()):
-            entries[key] = msgspec.structs.replace(one, accepted=0.0, compared=0.0)
-
-    calibration_cache(paths.calibration_file()).update(change)
+    calibrations = Calibrations(paths.calibration_file())
+    for costs in calibrations.entries().values():
+        calibrations.save_acceptance(costs, 0.0, 0.0)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def two_chats(conversation: Conversation) -> None:
     """Store two chats: “About apples”, the older one, and “About pears”."""
     store = conversation.history.store
     for title in ("About apples", "About pears"):
-        chat = store.create_chat(MODEL.name, "", title)
+        chat = store.create_chat(MODEL.name, title=title)
         store.add_message(chat.id, "user", f"{title}?")
         told = store.add_message(chat.id, "assistant", "They are fruit.", model=MODEL.name)
         store.update_message(

@@ -25,7 +25,7 @@ from tests.support.comparing import comparing
 def two_chats(conversation: Conversation) -> None:
     store = conversation.history.store
     for title in ("About apples", "About pears"):
-        chat = store.create_chat("tiny", "", title)
+        chat = store.create_chat("tiny", title=title)
         store.add_message(chat.id, "user", f"{title}?")
         store.add_message(chat.id, "assistant", "They are fruit.", model="tiny")
 
