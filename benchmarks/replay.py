@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from cpuchat.base.text import common_prefix
+from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import PassCosts, interpolate
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
