@@ -64,6 +64,7 @@ async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
     yield over
 
 
+@pytest.mark.slow
 async def test_what_a_full_disk_did_not_take_is_saved_when_there_is_room() -> None:
     async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core) as over:
         assert core.messages[-1].content == LONG

@@ -204,6 +204,7 @@ def test_a_second_instance_does_not_spoil_the_answer_of_the_first(store, path):
     assert store.messages(chat.id)[0].stop_reason == "end"
 
 
+@pytest.mark.slow
 def test_many_instances_start_and_write_at_once(path):
     code = (
         "import sys; from pathlib import Path; from cpuchat.chats.store import ChatStore\n"
@@ -261,6 +262,7 @@ def fill(path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "least"),
     [("not a database", 0), ("cut short", 20), ("page overwritten", 100), ("empty page", 0), ("header", 200)],

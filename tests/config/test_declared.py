@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cpuchat.config.settings import DECLARED
 from cpuchat.tui.settings import Field
 
@@ -62,6 +64,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_one_declaration_reaches_form_command_line_file_environment_and_worker(tmp_path: Path) -> None:
     variables = os.environ | {"CPUCHAT_CONFIG_DIR": str(tmp_path), "CPUCHAT_ENGINE_TURBO_MODE": "8"}
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=variables, capture_output=True, text=True, timeout=100)

@@ -30,6 +30,8 @@ from tests.costs.made_up import (
     work,
 )
 
+pytestmark = pytest.mark.slow
+
 MODELS = [
     (shape, quantization, layers)
     for shape, layers in (("0.05b", None), ("0.5b", None), ("1.5b", None), ("3b", None), ("30b-a3b", 4))

@@ -30,6 +30,8 @@ from cpuchat.protocol.timings import Timings
 from tests.costs.made_up import decode_rate, probe, recorded_probe, two_cores, work
 from tests.models.library.test_usage import answer, info
 
+pytestmark = pytest.mark.slow
+
 CPUS = (0, 1)
 TRUE = two_cores()
 START = usual_profile("zen3", 2, 30e9)

@@ -148,6 +148,7 @@ def test_links_that_do_not_match_the_l3_groups_are_left_out(tmp_path: Path) -> N
     assert found.total == pytest.approx(300 * GB)
 
 
+@pytest.mark.slow
 def test_two_l3_groups_on_one_link_have_no_figures_of_their_own(tmp_path: Path) -> None:
     root, topology = genoa(tmp_path, "epyc-9754")
     new_fabric(root)

@@ -23,6 +23,8 @@ from cpuchat.telemetry.machine import Bandwidth
 from tests.hardware.counters.simulated import Simulated, old_fabric, refused, umc
 from tests.hardware.trees import NAMES, make_tree, write
 
+pytestmark = pytest.mark.slow
+
 GENOA = 460.8e9
 
 

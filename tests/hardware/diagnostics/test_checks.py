@@ -14,6 +14,8 @@ from tests.hardware.counters.simulated import Simulated
 from tests.hardware.diagnostics.servers import ENGINE, facts_of, found
 from tests.hardware.trees import NAMES, make_tree, write
 
+pytestmark = pytest.mark.slow
+
 CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
 THP = "sys/kernel/mm/transparent_hugepage/enabled"
 

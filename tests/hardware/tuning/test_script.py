@@ -16,6 +16,8 @@ from cpuchat.hardware.tuning.knobs import Change
 from cpuchat.hardware.tuning.plan import NAMES, TuningPlan, effect, make_plan
 from tests.hardware.tuning.machine import CPUFREQ, TOPOLOGY, resctrl, run, server, snapshot, write
 
+pytestmark = pytest.mark.slow
+
 GOVERNOR = CPUFREQ.format(3) + "/scaling_governor"
 SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
 

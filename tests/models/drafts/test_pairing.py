@@ -138,6 +138,7 @@ def test_synthetic_pairs_fit_with_and_without_token_texts(tmp_path: Path) -> Non
     assert not check_files(target, tmp_path / "bytes-d.gguf").ok
 
 
+@pytest.mark.slow
 def test_qwen_sizes_fit(tmp_path: Path) -> None:
     """152,064 and 151,936 tokens differ by exactly what is allowed."""
     files = []

@@ -66,6 +66,7 @@ def test_a_file_that_the_real_client_downloads_is_found_by_the_library(
     assert (model.repo, model.path, model.damaged) == (REPO, path, None)
 
 
+@pytest.mark.slow
 def test_a_server_in_trouble_is_asked_again(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
     hub_server.add(REPO, {NAME: b"GGUF" * 1000})
     hub_server.fault(REPO, NAME, Fault(cut_after=100))

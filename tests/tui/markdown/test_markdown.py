@@ -288,6 +288,7 @@ COSTLY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COSTLY)
 @pytest.mark.timeout(180)
 def test_costly_text_is_shown_plain_in_time_and_whole(name: str) -> None:

@@ -231,6 +231,7 @@ async def test_the_view_follows_a_third_at_a_time() -> None:
         assert "".join(shown(transcript)[-2]).strip() == "• two"
 
 
+@pytest.mark.slow
 async def test_wheel_and_page_keys_scroll() -> None:
     app, transcript = host()
     async with app.run_test(size=(40, 10)) as pilot:
@@ -300,6 +301,7 @@ async def test_another_theme_changes_the_colours() -> None:
         assert rendered(transcript)
 
 
+@pytest.mark.slow
 async def test_the_marker_moves_between_messages() -> None:
     app, transcript = host()
     async with app.run_test(size=(40, 10)) as pilot:
