@@ -16,8 +16,8 @@ from cpuchat.cli.output import print_json, write_output
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
+    from cpuchat.bench.why import SettingFacts, WhyReport, Worth
     from cpuchat.config.settings import Settings
-    from cpuchat.why.report import SettingFacts, WhyReport, Worth
 
 _EPILOG = f"""\b
 Examples:
@@ -52,8 +52,8 @@ def why(
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
+    from cpuchat.bench.why import WhyReport, read_report, worth_cache, worth_key
     from cpuchat.present.why import rows
-    from cpuchat.why.report import WhyReport, read_report, worth_cache, worth_key
 
     if fresh and not measure:
         raise UsageError("--fresh is for --measure.", "Add --measure.")
@@ -86,8 +86,8 @@ def why(
 async def _gather(path: Path, chosen: Settings, terminal: Terminal) -> tuple[SettingFacts, Any]:
     """Load the model as a chat does, let it answer, and read what works. Raises CpuchatError."""
     from cpuchat.bench.results import read_environment
+    from cpuchat.bench.why import answer_test, gather
     from cpuchat.cli.session import Session
-    from cpuchat.why.report import answer_test, gather
 
     chosen.hardware.probe = False
     async with Session(chosen, terminal) as session:
@@ -138,8 +138,8 @@ def _command(path: Path, values: dict[str, Any], *, measure: bool) -> str:
 
 
 def _print(report: WhyReport, old: WhyReport | None, *, as_json: bool, markdown: Path | None) -> None:
+    from cpuchat.bench.why import differences
     from cpuchat.present import why as words
-    from cpuchat.why.report import differences
 
     if markdown is not None:
         write_output(markdown, words.markdown(report), 0o644)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
 
+from cpuchat.bench.why import Rate, SettingFacts, SettingRow, State, WhyReport, Worth
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
@@ -15,7 +16,6 @@ from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
-from cpuchat.why.report import Rate, SettingFacts, SettingRow, State, WhyReport, Worth
 
 HEADINGS: Final = ("SETTING", "VALUE", "PROOF", "WORTH")
 NOTE: Final = (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.bench.why import Rate, Worth, worth_cache
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology
@@ -19,7 +20,6 @@ from cpuchat.telemetry.units import plural
 from cpuchat.tune.candidates import Candidate, Choice, attention_choice, kv_choice, thread_choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
-from cpuchat.why.report import Rate, Worth, worth_cache
 
 ROUNDS: Final = 3
 LIMIT_SECONDS: Final = 300.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpuchat.bench.why import differences, read_report
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
-from cpuchat.why.report import differences, read_report
 from tests.cli.program import PLAIN, run
 from tests.support.tuning import make_up_speeds, without_flash_attention
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from cpuchat.bench.why import Rate, SettingFacts, Worth
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus
@@ -15,7 +16,6 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.present.why import rows, worth_words, wrapped
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
-from cpuchat.why.report import Rate, SettingFacts, Worth
 from tests.hardware.trees import make_tree
 from tests.support.scripted_backend import MODEL
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import MeasureFailed
+from cpuchat.bench.why import worth_cache
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.tune.candidates import Choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 from cpuchat.tune.worth import WorthMeasurer, comparisons
-from cpuchat.why.report import worth_cache
 from tests.hardware.trees import make_tree
 
 

@@ -1,1 +1,0 @@
-"""Which settings of a loaded model work, and what each is worth."""
