@@ -26,7 +26,7 @@ COST_MODEL = 2
 and of this machine is then computed and measured again."""
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """A part of a pass: matrices of one `type` that `batch` tokens are multiplied with at once."""
 
     type: str
@@ -66,7 +66,7 @@ def experts_read(
 
 def parts(
     work: ModelWork, n_tokens: float, n_past: float = 0, *, n_outputs: float | None = None, sequences: int = 1
-) -> list[Part]:
+) -> list[PassPart]:
     """Return the parts of a pass.
 
     Args:
@@ -78,9 +78,9 @@ def parts(
     outputs = n_tokens if n_outputs is None else n_outputs
     # Tokens that pass through all layers, as it were; files without layers exist.
     whole = n_tokens - (n_tokens - outputs) * _LAST / max(work.n_layer, 1)
-    found = [Part(one.type, one.nbytes, one.madds * whole, n_tokens) for one in work.dense]
+    found = [PassPart(one.type, one.nbytes, one.madds * whole, n_tokens) for one in work.dense]
     if outputs:
-        found += [Part(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]
+        found += [PassPart(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]
     between = whole * sum(one.activations for one in work.dense)
     between += outputs * sum(one.activations for one in work.head)
     if work.is_moe:
@@ -88,21 +88,21 @@ def parts(
         used = whole * work.n_expert_used
         batch = max(n_tokens * work.n_expert_used / max(read, 1e-9), 1.0)
         found += [
-            Part(one.type + ROUTED, one.nbytes * read / work.n_expert, one.madds * used / work.n_expert, batch)
+            PassPart(one.type + ROUTED, one.nbytes * read / work.n_expert, one.madds * used / work.n_expert, batch)
             for one in work.experts
         ]
         between += used / work.n_expert * sum(one.activations for one in work.experts)
     if between:
-        found.append(Part(ACTIVATIONS, 0.0, between, n_tokens))
+        found.append(PassPart(ACTIVATIONS, 0.0, between, n_tokens))
     each = n_tokens / sequences
     for one in work.attention:
         cells = one.cells(each, n_past)
         seen = cells - (each - 1) / 2
         seen = min(seen, one.window) if one.window else seen
-        found.append(Part(KV, sequences * cells * one.nbytes, n_tokens * seen * one.madds, each))
+        found.append(PassPart(KV, sequences * cells * one.nbytes, n_tokens * seen * one.madds, each))
     moved = n_tokens * work.row + 2.0 * sequences * work.state
     if moved:
-        found.append(Part(KV, moved, 0.0, 1.0))
+        found.append(PassPart(KV, moved, 0.0, 1.0))
     return found
 
 

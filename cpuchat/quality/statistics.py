@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.base import toml
+from cpuchat.measure.rounds import student
 from cpuchat.models.file_names import without_prefix
 
 Z95 = 1.959964
@@ -172,17 +173,6 @@ def _share(same: np.ndarray, sizes: Sequence[int]) -> Interval:
     alone = p * (1 - p) / n
     wider = max(1.0, (found.half / Z95) ** 2 / alone) if alone else 1.0
     return wilson(p, n / wider)
-
-
-def student(z: float, dof: int) -> float:
-    """Return the quantile of Student's t distribution that is `z` of the normal one (Abramowitz and Stegun 26.7.5;
-    within 1 % from 3 degrees of freedom on)."""
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / dof**power for power, term in enumerate(terms, 1))
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):

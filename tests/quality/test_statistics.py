@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from cpuchat.measure.rounds import student
 from cpuchat.quality.messages import RowComparer
-from cpuchat.quality.statistics import Z95, Interval, Scores, indistinguishable, student, summarize, wilson
+from cpuchat.quality.statistics import Z95, Interval, Scores, indistinguishable, summarize, wilson
 
 
 def scores(kld: list[float], base: list[float], other: list[float], same: list[int]) -> Scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -127,12 +128,12 @@ class ProgressLine(Widget):
         self._changed.subscribe(self, lambda _: self.follow())
         self.follow()
 
+    @abstractmethod
     def follow(self) -> None:
         """Take over what there is to show now."""
-        raise NotImplementedError
 
-    def line(self, width: int) -> Text:
-        raise NotImplementedError
+    @abstractmethod
+    def line(self, width: int) -> Text: ...
 
     def render(self) -> RenderResult:
         return self.line(self.size.width)
