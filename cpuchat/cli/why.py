@@ -71,7 +71,7 @@ def why(
         idle = frozenset(row.name for row in settings if row.state == "no effect" and row.name != "drafters")
         worths, stopped = _measure(path, facts, key, idle, terminal)
     report = WhyReport(
-        command=_command(path, values, measure=measure),
+        command=_command(model or str(path), values, measure=measure),
         model=facts.model.name or path.stem,
         quantization=facts.model.quantization,
         environment=environment,
@@ -127,14 +127,14 @@ def _measure(
         terminal.clear_progress()
 
 
-def _command(path: Path, values: dict[str, Any], *, measure: bool) -> str:
-    """Return the command that repeats the report."""
+def _command(model: str, values: dict[str, Any], *, measure: bool) -> str:
+    """Return the command that repeats the report of `model`, as it was named."""
     from cpuchat.cli.options import given_options
 
     options = ["--measure"] if measure else []
     for key, option in given_options(values).items():
         options += [option, str(values[key.replace(".", "__")])]
-    return shlex.join(["cpuchat", "why", str(path), *options])
+    return shlex.join(["cpuchat", "why", model, *options])
 
 
 def _print(report: WhyReport, old: WhyReport | None, *, as_json: bool, markdown: Path | None) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -19,6 +21,7 @@ from cpuchat.tui.themes import OWN_VARIABLES
 
 FOLDER = Path(__file__).parents[1] / "tui" / "snapshots"
 FAILED = FOLDER.parents[2] / ".pytest_cache" / "snapshots"
+SETTLED = 10.0  # s; a screen under load may be drawn late: the footer and scrollbars follow the content
 
 
 class HostApp(App[None]):
@@ -46,17 +49,23 @@ def svg_of(app: App[Any]) -> str:
     return re.sub(r"terminal-\d+", "terminal", app.export_screenshot(title="cpuchat")) + "\n"
 
 
-def snapshot(app: App[Any], name: str) -> None:
-    """Assert that the screen of `app` (settled: the caller has awaited `pilot.pause()`) is that of `name`.svg."""
+async def snapshot(app: App[Any], name: str) -> None:
+    """Assert that the screen of `app` becomes that of `name`.svg; one that is settled and differs fails."""
     file = FOLDER / f"{name}.svg"
-    shown = svg_of(app)
     if os.environ.get("UPDATE_SNAPSHOTS"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(shown, encoding="utf-8")
+        file.write_text(svg_of(app), encoding="utf-8")
         return
     if not file.exists():
         pytest.fail(f"no snapshot {name}.svg: look at the screen, then run with UPDATE_SNAPSHOTS=1")
-    if shown != file.read_text(encoding="utf-8"):
+    expected = file.read_text(encoding="utf-8")
+    shown = svg_of(app)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SETTLED):
+            while shown != expected:
+                await asyncio.sleep(0.1)
+                shown = svg_of(app)
+    if shown != expected:
         FAILED.mkdir(parents=True, exist_ok=True)
         failed = FAILED / file.name
         failed.write_text(shown, encoding="utf-8")

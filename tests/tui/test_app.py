@@ -216,7 +216,7 @@ async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter
         await app.ready()
         await app.press("f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen) and "page 1 of" in app.screen_text)
-        snapshot(app.app, "help-80x24")
+        await snapshot(app.app, "help-80x24")
         pane = app.app.screen.query_one("#help")
         seen = []
         for _ in range(int(str(pane.border_title).rpartition(" ")[2])):

@@ -366,11 +366,6 @@ def calibrated_costs(
         return earlier, DISTURBED
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
-    elif costs.disturbed:
-        notes.append(
-            "Other programs disturbed the calibration: speed-ups show once plain decoding was timed in a chat. "
-            "The next load on idle cores calibrates again."
-        )
     files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
     costs = calibrations.save(key, replace(costs, **files))
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again

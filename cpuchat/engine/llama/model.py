@@ -8,8 +8,8 @@ completed (`plan_load`) before it sees them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -35,8 +35,8 @@ from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, ha
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
 from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
 from cpuchat.hardware.memory import available_within, read_rate
-from cpuchat.hardware.numa.mempolicy import allowed_nodes, current
-from cpuchat.hardware.numa.residency import missing_ranges, prepare_file
+from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
+from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
@@ -246,6 +246,7 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total); phase "reading" or "preparing", bytes."""
 
 _READ_CHUNK: Final = 8 << 20
+_SPREAD: Final = "No memory policy is in force here, so {n} readers, one per NUMA node, read the file into memory."
 _PROGRESS_SECONDS: Final = 0.05
 
 
@@ -259,34 +260,52 @@ def place_pages(header: GGUFHeader) -> list[str]:
     return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
 
 
-def read_ahead(header: GGUFHeader, on_progress: Progress, abort: AbortFlag) -> None:
-    """Read the missing parts of the file into the page cache, with progress and cancellation.
+def read_ahead(
+    header: GGUFHeader, on_progress: Progress, abort: AbortFlag, readers: Collection[tuple[int, ...]] = ((),)
+) -> bool:
+    """Read the missing parts of the file into the page cache, with progress and cancellation; returns whether there
+    were any.
 
-    llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled.
+    llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled. A page goes to
+    the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, each reads every n-th chunk, so
+    that all nodes get the same share however fast they read.
     """
-    part, on_progress = header.path, throttled(on_progress)
+    parts = model_files(header.path)
+    total, n_readers = header.file_size, len(readers)
     try:
         missing: list[tuple[Path, int, int]] = []
-        for part in model_files(header.path):
+        for part in parts:
             ranges = missing_ranges(part)
             missing += [(part, *one) for one in ([(0, part.stat().st_size)] if ranges is None else ranges)]
-        total = header.file_size
-        done = max(0, total - sum(end - start for _, start, end in missing))
-        on_progress("reading", done, total)
-        buffer = memoryview(bytearray(_READ_CHUNK if missing else 0))
-        for part, start, end in missing:
-            with part.open("rb", buffering=0) as file:
-                file.seek(start)
-                while start < end and (n := file.readinto(buffer[: end - start])):
-                    start += n
-                    done += n
-                    if abort.is_set():
-                        raise Aborted
-                    on_progress("reading", min(done, total), total)
+        chunks = [(part, at, min(end, at + _READ_CHUNK)) for part, start, end in missing
+                  for at in range(start, end, _READ_CHUNK)]  # fmt: skip
+        read = [max(0, total - sum(end - start for _, start, end in missing)), *[0] * n_readers]
+        on_progress("reading", read[0], total)
+
+        def read_share(n: int, cpus: tuple[int, ...]) -> None:
+            if cpus:
+                os.sched_setaffinity(0, cpus)
+            buffer = memoryview(bytearray(_READ_CHUNK if chunks else 0))
+            for part, at, end in chunks[n::n_readers]:
+                with part.open("rb", buffering=0) as file:
+                    file.seek(at)
+                    while at < end and not abort.is_set() and (size := file.readinto(buffer[: end - at])):
+                        at += size
+                        read[1 + n] += size
+
+        with ThreadPoolExecutor(n_readers) as pool:
+            tasks = [pool.submit(read_share, n, cpus) for n, cpus in enumerate(readers)]
+            while wait(tasks, timeout=_PROGRESS_SECONDS).not_done:
+                on_progress("reading", min(sum(read), total), total)
+            for task in tasks:
+                task.result()
     except OSError as error:
-        raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check permissions and the disk.") from None
+        where = error.filename or header.path
+        raise ModelNotFound(f"Cannot read {where}: {error.strerror}.", "Check permissions and the disk.") from None
     if abort.is_set():
         raise Aborted
+    on_progress("reading", total, total)
+    return bool(chunks)
 
 
 def throttled(on_progress: Progress) -> Progress:
@@ -375,7 +394,10 @@ class Model:
                 on_progress("reading", 0, header.file_size)
             elif options.load_mode == "mmap":
                 model._notes += place_pages(header)
-                read_ahead(header, on_progress, abort)
+                cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
+                readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
+                if read_ahead(header, on_progress, abort, readers) and len(readers) > 1:
+                    model._notes.append(_SPREAD.format(n=len(readers)))
             with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
                 facts = beside.submit(
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))

@@ -310,6 +310,20 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
     return f"{was} and cannot be moved: {who}. End that program and reload the model to place it as {policy.words}."
 
 
+def reader_cpus(topology: Topology, cpus: Collection[int], policy: Policy | None, refused: str) -> list[tuple[int, ...]]:
+    """Return the CPUs on which to read a file into memory, a set for each NUMA node of the `cpus` that compute.
+
+    Without a `policy` that places pages (None: the kernel does not tell), because it was `refused` as in most
+    containers, one reader would put the whole file on its own node. [()], a reader anywhere, is enough otherwise.
+    """
+    if not refused and policy is not None:
+        return [()]
+    by_node: dict[int | None, list[int]] = {}
+    for cpu in cpus:
+        by_node.setdefault(topology.node_of(cpu), []).append(cpu)
+    return [tuple(one) for one in by_node.values()] if len(by_node) > 1 and None not in by_node else [()]
+
+
 def _wanted_shares(policy: Policy, usable: tuple[int, ...], root: Path) -> dict[int, float]:
     """Return the part of the pages that each node gets; of bind and preferred only the nodes matter."""
     nodes = policy.nodes or usable

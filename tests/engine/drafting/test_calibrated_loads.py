@@ -114,8 +114,7 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
     monkeypatch.setattr(calibration, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
     info = chat.load(files[0], **more)
-    [note] = info.notes
-    assert "Other programs disturbed the calibration" in note
+    assert info.notes == ()  # the missing speed-up tells its reason; a notice at each start would not help
     assert info.pass_ms == () and target_costs(files[0], tmp_path / "costs.json").pass_ms == ()
     _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
     assert fixed.speculation is not None and fixed.draft_n

@@ -18,8 +18,10 @@ import pytest
 from cpuchat.base.errors import DoesNotFit, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported, UsageError
 from cpuchat.engine.llama import model as engine_options
 from cpuchat.engine.llama.bindings import ABORT_PREFIX, AbortFlag
-from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.numa.residency import evict
+from cpuchat.engine.llama.model import Model, read_ahead
+from cpuchat.engine.llama.sequence import Aborted
+from cpuchat.hardware.numa.residency import evict, missing_ranges
+from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions
 from tests.engine.conftest import OPTIONS
 from tests.support.cores import ONE_CPU
@@ -76,8 +78,8 @@ def test_load_can_be_cancelled(load: Load, tiny_model: Path, abort: AbortFlag, m
 
 
 def bytes_read() -> int:
-    """Return the bytes that this thread read through system calls."""
-    lines = Path("/proc/thread-self/io").read_text().splitlines()
+    """Return the bytes that this process read through system calls."""
+    lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
@@ -96,6 +98,22 @@ def test_only_what_is_not_in_memory_is_read_before_mapping(load: Load, tmp_path:
     assert bytes_read() - before > size * 3 // 4
     done = [d for phase, d, _ in seen if phase == "reading"]
     assert done[0] < size // 4 and done == sorted(done) and done[-1] == size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in the page cache")
+def test_a_reader_per_node_reads_its_share_on_its_cpus(tmp_path: Path, abort: AbortFlag) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", n_embd=512, n_layer=8, n_ff=2048)
+    if not evict(path):
+        pytest.skip("this file system keeps every file in memory")
+    here = os.sched_getaffinity(0)
+    seen: list[tuple[str, int, int]] = []
+    assert read_ahead(read_model(path), lambda *event: seen.append(event), abort, ((min(here),), (max(here),)))
+    assert os.sched_getaffinity(0) == here and not missing_ranges(path)
+    assert seen[-1] == ("reading", path.stat().st_size, path.stat().st_size)
+    assert not read_ahead(read_model(path), lambda *_: None, abort), "everything is in memory"
+    abort.set()
+    with pytest.raises(Aborted):
+        read_ahead(read_model(path), lambda *_: None, abort)
 
 
 def test_affinity_is_restored(tiny_model: Path, abort: AbortFlag) -> None:
@@ -214,7 +232,8 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.model import Model, read_ahead
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.base.errors import CpuchatError
 from tests.support.cores import ONE_CPU
 from tests.engine.conftest import OPTIONS

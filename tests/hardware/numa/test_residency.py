@@ -20,6 +20,7 @@ from cpuchat.hardware.numa.residency import (
     mapped_by,
     parse_numa_maps,
     prepare_file,
+    reader_cpus,
     read_residency,
     resident_bytes,
     resident_nodes,
@@ -313,3 +314,16 @@ def test_what_is_not_worth_reading_again(tmp_path: Path, weights: Path, monkeypa
     # And what is not known is said.
     monkeypatch.setattr(residency, "resident_nodes", lambda path, root: None)
     assert "is not known" in prepare_file(weights, Policy("bind", (1,)), topology, root)
+
+
+def test_one_reader_per_node_only_where_no_policy_is_in_force(tmp_path: Path) -> None:
+    _, topology = dual(tmp_path, "")
+    node_0, node_1 = (node.cpus for node in topology.nodes)
+    refused = "Setting a memory policy is not permitted here"
+    cpus = (node_0[0], node_0[1], node_1[0])
+    each = [(node_0[0], node_0[1]), (node_1[0],)]
+    assert reader_cpus(topology, cpus, Policy("local"), refused) == each
+    assert reader_cpus(topology, cpus, None, "") == each
+    assert reader_cpus(topology, cpus, Policy("interleave"), "") == reader_cpus(topology, cpus, Policy("local"), "") == [()]
+    assert reader_cpus(topology, node_0[:2], None, "") == [()]
+    assert reader_cpus(topology, (), None, "") == [()]

@@ -344,12 +344,12 @@ async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
         app.prompt.cursor_blink = False
         await app.ready()
         await app.until(lambda: "a 4B model" in " ".join(app.screen_text.split()))
-        snapshot(app.app, f"chat-empty-{name}")
+        await snapshot(app.app, f"chat-empty-{name}")
         await app.send("Why does a CPU write slower than it reads the prompt?")
-        snapshot(app.app, f"chat-answer-{name}")
+        await snapshot(app.app, f"chat-answer-{name}")
         await app.press("f4")
         await app.pilot.pause()
-        snapshot(app.app, f"chat-editing-{name}")
+        await snapshot(app.app, f"chat-editing-{name}")
 
 
 async def test_the_first_run_begins_with_three_steps_where_no_question_is_broken_by_them() -> None:

@@ -291,10 +291,10 @@ async def test_snapshots(name: str, size: tuple[int, int]) -> None:
         await app.press("ctrl+t")
         app.app.clear_notifications()
         await app.send("Why does a CPU write slower than it reads the prompt?")
-        snapshot(app.app, f"chat-drafted-{name}")
+        await snapshot(app.app, f"chat-drafted-{name}")
         await app.press("ctrl+t")
         await app.send("Why?")
-        snapshot(app.app, f"chat-drafts-off-{name}")
+        await snapshot(app.app, f"chat-drafts-off-{name}")
 
 
 def test_a_model_without_a_name_for_its_size_is_named_in_full() -> None:

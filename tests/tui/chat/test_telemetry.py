@@ -400,7 +400,7 @@ async def test_looks(name: str, size: tuple[int, int], chosen: list[str]) -> Non
             for widget in widgets:
                 widget.show(meter.figures(), memory)
         await pilot.pause()
-        snapshot(app, name)
+        await snapshot(app, name)
 
 
 def test_the_gauge_of_a_context_that_is_nearly_full_has_the_color_of_limits() -> None:

@@ -30,7 +30,7 @@ from tests.support.snapshots import snapshot
 async def test_snapshots(size: tuple[int, int]) -> None:
     async with comparing(size=size) as app:
         await app.done()
-        snapshot(app.app, f"compare-{size[0]}x{size[1]}")
+        await snapshot(app.app, f"compare-{size[0]}x{size[1]}")
 
 
 async def test_a_tiny_terminal_shows_one_side_and_the_table() -> None:

@@ -86,7 +86,7 @@ async def test_snapshots(tmp_path: Path, name: str, size: tuple[int, int]) -> No
         if on_server:
             await app.press("down")
         await app.pilot.pause()
-        snapshot(app.app, f"hardware-{name}-{size[0]}x{size[1]}")
+        await snapshot(app.app, f"hardware-{name}-{size[0]}x{size[1]}")
 
 
 async def test_this_machine_is_shown() -> None:

@@ -403,7 +403,7 @@ async def test_looks(name: str, size: tuple[int, int], theme: str) -> None:
         transcript.set_pending("reading the prompt 512/2048")
         transcript.flush()
         await pilot.pause()
-        snapshot(app, name)
+        await snapshot(app, name)
 
 
 async def test_attachments_are_folded_and_unfold_up_to_a_limit() -> None:

@@ -280,4 +280,4 @@ async def test_snapshots(tmp_path: Path) -> None:
         await app.app.push_screen(DraftModelsScreen(app.app.services, reader))
         await app.until(lambda: list(states(app).values()) == ["compatible", "mismatch", "compatible", "unknown"])
         await app.pilot.pause()
-        snapshot(app.app, "draft-models-80x24")
+        await snapshot(app.app, "draft-models-80x24")

@@ -44,4 +44,4 @@ async def test_snapshots() -> None:
     async with running(size=SMALL) as app:
         await opened(app, read_model(DEMO))
         await app.pilot.pause()
-        snapshot(app.app, "inspection-80x24")
+        await snapshot(app.app, "inspection-80x24")

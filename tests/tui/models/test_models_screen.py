@@ -254,7 +254,7 @@ async def test_snapshots(name: str, size: tuple[int, int], tmp_path: Path, witho
         screen = await opened_shelf(app, tmp_path)
         screen.query_one("#filter", Input).cursor_blink = False
         await app.pilot.pause()
-        snapshot(app.app, f"models-{name}")
+        await snapshot(app.app, f"models-{name}")
 
 
 async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
@@ -270,4 +270,4 @@ async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
         )  # fmt: skip
         screen.state_changed()
         await app.pilot.pause()
-        snapshot(app.app, "models-catalog-light-80x24")
+        await snapshot(app.app, "models-catalog-light-80x24")

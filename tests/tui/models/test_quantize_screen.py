@@ -340,7 +340,7 @@ async def test_snapshots(tmp_path: Path, elsewhere: None) -> None:
         screen.out.value = "~/models/Qwen2.5-7B-Instruct-Q8_0.gguf"
         screen.out.cursor_blink = False
         await app.pilot.pause()
-        snapshot(app.app, "quantize-80x24")
+        await snapshot(app.app, "quantize-80x24")
 
         work = app.app.services.quantizing
         work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q8_0.gguf"), type=quant_type("Q8_0"))
@@ -350,5 +350,5 @@ async def test_snapshots(tmp_path: Path, elsewhere: None) -> None:
         )  # fmt: skip
         work.changed.publish(None)
         await app.until(lambda: "27 %" in app.screen_text)
-        snapshot(app.app, "quantize-working-80x24")
+        await snapshot(app.app, "quantize-working-80x24")
         work.job = work.progress = None

@@ -304,7 +304,7 @@ async def test_snapshots(machine: None) -> None:
         shown.put(download(MODELS[2], 0.61, state="checking", checked=2_000_000_000))
         await app.until(lambda: "verifying" in lines(app, " Q6_K ")[0])
         await app.pilot.pause()
-        snapshot(app.app, "repository-80x24")
+        await snapshot(app.app, "repository-80x24")
 
 
 async def test_snapshot_of_a_closed_one(machine: None) -> None:
@@ -315,4 +315,4 @@ async def test_snapshot_of_a_closed_one(machine: None) -> None:
     async with running(size=SMALL, hub=hub) as app:
         await opened(app)
         await app.pilot.pause()
-        snapshot(app.app, "repository-closed-80x24")
+        await snapshot(app.app, "repository-closed-80x24")

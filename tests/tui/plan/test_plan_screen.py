@@ -167,7 +167,7 @@ async def test_the_cheapest_machine_for_a_model_becomes_that_of_the_list(monkeyp
         names = [row.name for row in listed(app).rows]
         assert names[:2] == ["only with the draft model, in code", "EPYC 9754"]
         assert names[-3:] == ["too large", "Apple M4 Pro, CPU only", "Ampere A2, 8 OCPU"]
-        snapshot(app.app, "plan-machines-80x24")
+        await snapshot(app.app, "plan-machines-80x24")
         listed(app).mark("epyc-9655")
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, PlanScreen) and title(app) == "EPYC 9655")
@@ -185,7 +185,7 @@ async def test_users_are_simulated() -> None:
         assert "95 % of the answers" in figures(app)
         await app.until(lambda: any(one.show_vertical_scrollbar for one in app.app.screen.query("#about, #details")))
         await app.pilot.pause()
-        snapshot(app.app, "plan-users-80x24")
+        await snapshot(app.app, "plan-users-80x24")
         await app.press("escape")
         await marked(app, "Llama 3.3 70B Instruct")
         await answered(app, "t", "100")
@@ -215,4 +215,4 @@ async def test_snapshots(size: tuple[int, int]) -> None:
         await on_machine(app, "EPYC 9754")
         await marked(app, "Llama 3.3 70B Instruct")
         await app.pilot.pause()
-        snapshot(app.app, f"plan-{size[0]}x{size[1]}")
+        await snapshot(app.app, f"plan-{size[0]}x{size[1]}")

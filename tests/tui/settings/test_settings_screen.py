@@ -138,7 +138,7 @@ async def test_snapshots() -> None:
         screen.show_row(row(screen, "sampling.top_k"))
         row(screen, "sampling.top_k").put("many")
         await app.pilot.pause()
-        snapshot(app.app, "settings-80x24")
+        await snapshot(app.app, "settings-80x24")
 
 
 async def test_what_others_changed_while_the_form_was_open_stays() -> None:
