@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -16,7 +17,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.base.files import JsonCache, read_json
 from cpuchat.base.paths import shown
-from cpuchat.bench.results import Environment
+from cpuchat.bench.results import Environment, read_environment
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
@@ -24,9 +25,12 @@ from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.knobs import THP, value_of
 from cpuchat.measure.answer import answer_greedily
 from cpuchat.models.gguf.header import model_files
-from cpuchat.protocol.messages import AnyEvent, Generate, Speculation
+from cpuchat.protocol.messages import Generate
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
+
+if TYPE_CHECKING:
+    from cpuchat.session.conversation import Conversation
 
 State = Literal["works", "off", "no effect", "fails", "unknown"]
 
@@ -53,12 +57,18 @@ class SettingFacts:
     huge_pages: str = ""
 
 
-async def answer_test(
-    answer: Callable[[Generate], AsyncGenerator[AnyEvent, None]], speculation: Speculation
-) -> Timings:
-    """Let the model continue a repetitive text, which drafters can draft. Raises MeasureFailed."""
-    request = Generate(prompt=_TEST_PROMPT, max_tokens=_TEST_TOKENS, speculation=speculation, ignore_eos=True)
-    return await answer_greedily(answer, request)
+async def prove(conversation: Conversation) -> tuple[SettingFacts, Environment]:
+    """Let the loaded model continue a repetitive text, which drafters can draft; return what then is known of its
+    settings. Raises UsageError, MeasureFailed."""
+    model, engine, chosen = conversation.model, conversation.backend.engine, conversation.in_effect
+    if model is None or engine is None or model.evidence is None:
+        raise UsageError("This model runs on another engine, which shows no proofs.", "Choose another model or draft.")
+    request = Generate(
+        prompt=_TEST_PROMPT, max_tokens=_TEST_TOKENS, speculation=conversation.speculation, ignore_eos=True,
+    )  # fmt: skip
+    timings = await answer_greedily(conversation.generate_detached, request)
+    facts = await asyncio.to_thread(gather, chosen, model, engine, timings)
+    return facts, await asyncio.to_thread(read_environment, engine, (model.path, model.draft_path), chosen)
 
 
 def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timings, root: Path = ROOT) -> SettingFacts:
@@ -116,6 +126,11 @@ class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str
     environment: Environment
     settings: tuple[SettingRow, ...]
+
+
+def without_effect(rows: Iterable[SettingRow]) -> frozenset[str]:
+    """Return the settings that need not be measured: they change nothing on this machine or in this model."""
+    return frozenset(row.name for row in rows if row.state == "no effect" and row.name != "drafters")
 
 
 def worth_cache() -> JsonCache[dict[str, Worth]]:

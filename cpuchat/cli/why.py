@@ -52,7 +52,7 @@ def why(
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
-    from cpuchat.bench.why import WhyReport, read_report, worth_cache, worth_key
+    from cpuchat.bench.why import WhyReport, read_report, without_effect, worth_cache, worth_key
     from cpuchat.present.why import rows
 
     if fresh and not measure:
@@ -68,8 +68,7 @@ def why(
         worth_cache().remove(key)
     worths, stopped = worth_cache().read().get(key, {}), False
     if measure:
-        idle = frozenset(row.name for row in settings if row.state == "no effect" and row.name != "drafters")
-        worths, stopped = _measure(path, facts, key, idle, terminal)
+        worths, stopped = _measure(facts, key, without_effect(settings), terminal)
     report = WhyReport(
         command=_command(model or str(path), values, measure=measure),
         model=facts.model.name or path.stem,
@@ -85,25 +84,17 @@ def why(
 
 async def _gather(path: Path, chosen: Settings, terminal: Terminal) -> tuple[SettingFacts, Any]:
     """Load the model as a chat does, let it answer, and read what works. Raises CpuchatError."""
-    from cpuchat.bench.results import read_environment
-    from cpuchat.bench.why import answer_test, gather
+    from cpuchat.bench.why import prove
     from cpuchat.cli.session import Session
 
     chosen.hardware.probe = False
     async with Session(chosen, terminal) as session:
-        model = await session.load(path)
-        conversation = session.conversation
-        timings = await answer_test(conversation.generate_detached, conversation.speculation)
-        engine = conversation.backend.engine
-        if engine is None or model.evidence is None:
-            raise UsageError("This model runs on another engine, which shows no proofs.", "Choose another draft model.")
-        in_effect = conversation.in_effect
-        facts = await asyncio.to_thread(gather, in_effect, model, engine, timings)
-        return facts, await asyncio.to_thread(read_environment, engine, (model.path, model.draft_path), in_effect)
+        await session.load(path)
+        return await prove(session.conversation)
 
 
 def _measure(
-    path: Path, facts: SettingFacts, key: str, without: frozenset[str], terminal: Terminal
+    facts: SettingFacts, key: str, without: frozenset[str], terminal: Terminal
 ) -> tuple[dict[str, Worth], bool]:
     """Measure with the progress on stderr; returns the worths, and whether it was stopped. Raises CpuchatError."""
     from cpuchat.cli.session import run_stoppable
@@ -118,9 +109,7 @@ def _measure(
             said = words.partition(":")[0]
             terminal.note(f"measuring: {said}")
 
-    measurer = WorthMeasurer(
-        path, facts.chosen, facts.topology, key, draft=facts.model.draft_path, without=without, tell=tell,
-    )  # fmt: skip
+    measurer = WorthMeasurer(facts, key, without=without, tell=tell)
     try:
         return asyncio.run(run_stoppable(measurer)), measurer.stopped
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.bench.why import Rate, Worth, worth_cache
+from cpuchat.bench.why import Rate, SettingFacts, Worth, worth_cache
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology
@@ -68,19 +68,16 @@ class WorthMeasurer:
 
     def __init__(
         self,
-        path: Path,
-        chosen: Settings,
-        topology: Topology,
+        facts: SettingFacts,
         key: str,
         *,
-        draft: str = "",
         without: frozenset[str] = frozenset(),
         seconds: float = LIMIT_SECONDS,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._choices = [one for one in comparisons(topology, chosen) if one.name not in without]
-        self._chosen, self._draft, self._key, self._tell = chosen, draft, key, tell
-        self._measurer = Measurer(path)
+        self._choices = [one for one in comparisons(facts.topology, facts.chosen) if one.name not in without]
+        self._chosen, self._draft, self._key, self._tell = facts.chosen, facts.model.draft_path, key, tell
+        self._measurer = Measurer(Path(facts.model.path))
         self._until = time.monotonic() + seconds
         self._longest = 0.0  # seconds of a round
         # The newest speed with all as set, and what it was measured with: the next setting begins with it.
@@ -92,9 +89,14 @@ class WorthMeasurer:
         """Stop as soon as possible; `run` returns what was measured until then."""
         self.stopped = True
         if kill:
-            self._measurer.kill()
+            self.kill()
         else:
             await self._measurer.stop()
+
+    def kill(self) -> None:
+        """Stop without waiting for the worker."""
+        self.stopped = True
+        self._measurer.kill()
 
     async def run(self) -> dict[str, Worth]:
         """Return the worth of each setting. Raises CpuchatError if the model cannot be measured as it is set."""

@@ -23,6 +23,7 @@ from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
+from cpuchat.tui.hardware.why import WhyScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.keys import Keymap, load_keymap, parse_keys, problem_with, save_keys
 from cpuchat.tui.markdown.transcript import Transcript
@@ -63,7 +64,7 @@ def test_every_action_of_the_table_exists() -> None:
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
               "other_side": OtherSideScreen, "plan": PlanScreen, "plan_page": PlanPage,
-              "plan_machines": MachinesPage, "tune": TuneScreen, "keys": KeysScreen}  # fmt: skip
+              "plan_machines": MachinesPage, "tune": TuneScreen, "keys": KeysScreen, "why": WhyScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")
         owner = ChatScreen if place == "screen" else owners[key.place]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.base.errors import MeasureFailed
-from cpuchat.bench.why import worth_cache
+from cpuchat.bench.why import SettingFacts, worth_cache
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.protocol.model_info import EngineInfo
+from cpuchat.protocol.timings import Timings
 from cpuchat.tune.candidates import Choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 from cpuchat.tune.worth import WorthMeasurer, comparisons
 from tests.hardware.trees import make_tree
+from tests.support.scripted_backend import MODEL
 
 
 @pytest.fixture
@@ -45,7 +49,10 @@ def topology(tmp_path_factory: pytest.TempPathFactory) -> Topology:
 
 
 def made(topology: Topology, **more: object) -> WorthMeasurer:
-    return WorthMeasurer(Path("model.gguf"), Settings(), topology, "key", **more)  # type: ignore[arg-type]
+    facts = SettingFacts(
+        Settings(), msgspec.structs.replace(MODEL, path="model.gguf"), EngineInfo(version="1"), topology, Timings()
+    )
+    return WorthMeasurer(facts, "key", **more)  # type: ignore[arg-type]
 
 
 def test_each_setting_against_its_alternative(topology: Topology, measured: list[str]) -> None:

@@ -310,7 +310,9 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
     return f"{was} and cannot be moved: {who}. End that program and reload the model to place it as {policy.words}."
 
 
-def reader_cpus(topology: Topology, cpus: Collection[int], policy: Policy | None, refused: str) -> list[tuple[int, ...]]:
+def reader_cpus(
+    topology: Topology, cpus: Collection[int], policy: Policy | None, refused: str
+) -> list[tuple[int, ...]]:
     """Return the CPUs on which to read a file into memory, a set for each NUMA node of the `cpus` that compute.
 
     Without a `policy` that places pages (None: the kernel does not tell), because it was `refused` as in most

@@ -263,6 +263,8 @@ class HardwareScreen(Dismissable[None]):
             return True if self._before is not None and not self.working else None
         if action in ("apply", "measure", "recommended"):
             return True if self.facts is not None and not self.working else None
+        if action == "proofs":
+            return True if self._model is not None and not self.working else None
         return True
 
     def _refused(self, what: str) -> bool:
@@ -381,6 +383,17 @@ class HardwareScreen(Dismissable[None]):
     def _measured(self, event: Measuring) -> None:
         self._told = f"Measuring {event.what} · {event.done + 1} of {event.of}"
         self._show()
+
+    @work
+    async def action_proofs(self) -> None:
+        """Show what is known of each setting of the loaded model."""
+        model = self._model
+        if model is None or self.working or self._refused("The model proves its settings"):
+            return
+        from cpuchat.tui.hardware.why import WhyScreen
+
+        await self.app.push_screen_wait(WhyScreen(self._services, model))
+        self._refresh_now()
 
     async def action_close(self) -> None:
         if self._trial is not None:
