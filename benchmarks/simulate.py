@@ -219,7 +219,7 @@ ABLATIONS: dict[str, Change] = {
     "all texts count alike": _set(controller, _DRAFT=(2.0, 1000.0), _KEPT=1000.0),
     "losses and reading along do not shorten the memory": _set(controller, _NEWEST=inf),
     "every loss shortens it": _set(controller, _WON=0.0),
-    "costs as calibrated": _set(current_costs, _NOISE=1e9),
+    "costs as calibrated": _set(current_costs, _FOLLOW=0.0, _QUICK=0.0),
 }
 
 

@@ -25,10 +25,11 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadModel, Speculation
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import overlap_pays
-from cpuchat.speculation.depth.controller import UNCALIBRATED, DepthController, too_fast
+from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.reasons import UNCALIBRATED, too_fast
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
 LOOKUP_SHARE: Final = 0.01

@@ -99,21 +99,17 @@ def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], lis
     `rate` is the acceptance. Concurrent: the next block is drafted while this one is verified, in vain unless all of
     this one is accepted and the token after it was guessed too (PEARL, arXiv 2408.11850).
     """
-    times, offered = costs.times.ms, costs.offered
+    times, draft, beside = costs.times.ms, costs.draft.ms[0], costs.overlap_draft.ms[0]
     sequential, concurrent = [1.0 / times[0]], [0.0]
-    go, drafting, stopped = 1.0, 0.0, 0.0
     total = full = 1.0
     for g in range(1, most + 1):
-        full *= offered * rate
+        full *= rate
         total += full
-        drafting += go * costs.draft.ms
-        stopped += go * (1.0 - offered) * times[g - 1]
-        go *= offered
-        rejected = costs.rollback.ms * (1.0 - full)
-        sequential.append(total / (drafting + stopped + go * times[g] + rejected))
+        rejected = costs.rollback.ms[0] * (1.0 - full)
+        sequential.append(total / (g * draft + times[g] + rejected))
         if costs.overlap_times is not None:
-            ready = max(costs.overlap_times.ms[g], (g + 1) * costs.overlap_draft.ms)
-            concurrent.append(total / (ready + (1.0 - full * rate) * g * costs.overlap_draft.ms + rejected))
+            ready = max(costs.overlap_times.ms[g], (g + 1) * beside)
+            concurrent.append(total / (ready + (1.0 - full * rate) * g * beside + rejected))
     return sequential, concurrent
 
 

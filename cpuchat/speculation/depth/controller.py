@@ -29,58 +29,8 @@ from cpuchat.speculation.depth.acceptance import (
 )
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.reasons import NO_REPEATS, UNCALIBRATED, WORTHWHILE_GAIN, disabled_reason, slow_prefill
 from cpuchat.speculation.stats import PassRecord
-
-UNCALIBRATED: Final = "off: not calibrated on this machine yet"
-SKIPPED: Final = "off: calibration skipped"
-DISTURBED: Final = "off: calibration disturbed by other programs"
-NO_REPEATS: Final = "off: nothing to draft from yet"
-
-WORTHWHILE_GAIN: Final = 1.03
-"""Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
-
-
-def too_fast(plain_ms: float) -> str:
-    """Return the reason for a model that decodes as fast as drafts can be handled."""
-    return f"off: decoding takes {plain_ms:.2g} ms per token, and handling drafts takes as long"
-
-
-def slow_prefill(seconds: float) -> str:
-    """Return the reason while the draft model has too much of the text to read first."""
-    return f"off: prefilling the draft model would take {seconds:.1f} s"
-
-
-def disabled_reason(
-    plain_ms: float,
-    draft_ms: float,
-    draft_rate: float,
-    max_gain: float,
-    acceptance: float,
-    *,
-    has_draft: bool,
-    is_scored: bool,
-) -> str:
-    """Return one plain sentence.
-
-    Args:
-        draft_rate: tokens per ms at the best draft depth.
-        max_gain: speed-up over plain decoding if every drafted token were accepted.
-        is_scored: the draft model has been compared with the text already.
-    """
-    if max_gain < WORTHWHILE_GAIN:
-        if has_draft and draft_ms > 0.25 * plain_ms:
-            return f"off: the draft model takes {draft_ms:.3g} ms per token, plain decoding {plain_ms:.3g} ms"
-        return "off: batch verification costs as much as token-by-token decoding on these cores"
-    if not has_draft:
-        return "off: repeated n-grams rarely continue the same way in this text"
-    if not is_scored:
-        return "off: the draft model's acceptance rate is not known yet"
-    slower = 1.0 / (draft_rate * plain_ms) - 1.0 if draft_rate > 0 else 0.0
-    at = f"off: at {100 * acceptance:.0f} % acceptance"
-    if slower >= 0.01:
-        return f"{at} plain decoding is {100 * slower:.0f} % faster on these cores"
-    return f"{at} drafting gains nothing over plain decoding on these cores"
-
 
 # Each value is the best of those tried in benchmarks/simulate.py; docs/speculation.md has the ablations.
 _DRAFT, _FREE = (2.0, 240.0), (4.0, 64.0)
@@ -136,7 +86,7 @@ class DepthController:
         self._uncalibrated = uncalibrated
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
-        self._plain = Following(0.0)
+        self._plain = Following([0.0])
         self._untimed = _TIMED if costs is not None and costs.disturbed else 0  # plain steps to come
         self._draft_acceptance = Acceptance(DRAFT_PRIORS, *_DRAFT, known)
         self._acceptance: dict[DrafterName, Acceptance] = {
@@ -144,7 +94,7 @@ class DepthController:
         }
         self._budget = 0.0 if self._is_known else _START * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
-        self._after_read = Following(0.0)  # how much slower the plain step after reading along is
+        self._after_read = Following([0.0])  # how much slower the plain step after reading along is
         self._has_read = False
         self._was_plain = True
         self._last_depth = 0
@@ -177,7 +127,7 @@ class DepthController:
             for j, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
                 acceptance.observe(bucket, j < record.accepted)
             if costs is not None and (n or record.drafter == "draft"):
-                ms = costs.record_verify(record, self.plan.depth)
+                ms = costs.record_verify(record)
             is_model, gained = record.drafter == "draft", (record.accepted + 1) * plain - ms
             most, newest = (_WON, _NEWEST) if is_model else (_WON_FREE, _NEWEST_FREE)
             won = max(_LEAST * plain, min(most * plain, self._won.get(record.drafter, 0.0) + gained))
@@ -198,10 +148,10 @@ class DepthController:
             self._plain.observe(ms)
             self._untimed = max(0, self._untimed - 1)
             if costs is not None:
-                costs.times.observe(1, ms)
+                costs.times.observe(ms)
         if self._has_read:
             self._has_read = False
-            gained -= self._after_read.ms
+            gained -= self._after_read.ms[0]
         self._was_plain = n == 0
         self._passes_since_draft = 0 if n else self._passes_since_draft + 1
         self._last_depth = n or self._last_depth
@@ -255,7 +205,7 @@ class DepthController:
         if self.plan.depth:
             rate, _ = best_plan(self._current_rates(costs, self._max_depth))
             # Without the proposal comes a draft of the best rate, which is worth what it costs.
-            read = costs.read.ms
+            read = costs.read.ms[0]
         if self._passes_since_draft < 4 and self._recent[1] > 0:
             rate = max(rate, 0.9 * self._recent[0] / self._recent[1])
         acceptance = self._acceptance[proposal.drafter]
@@ -264,7 +214,7 @@ class DepthController:
         for n, bucket in enumerate(proposal.buckets[: self._max_depth], 2):
             reached *= acceptance.rate(bucket)
             total += reached
-            extra = read * (total - 1) + costs.rollback.ms * (1.0 - reached)
+            extra = read * (total - 1) + costs.rollback.ms[0] * (1.0 - reached)
             if (worth := total - rate * (costs.times.ms[n - 1] + extra)) > best:
                 best, depth = worth, n - 1
         return depth
@@ -316,10 +266,10 @@ class DepthController:
             return 0
         if self._unread < (_CHUNK if self._is_known else _FIRST):
             return 0
-        left = self._budget - self._after_read.ms + (0.0 if self._is_known else _LOAN * costs.plain_ms)
-        if lag * costs.read.ms > left:
+        left = self._budget - self._after_read.ms[0] + (0.0 if self._is_known else _LOAN * costs.plain_ms)
+        if lag * costs.read.ms[0] > left:
             # Read from the middle of a text it has less context: the first of these tokens do not count.
-            lag = min(lag, 2 * min(self._unread, _CHUNK), int(left / costs.read.ms))
+            lag = min(lag, 2 * min(self._unread, _CHUNK), int(left / costs.read.ms[0]))
             if lag < 2 * _FIRST:
                 return 0
             self._scorable = min(self._scorable, lag // 2)
@@ -333,7 +283,7 @@ class DepthController:
     @property
     def plain_ms(self) -> float | None:
         """Return the current ms of a plain pass: calibrated, corrected by observations. None if unknown."""
-        return self._costs.plain_ms if self._costs is not None else self._plain.ms or None
+        return self._costs.plain_ms if self._costs is not None else self._plain.ms[0] or None
 
     @property
     def timed_plain_ms(self) -> float | None:
@@ -370,7 +320,7 @@ class DepthController:
         drafting = self._current_rates(costs, self._max_depth)[0][1:] if asked else ()
         return disabled_reason(
             costs.plain_ms,
-            costs.draft.ms if asked else 0.0,
+            costs.draft.ms[0] if asked else 0.0,
             max(drafting, default=0.0),
             limit_gain(1.0, costs, self._max_depth),
             self.acceptance,

@@ -23,7 +23,7 @@ def test_the_best_depth_is_found_at_every_rate(target):
     costs = costs_of(target)
     for rate in (0.2, 0.5, 0.7, 0.9, 1.0):
         by_hand = {
-            g: sum(rate**i for i in range(g + 1)) / (costs.times.ms[g] + g * costs.draft.ms)
+            g: sum(rate**i for i in range(g + 1)) / (costs.times.ms[g] + g * costs.draft.ms[0])
             for g in range(MAX_DEPTH + 1)
         }
         best, plan = best_plan(rates(rate, costs, MAX_DEPTH))
