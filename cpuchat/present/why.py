@@ -31,7 +31,7 @@ def rows(facts: SettingFacts) -> list[SettingRow]:
     """Return all settings; those without an effect on this machine or this model say so."""
     evidence = facts.model.evidence or LoadEvidence()
     return [*_of_cpus(facts), *_of_memory(facts, evidence), *_of_engine(facts, evidence), _drafters(facts), _row(
-        "poll", facts.chosen.engine.poll, "unknown", "leaves no trace; --measure shows its worth"
+        "poll", facts.chosen.engine.poll, "unknown", "leaves no trace; measuring shows its worth"
     )]  # fmt: skip
 
 

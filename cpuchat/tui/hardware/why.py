@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from cpuchat.tune.worth import WorthMeasurer
 
 _MARKS: Final = {"works": "✓", "fails": "✗", "unknown": "?"}
-_TABLE_WIDTH: Final = 110  # below, the proof stands under the setting
+_WIDE, _MEDIUM = 110, 72  # cells; below these the worth, then also the proof stands under the setting
 
 
 class ProofTable(Static):
@@ -47,16 +46,19 @@ class ProofTable(Static):
             self.get_component_rich_style(f"proof--{name}", partial=True) for name in ("works", "fails", "dim")
         )
         styles = {"works": works, "fails": fails}
-        wide = self.size.width >= _TABLE_WIDTH
+        width = self.size.width
+        beside = 0 if width < _MEDIUM else 1 if width < _WIDE or not worths else 2  # of proof and worth
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        for ratio in (None, None, None, 3, 2) if wide else (None, None, 1):
+        for ratio in (None, None, *(((None, 3, 2)[: 1 + beside]) if beside else (1,))):
             table.add_column(ratio=ratio, overflow="fold", no_wrap=ratio is None)
         for row in rows:
-            proof, worth = Text(row.proof, styles.get(row.state, dim)), Text(why.worth_words(worths.get(row.name)), dim)
-            cells = [Text(_MARKS.get(row.state, "·"), styles.get(row.state, dim)), Text(row.name, dim), Text(row.value)]
-            table.add_row(*cells, *((proof, worth) if wide else ()))
-            for below in () if wide else filter(None, (proof, worth)):
-                table.add_row("", "", Padding(below, 0))
+            style = styles.get(row.state, dim)
+            texts = Text(row.proof, style), Text(why.worth_words(worths.get(row.name)), dim)
+            table.add_row(
+                Text(_MARKS.get(row.state, "·"), style), Text(row.name, dim), Text(row.value), *texts[:beside]
+            )
+            for below in filter(None, texts[beside:]):
+                table.add_row("", "", *([""] if beside else []), below)
         self.update(table)
 
 
@@ -81,11 +83,11 @@ class WhyScreen(Dismissable[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="proofs") as pane:
             pane.border_title = f"Proofs · {clean_line(self._model.name or Path(self._model.path).stem)}"
+            pane.border_subtitle = "Letting the model answer a few tokens…"
             yield ProofTable()
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        self._tell("Letting the model answer a few tokens…")
         self._services.chat.run_detached(self._prove(), lambda: None)
 
     def on_resize(self) -> None:
