@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from base_model import base_model
+from coder_pair import coder_pair
 from common import MeasureError, Row, Target, say
 from drafting import (
     ADAPTIVE,
@@ -18,6 +19,7 @@ from drafting import (
     adaptive,
     compare,
     figures,
+    fixed,
     model_info,
     tokens_per_pass,
     workers,
@@ -258,3 +260,29 @@ def _replayed(
             ]
         )
     return rows, lines
+
+
+REAL = ("rename in code", "change one function", "summary with quotations", "free prose")
+N_REAL = 129
+
+
+def real_pair(setup: Setup) -> Section:
+    """A real pair that the app would load, over real tasks: drafters that it uses, and the draft model at one depth."""
+    target, draft = coder_pair()
+    n, rounds = (33, 1) if setup.quick else (N_REAL, setup.choose(3))
+    section = Section(tables=[Table("Qwen2.5 Coder 1.5B with its 0.5B, Q4_K_M", HEADS)])
+    with workers(setup.threads) as loaded:
+        pair = loaded.load(target, draft)
+        loaded.run(answer(pair, "Warm up: one, two, three,", 16, to_the_end=False))
+        sides = {
+            "plain": Side(pair), "free": Side(pair, FREE["suffix"]), "auto": Side(pair, adaptive("draft", "suffix")),
+            "draft, depth 4": Side(pair, fixed(4)),
+        }  # fmt: skip
+        for task in (one for one in tasks() if one.name in REAL):
+            say(task.name)
+            runs = compare(loaded, sides, [Prompted((), (), words=task.prompt)] * rounds, n, to_the_end=False)
+            goal = GAINS if task.copies else PROSE_NOT_SLOWER
+            section.rows += [row for row in _rows(task.name, runs, goal) if "depth" not in row.what]
+            _lines(section.tables[0], task.name, runs)
+            section.data[task.name] = {side: {"rates": runs.rates(side)} for side in runs.answers}
+    return section

@@ -23,7 +23,7 @@ from accuracy import accuracy
 from common import RESULTS, WORK, MeasureError, Row, arguments, machine, run_main, save, say, table
 from depths import ALPHAS, large_draft, longer, small_draft
 from drafting import Section, Setup
-from free_drafters import copy, prose, text
+from free_drafters import copy, prose, real_pair, text
 from never_slower import free_drafters, hopeless_pair, noise
 from pairs import Shapes
 from plots import COLOURS, INK, PALE, Chart, Dot, Line, Panel
@@ -42,6 +42,7 @@ SECTIONS: dict[str, Callable[[Setup], Section]] = {
     "copy": copy,
     "prose": prose,
     "text": text,
+    "real-pair": real_pair,
     "server": server,
 }
 MEASURED = "fixed depths"
