@@ -622,8 +622,6 @@ def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) 
         if abort.is_set():
             raise Interrupted("The load was cancelled.")
         notes = [f"The read bandwidth was not measured: {reason}" for reason in notes]
-        if known_peak(cpus, disturbed=False) is None and peak is not None:
-            notes = ["Other programs disturbed the bandwidth measurement; it will be repeated later."]
     return msgspec.structs.replace(
         info,
         notes=(*info.notes, *notes),
