@@ -145,6 +145,7 @@ def test_an_error_while_leaving_is_one_line(tmp_path: Path) -> None:
         modes = terminal.modes
         terminal.wait_for("Enter sends")
         break_in(terminal, "leaving")
+        terminal.wait_for("fails when left")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 1
         check_given_back(terminal, modes)
