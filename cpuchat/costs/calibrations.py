@@ -17,6 +17,10 @@ from cpuchat.base.files import JsonCache
 
 MAX_TOKENS: Final = 32
 """Most tokens of one verify pass: the longest draft and the token before it."""
+MIN_PLAIN_MS: Final = 2.0
+"""Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
+0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
+"""
 KEPT_SECONDS: Final = 30 * 86_400.0
 """Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
 UNSTEADY_SECONDS: Final = 3_600.0

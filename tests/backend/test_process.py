@@ -101,19 +101,6 @@ async def test_a_stopped_worker_is_killed_with_its_helpers(
     assert not psutil.wait_procs(everyone, timeout=_STUCK)[1]
 
 
-async def test_a_worker_that_is_killed_takes_its_helpers_along(backend: LocalBackend, tiny_model: Path) -> None:
-    """Also one that was stopped and sees nothing of its parent's end."""
-    await collect(backend.load(tiny_model, OPTIONS))
-    await collect(backend.generate(chat("hello")))
-    worker = psutil.Process(backend.pid)
-    helpers = worker.children(recursive=True)
-    assert helpers
-    for one in helpers:
-        one.suspend()
-    worker.kill()
-    assert not psutil.wait_procs(helpers, timeout=_STUCK)[1]
-
-
 async def test_a_worker_that_hangs_in_the_kernel_keeps_nobody_waiting(
     backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,34 +121,40 @@ async def test_a_worker_that_hangs_in_the_kernel_keeps_nobody_waiting(
     assert not psutil.wait_procs([worker], timeout=_STUCK)[1]
 
 
-async def test_killing_ends_what_runs_at_once(backend: LocalBackend, tiny_model: Path) -> None:
+async def test_a_killed_worker_takes_its_helpers_along_and_a_stop_between_the_reload_and_the_answer_is_heard(
+    backend: LocalBackend, tiny_model: Path
+) -> None:
+    """Also a helper that was stopped and sees nothing of its parent's end."""
     await collect(backend.load(tiny_model, OPTIONS))
-    answer = backend.generate(chat("hello", max_tokens=0))
-    await anext(answer)
-    backend.kill()
-    last = await rest(answer)
-    assert isinstance(last, Failed) and last.code == "interrupted"
-    await backend.close()
-
-
-async def test_a_stop_between_the_reload_and_the_answer_is_heard(backend: LocalBackend, tiny_model: Path) -> None:
-    await collect(backend.load(tiny_model, OPTIONS))
-    assert backend.pid is not None
-    os.kill(backend.pid, signal.SIGKILL)
+    await collect(backend.generate(chat("hello")))
+    worker = psutil.Process(backend.pid)
+    helpers = worker.children(recursive=True)
+    assert helpers
+    for one in helpers:
+        one.suspend()
+    worker.kill()
+    assert not psutil.wait_procs(helpers, timeout=_STUCK)[1]
     events = []
     async for event in backend.generate(chat("hello", max_tokens=0)):
         events.append(event)
         if isinstance(event, ModelLoaded):
             await backend.cancel()
+    assert any(isinstance(event, ModelLoaded) for event in events)
     assert isinstance(events[-1], GenerationFinished) and events[-1].stop_reason == "cancelled"
     assert not any(isinstance(event, TextDelta) for event in events)
 
 
-async def test_a_stop_before_the_first_event_is_asked_for_is_heard(backend: LocalBackend, tiny_model: Path) -> None:
+async def test_a_stop_before_the_first_event_is_asked_for_is_heard_with_and_without_a_worker_to_tell(
+    backend: LocalBackend, tiny_model: Path
+) -> None:
+    begun = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
+    await asyncio.sleep(0)
+    await backend.cancel()
+    assert isinstance(await begun, LoadCancelled)
     loading = backend.load(tiny_model, OPTIONS)
     await backend.cancel()
     assert isinstance(await rest(loading), LoadCancelled)
-    await collect(backend.load(tiny_model, OPTIONS))
+    assert isinstance(await rest(backend.load(tiny_model, OPTIONS)), ModelLoaded)
     answer = backend.generate(chat("hello", max_tokens=0))
     await backend.cancel()
     last = await rest(answer)
@@ -208,14 +201,6 @@ async def test_a_start_that_is_given_up_leaves_nothing_half_done(backend: LocalB
     assert isinstance(events[-1], ModelLoaded)
     assert not any(isinstance(event, WorkerReady) for event in events)
     assert backend.engine is not None and backend.engine.pid == backend.pid != given_up
-
-
-async def test_a_stop_counts_before_there_is_a_worker_to_tell(backend: LocalBackend, tiny_model: Path) -> None:
-    loading = asyncio.create_task(rest(backend.load(tiny_model, OPTIONS)))
-    await asyncio.sleep(0)
-    await backend.cancel()
-    assert isinstance(await loading, LoadCancelled)
-    assert isinstance(await rest(backend.load(tiny_model, OPTIONS)), ModelLoaded)
 
 
 async def test_two_that_want_a_worker_get_the_same(backend: LocalBackend) -> None:
@@ -269,17 +254,23 @@ async def test_a_cache_folder_that_cannot_be_written_is_a_note(tiny_model: Path,
     backend.log_file.unlink()
 
 
-async def test_a_stopped_worker_goes_on_to_obey_a_cancel(backend: LocalBackend, tiny_model: Path) -> None:
+async def test_a_stopped_worker_goes_on_to_obey_a_cancel_and_killing_it_ends_what_runs_at_once(
+    backend: LocalBackend, tiny_model: Path
+) -> None:
     await collect(backend.load(tiny_model, OPTIONS))
     answer = backend.generate(chat("hello", max_tokens=400))
     await anext(answer)
     assert backend.pid is not None
     os.kill(backend.pid, signal.SIGSTOP)
     await backend.cancel()
-    async with asyncio.timeout(_STUCK):
-        last = await rest(answer)
+    last = await rest(answer)
     assert isinstance(last, GenerationFinished) and last.stop_reason in ("cancelled", "length")
     assert (await collect(backend.generate(chat("hello", max_tokens=2)))).timings.predicted_n > 0
+    answer = backend.generate(chat("hello", max_tokens=0))
+    await anext(answer)
+    backend.kill()
+    last = await rest(answer)
+    assert isinstance(last, Failed) and last.code == "interrupted"
 
 
 async def test_a_load_is_cancelled_while_its_worker_starts(backend: LocalBackend, tiny_model: Path) -> None:

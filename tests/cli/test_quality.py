@@ -33,35 +33,30 @@ def text(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_table_with_intervals_and_the_worst_disagreements_is_printed(text: str) -> None:
-    printed = run("demo", "demo-q4", "--text", text, "--ctx", "256").stdout
+def test_both_are_measured_and_asked_and_what_is_measured_is_read_and_shown_as_a_table(
+    text: str, tmp_path: Path
+) -> None:
+    questions = tmp_path / "mine.jsonl"
+    questions.write_text('{"id": "a", "prompt": "What is 2 + 3?", "answer": "5", "check": "number"}\n')
+    arguments = ("demo", "demo-q4", "--text", text, "--ctx", "256")
+    asking = (*arguments, "--questions", str(questions), "--json")
+    found = json.loads(run(*asking).stdout)
+    assert found["complete"] and found["windows"] > 3
+    (other,) = found["others"]
+    assert other["quantization"] == "Q4_K_M" and 0 < other["kld"]["value"] < 1
+    assert other["same_top"]["low"] < other["same_top"]["value"] < other["same_top"]["high"]
+    asked = other["questions"]
+    assert asked["both_right"] + asked["only_base"] + asked["only_other"] + asked["both_wrong"] == 1
+    assert asked["answers"][0]["base"]["text"]
+    assert json.loads(run(*asking).stdout) == found
+
+    printed = run(*arguments).stdout
     lines = printed.splitlines()
     assert "same next token" in lines[0] and "KLD mean" in lines[0]
     assert lines[1].startswith("Q4_K_M") and "%" in lines[1] and "±" in lines[1]
     assert "positions scored; base Q8_0" in printed
     assert "were measured on other texts" in printed
     assert "▸" in printed
-
-
-def test_json_has_everything_and_a_second_run_reads_what_is_measured(text: str) -> None:
-    arguments = ("demo", "demo-q4", "--text", text, "--ctx", "256", "--json")
-    found = json.loads(run(*arguments).stdout)
-    assert found["complete"] and found["windows"] > 3
-    (other,) = found["others"]
-    assert other["quantization"] == "Q4_K_M" and 0 < other["kld"]["value"] < 1
-    assert other["same_top"]["low"] < other["same_top"]["value"] < other["same_top"]["high"]
-    assert json.loads(run(*arguments).stdout) == found
-
-
-def test_questions_are_asked_of_both(text: str, tmp_path: Path) -> None:
-    questions = tmp_path / "mine.jsonl"
-    questions.write_text('{"id": "a", "prompt": "What is 2 + 3?", "answer": "5", "check": "number"}\n')
-    found = json.loads(
-        run("demo", "demo-q4", "--text", text, "--ctx", "256", "--questions", str(questions), "--json").stdout
-    )
-    asked = found["others"][0]["questions"]
-    assert asked["both_right"] + asked["only_base"] + asked["only_other"] + asked["both_wrong"] == 1
-    assert asked["answers"][0]["base"]["text"]
 
 
 def test_bad_input_is_refused_with_what_to_do(tmp_path: Path, text: str, tiny_model: Path) -> None:

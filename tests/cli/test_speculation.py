@@ -36,8 +36,11 @@ def demo(*arguments: str, tokens: int = 48) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_a_fixed_depth_drafts_and_the_text_stays_the_same() -> None:
+def test_a_fixed_depth_drafts_and_the_text_is_that_of_off_which_loads_no_draft_model() -> None:
     plain = demo("--drafters", "off")
+    assert "draft_model" not in plain
+    assert "draft_n" not in plain["timings"]
+    assert "speculation" not in plain["timings"]
     drafted = demo("--drafters", "draft", "--draft-depth", "3")
     assert drafted["text"] == plain["text"]
     assert drafted["draft_model"]
@@ -47,13 +50,6 @@ def test_a_fixed_depth_drafts_and_the_text_stays_the_same() -> None:
     assert len(drafting["by_position"]) == 3
     assert sum(position["draft_n"] for position in drafting["by_position"]) == figures["draft_n"]
     assert [one["name"] for one in drafting["drafters"]] == ["draft"]
-
-
-def test_off_loads_no_draft_model_and_reports_nothing() -> None:
-    result = demo("--drafters", "off", tokens=4)
-    assert "draft_model" not in result
-    assert "draft_n" not in result["timings"]
-    assert "speculation" not in result["timings"]
 
 
 def test_free_drafters_need_no_draft_model() -> None:

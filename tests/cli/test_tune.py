@@ -48,11 +48,11 @@ def test_json_and_the_kv_cache_only_if_asked_for(tiny_model: Path, monkeypatch: 
     found = json.loads(run("tune", str(tiny_model), "--json", "--quantized-kv").stdout)
     assert found["changes"]["engine"] == {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
     assert found["decode"] == pytest.approx([20, 22])
+    assert found["prompt_share"] == 0.5
 
 
 def test_the_prompt_share_is_that_of_the_chats(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_up_speeds(monkeypatch, with_small_cache)
-    assert json.loads(run("tune", str(tiny_model), "--json").stdout)["prompt_share"] == 0.5
     store = ChatStore(paths.chats_db())
     chat = store.create_chat("m")
     for _ in range(2):
@@ -85,9 +85,9 @@ def test_the_old_names_of_the_system_commands_work(monkeypatch: pytest.MonkeyPat
     assert run("tune", "plan", "--knob", "speed").returncode == 2
 
 
-def test_ctrl_c_stops_it(slow_model: Path) -> None:
+def test_ctrl_c_stops_it(tiny_model: Path) -> None:
     settings.update({"engine": {"memory": "local"}})  # the first choice is made at once
-    process = start("tune", str(slow_model))
+    process = start("tune", str(tiny_model))
     assert process.stderr is not None
     assert b"set by you: memory = local" in process.stderr.readline()
     process.send_signal(signal.SIGINT)

@@ -20,15 +20,6 @@ QUICK = {"hardware": {"probe": False}, "speculation": {"drafters": "off"}}
 
 
 @pytest.fixture
-def endless(tiny_model: Path, tmp_path: Path) -> Iterator[Terminal]:
-    """Start the app with a model that never ends an answer."""
-    settings.update(QUICK)
-    terminal = Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)
-    yield terminal
-    terminal.close()
-
-
-@pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Terminal]:
     terminal = Terminal([], columns=120, rows=40, home=tmp_path)
     yield terminal
@@ -84,27 +75,50 @@ def test_killed_app_keeps_the_text_and_its_worker_goes_too(tiny_model: Path, tmp
     assert [row[0] for row in stored()] == ["user", "assistant"]
 
 
-def test_an_answer_is_stopped_and_a_worker_killed_behind_the_app_healed(endless: Terminal) -> None:
-    endless.wait_for("tiny")
-    ask(endless, "hello")
-    (worker,) = (p for p in psutil.Process(endless.process.pid).children() if "cpuchat.worker" in " ".join(p.cmdline()))
-    worker.kill()
-    endless.wait_for("worker crashed")
-    ask(endless, "again")
-    endless.press("esc")
-    endless.wait_for("stopped")
-    endless.press("ctrl+q")
-    assert endless.wait_for_end() == 0
-    assert [row[0] for row in stored()] == ["user", "assistant", "user", "assistant"]
-    assert [row[1] for row in stored()[::2]] == ["hello", "again"]
-    assert stored()[-1][1] and stored()[-1][2] == "cancelled"
-
-
-def test_a_stopped_worker_does_not_keep_anyone_from_quitting(tiny_model: Path, tmp_path: Path) -> None:
+def test_keys_in_one_read_keep_their_order_an_answer_is_stopped_and_a_killed_worker_healed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     settings.update(QUICK)
-    terminal = Terminal(["--model", str(tiny_model)], home=tmp_path)
-    try:
-        terminal.wait_for("tiny")
+    with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
+        terminal.wait_for("0/4k ctx")
+        terminal.type("hello wurld\x7f\x7f\x7f\x7forld\x1b[D\x1b[Dy\x7f\rsecond one\x7f\x7f\x7ftwo")
+        terminal.wait_until(lambda _: stored(), "a message that was sent")
+        assert stored()[0][:2] == ("user", "hello world")
+        terminal.wait_until(lambda screen: re.search(r"second two\s", screen), "what was typed after Enter")
+        terminal.wait_until(lambda _: len(stored()) == 2 and stored()[1][1], "a saved answer")
+        terminal.press("esc")
+        terminal.wait_for("stopped")
+        assert "second two" in terminal.text
+        terminal.type("\x10export\r")
+        terminal.wait_for("Export to Markdown")
+        terminal.press("esc")
+        terminal.wait_until(lambda screen: "Export to Markdown" not in screen, "the chat")
+        terminal.press("enter")
+        terminal.wait_until(lambda _: len(stored()) == 4 and stored()[3][1], "an answer to what was typed")
+        children = psutil.Process(terminal.process.pid).children()
+        (worker,) = (child for child in children if "cpuchat.worker" in " ".join(child.cmdline()))
+        worker.kill()
+        terminal.wait_for("worker crashed")
+        ask(terminal, "again")
+        terminal.press("esc")
+        terminal.wait_until(lambda _: stored()[-1][2], "the end of the answer")
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
+        assert [row[0] for row in stored()] == ["user", "assistant"] * 3
+        assert [row[1] for row in stored()[::2]] == ["hello world", "second two", "again"]
+        for row in (1, -1):
+            assert stored()[row][1] and stored()[row][2] == "cancelled"
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_note_and_a_stopped_worker_does_not_keep_anyone_from_quitting(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the log goes instead
+    settings.update(QUICK)
+    with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
+        terminal.wait_for("Cannot write to")
         ask(terminal, "say something long")
         everyone = psutil.Process(terminal.process.pid).children(recursive=True)
         (worker,) = (one for one in everyone if "cpuchat.worker" in one.cmdline())
@@ -114,25 +128,6 @@ def test_a_stopped_worker_does_not_keep_anyone_from_quitting(tiny_model: Path, t
         assert b"Traceback" not in terminal.raw
         assert not psutil.wait_procs(everyone, timeout=120)[1]
         assert stored()[-1][1]
-    finally:
-        terminal.close()
-
-
-def test_a_cache_folder_that_cannot_be_written_is_a_note(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the log goes instead
-    settings.update(QUICK)
-    with contextlib.closing(Terminal(["--model", str(tiny_model)], columns=120, rows=40, home=tmp_path)) as terminal:
-        terminal.wait_for("Cannot write to")
-        ask(terminal, "Hello")
-        terminal.press("esc")
-        terminal.wait_for("stopped")
-        terminal.press("ctrl+q")
-        assert terminal.wait_for_end() == 0
-        assert b"Traceback" not in terminal.raw
 
 
 def test_without_a_folder_for_the_chats_the_app_says_what_to_do(

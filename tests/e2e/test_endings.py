@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from cpuchat.base import paths
 from cpuchat.config import settings
@@ -33,10 +32,10 @@ EVERYWHERE = ("worker", "timer", "thread", "render", "compose", "styles")
 
 
 @contextlib.contextmanager
-def opened(model: Path, home: Path, *, breaking: bool = False) -> Iterator[Terminal]:
+def opened(*arguments: str | Path, home: Path, **terminal_is: Any) -> Iterator[Terminal]:
     settings.update(QUICK)
-    command = {"command": BREAKING} if breaking else {}
-    terminal = Terminal(["--model", str(model)], columns=100, rows=30, home=home, **command)
+    size = {"columns": 100, "rows": 30}
+    terminal = Terminal([str(argument) for argument in arguments], home=home, **{**size, **terminal_is})
     try:
         yield terminal
     finally:
@@ -63,16 +62,41 @@ def last_lines(terminal: Terminal) -> str:
 
 
 def break_in(terminal: Terminal, where: str) -> None:
-    terminal.wait_for("tiny F32")
     terminal.type(f"break {where}")
     terminal.wait_for(f"break {where}")
     terminal.press("enter")
 
 
-def test_an_error_anywhere_ends_on_the_last_resort_screen(tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, tmp_path, breaking=True) as terminal:
-        modes = terminal.modes
-        terminal.wait_for("tiny F32")
+@contextlib.contextmanager
+def answering(text: str) -> Iterator[str]:
+    """Serve a model whose answer is `text` and does not end; yields its address."""
+    urls: queue.Queue[tuple[str, Callable[[], object]]] = queue.Queue()
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for at in range(0, len(text), 1000):
+            await reply.text(text[at : at + 1000])
+        await reply.until_left()
+
+    async def serve() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        async with remote_server(answer=answer) as server:
+            urls.put((server.url, lambda: loop.call_soon_threadsafe(ended.set)))
+            await ended.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    url, end = urls.get()
+    try:
+        yield url
+    finally:
+        end()
+        thread.join()
+
+
+def test_an_error_anywhere_ends_on_the_last_resort_screen(tmp_path: Path) -> None:
+    with answering("An answer.") as url, opened("--server", url, home=tmp_path, command=BREAKING) as terminal:
+        terminal.wait_for("Enter sends")
         ask(terminal, "something to keep")
         terminal.press("esc")
         terminal.wait_for("stopped")
@@ -85,18 +109,13 @@ def test_an_error_anywhere_ends_on_the_last_resort_screen(tiny_model: Path, tmp_
             terminal.wait_for("something to keep")
         logs = sorted(paths.log_dir().glob("app-*.log"))
         assert "made by a test" in logs[0].read_text()
-        break_in(terminal, "handler")
-        terminal.wait_for("internal error")
-        members = family(terminal)
-        terminal.type("q")
-        assert terminal.wait_for_end() == 1
-        check_given_back(terminal, modes)
-        assert "cpuchat: internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(terminal)
-        assert not psutil.wait_procs(members, timeout=180)[1]
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
 
 
 def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+    with opened("--model", tiny_model, home=tmp_path, command=BREAKING) as terminal:
+        modes = terminal.modes
         terminal.wait_for("tiny F32")
         ask(terminal, "say something long")
         terminal.type("half a thought")
@@ -108,14 +127,25 @@ def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tm
         terminal.press("enter")
         terminal.wait_for("half a thought")
         terminal.wait_for("say something long")
-        terminal.press("ctrl+q")
-        assert terminal.wait_for_end() == 0
+        terminal.press("ctrl+u")
+        terminal.wait_until(lambda screen: "half a thought" not in screen, "an empty prompt")
+        terminal.wait_for("tiny F32")
+        break_in(terminal, "handler")
+        terminal.wait_for("internal error")
+        members = family(terminal)
+        terminal.type("q")
+        assert terminal.wait_for_end() == 1
+        check_given_back(terminal, modes)
+        assert "cpuchat: internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(terminal)
+        assert not psutil.wait_procs(members, timeout=180)[1]
 
 
-def test_an_error_while_leaving_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+def test_an_error_while_leaving_is_one_line(tmp_path: Path) -> None:
+    with answering("An answer.") as url, opened("--server", url, home=tmp_path, command=BREAKING) as terminal:
         modes = terminal.modes
+        terminal.wait_for("Enter sends")
         break_in(terminal, "leaving")
+        terminal.wait_for("fails when left")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 1
         check_given_back(terminal, modes)
@@ -124,7 +154,7 @@ def test_an_error_while_leaving_is_one_line(tiny_model: Path, tmp_path: Path) ->
 
 def test_a_signal_while_streaming_ends_in_order(tiny_model: Path, tmp_path: Path) -> None:
     """SIGTERM; each of the others is sent in a test below."""
-    with opened(tiny_model, tmp_path) as terminal:
+    with opened("--model", tiny_model, home=tmp_path) as terminal:
         modes = terminal.modes
         terminal.wait_for("tiny F32")
         ask(terminal, "say something long")
@@ -139,7 +169,7 @@ def test_a_signal_while_streaming_ends_in_order(tiny_model: Path, tmp_path: Path
 
 
 def test_a_signal_during_the_start_ends_in_order(tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, tmp_path) as terminal:
+    with opened("--model", tiny_model, home=tmp_path) as terminal:
         modes = terminal.modes
         terminal.wait_until(lambda _: b"\x1b[?1049h" in terminal.raw, "the alternate screen")
         os.kill(terminal.process.pid, signal.SIGINT)
@@ -148,8 +178,9 @@ def test_a_signal_during_the_start_ends_in_order(tiny_model: Path, tmp_path: Pat
 
 
 def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, tmp_path, breaking=True) as terminal:
+    with opened("--model", tiny_model, home=tmp_path, command=BREAKING) as terminal:
         modes = terminal.modes
+        terminal.wait_for("tiny F32")
         break_in(terminal, "loop")
         terminal.wait_for("stuck now")
         members = family(terminal)
@@ -162,7 +193,7 @@ def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: P
 
 
 def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, tmp_path) as terminal:
+    with opened("--model", tiny_model, home=tmp_path) as terminal:
         terminal.wait_for("tiny F32")
         ask(terminal, "say something long")
         members = family(terminal)
@@ -208,7 +239,7 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
 def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quitting(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    with opened(tiny_model, tmp_path) as terminal:
+    with opened("--model", tiny_model, home=tmp_path) as terminal:
         modes = terminal.modes
         app = psutil.Process(terminal.process.pid)
         while not (workers := [one for one in app.children() if "cpuchat.worker" in one.cmdline()]):
@@ -222,60 +253,21 @@ def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quit
         assert not psutil.wait_procs(members, timeout=180)[1]
 
 
-@pytest.mark.parametrize(
-    ("terminal_is", "signal_name"),
-    [({"term": "dumb"}, ""), ({"columns": 0, "rows": 0}, "SIGQUIT")],
-    ids=["dumb", "0x0"],
-)
-def test_a_terminal_that_tells_little_is_used_as_one_of_80_by_24(
-    terminal_is: dict[str, Any], signal_name: str, tiny_model: Path, tmp_path: Path
-) -> None:
-    settings.update(QUICK)
-    with contextlib.closing(Terminal(["--model", str(tiny_model)], home=tmp_path, **terminal_is)) as terminal:
+def test_a_terminal_that_tells_little_is_used_as_one_of_80_by_24(tiny_model: Path, tmp_path: Path) -> None:
+    little = {"term": "dumb", "columns": 0, "rows": 0}
+    with opened("--model", tiny_model, home=tmp_path, **little) as terminal:
         modes = terminal.modes
         terminal.wait_for("Enter sends")
         members = family(terminal)
-        if signal_name:
-            os.kill(terminal.process.pid, signal.Signals[signal_name])
-            assert terminal.wait_for_end() == 128 + signal.Signals[signal_name]
-            assert f"cpuchat: killed by {signal_name}" in last_lines(terminal)
-        else:
-            terminal.press("ctrl+q")
-            assert terminal.wait_for_end() == 0
+        os.kill(terminal.process.pid, signal.SIGQUIT)
+        assert terminal.wait_for_end() == 128 + signal.SIGQUIT
+        assert "cpuchat: killed by SIGQUIT" in last_lines(terminal)
         check_given_back(terminal, modes)
         assert not psutil.wait_procs(members, timeout=180)[1]
 
 
-@contextlib.contextmanager
-def answering(text: str) -> Iterator[str]:
-    """Serve a model whose answer is `text` and does not end; yields its address."""
-    urls: queue.Queue[tuple[str, Callable[[], object]]] = queue.Queue()
-
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        for at in range(0, len(text), 1000):
-            await reply.text(text[at : at + 1000])
-        await reply.until_left()
-
-    async def serve() -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        async with remote_server(answer=answer) as server:
-            urls.put((server.url, lambda: loop.call_soon_threadsafe(ended.set)))
-            await ended.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    url, end = urls.get()
-    try:
-        yield url
-    finally:
-        end()
-        thread.join()
-
-
 def test_quitting_does_not_wait_for_a_long_answer_to_be_shown(tmp_path: Path) -> None:
-    settings.update({"hardware": {"probe": False}})
-    with answering("`\n" * 20_000) as url, contextlib.closing(Terminal(["--server", url], home=tmp_path)) as terminal:
+    with answering("`\n" * 20_000) as url, opened("--server", url, home=tmp_path) as terminal:
         modes = terminal.modes
         terminal.wait_for("Enter sends")
         ask(terminal, "go")

@@ -29,7 +29,7 @@ def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_f
 
 @pytest.fixture(scope="module")
 def endless(endless_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
-    """Yield a server that drafts, and where two requests may wait."""
+    """Yield a server that drafts, and where eight requests may wait."""
     folder, drafting = tmp_path_factory.mktemp("served"), ("--drafters", "free", "--draft-depth", "4")
-    with server(endless_model, folder, "--queue", "2", *drafting, bandwidth=bandwidth_file, ctx=8192) as running:
+    with server(endless_model, folder, "--queue", "8", *drafting, bandwidth=bandwidth_file, ctx=8192) as running:
         yield running

@@ -58,6 +58,7 @@ def while_leaving(screen: ChatScreen) -> None:
         fail()
 
     right = Conversation.close
+    screen.query_one(StatusLine).show_state("fails when left")
     Conversation.close = close  # type: ignore[method-assign]
 
 

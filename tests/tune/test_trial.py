@@ -62,39 +62,32 @@ async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
         assert events.timings.cache_n > 40
 
 
-async def test_cores_that_are_not_there_go_back(tiny_model: Path) -> None:
+async def test_cores_that_are_not_there_go_back_and_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
         before = core.model
         outcome = await Trial(core, PlacementSpec(cores="l3:4096"), measure=False).run()
         assert not outcome.applied
         assert "4096" in outcome.problem
         assert core.settings.engine.cores == "auto"
-        assert core.model and before and core.model.cpus == before.cpus
-
-
-async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
-    async with conversation(tiny_model) as core:
         loaded = core.model
+        assert loaded and before and loaded.cpus == before.cpus
 
         def stop(step: Step) -> None:
             trial.leave()
 
-        trial = Trial(core, PlacementSpec(cores=str(loaded.cpus[0] if loaded else 0)), stop)
+        trial = Trial(core, PlacementSpec(cores=str(loaded.cpus[0])), stop)
         outcome = await trial.run()
         assert outcome.stopped and not outcome.applied
         assert core.model is loaded
         assert core.settings.engine.cores == "auto"
 
 
-@pytest.mark.parametrize(("stage", "lost", "words"), [
-    ("before", True, "Settings unchanged. No model is loaded now."),
-    ("after", False, "Nothing was changed."),
-])  # fmt: skip
 async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stage: str, lost: bool, words: str
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[Step] = []
     killed: list[int] = []
+    stage = ""
     async with conversation(tiny_model) as core:
         detached = core.generate_detached
 
@@ -111,10 +104,16 @@ async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
 
         monkeypatch.setattr(core, "generate_detached", dies)
         cpu = str(core.model.cpus[0] if core.model else 0)
-        outcome = await Trial(core, PlacementSpec(cores=cpu), steps.append).run()
-        assert killed
-        assert (outcome.applied, outcome.lost, outcome.stopped) == (False, lost, False)
-        assert "killed" in outcome.problem
-        assert tuner.outcome(outcome).endswith(words)
-        assert core.settings.engine.cores == "auto"
-        assert isinstance((await collect(core.reload())).events[-1], ModelLoaded)
+        for case in (
+            ("before", True, "Settings unchanged. No model is loaded now."),
+            ("after", False, "Nothing was changed."),
+        ):
+            stage, lost, words = case
+            killed.clear()
+            outcome = await Trial(core, PlacementSpec(cores=cpu), steps.append).run()
+            assert killed
+            assert (outcome.applied, outcome.lost, outcome.stopped) == (False, lost, False)
+            assert "killed" in outcome.problem
+            assert tuner.outcome(outcome).endswith(words)
+            assert core.settings.engine.cores == "auto"
+            assert isinstance((await collect(core.reload())).events[-1], ModelLoaded)

@@ -61,7 +61,7 @@ async def test_every_choice_is_measured_and_what_is_adopted_is_kept(tiny_model: 
     assert settings.load() == Settings()
 
 
-async def test_it_is_used_from_the_next_load_unless_the_user_set_it(
+async def test_it_is_used_from_the_next_load_unless_the_user_set_it_and_reverted_when_it_is_not_faster_any_more(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_up_speeds(monkeypatch, without_flash_attention)
@@ -80,8 +80,12 @@ async def test_it_is_used_from_the_next_load_unless_the_user_set_it(
         assert core.settings.engine.flash_attn == "auto"
         core.settings = with_changes(chosen, {"engine": {"flash_attn": "on"}})
         assert core.in_effect.engine.flash_attn == "on"
-        TunedSettings().forget(tiny_model)
         core.settings = chosen
+        make_up_speeds(monkeypatch, lambda chosen: (0.8 if chosen.engine.flash_attn == "off" else 1.0, 1.0))
+        result = await Tuner(tiny_model, Settings()).run()
+        assert [one.before for one in result.choices if one.name == "flash attention"] == ["off"]
+        assert result.changes == {}
+        assert TunedSettings().find(tiny_model) is None
         await collect(core.reload())
         assert core.in_effect == chosen
     finally:
@@ -97,19 +101,6 @@ async def test_quality_is_never_traded_without_being_asked(tiny_model: Path, mon
     assert TunedSettings().find(tiny_model) is None
     result = await Tuner(tiny_model, Settings(), quantized_kv=True).run()
     assert result.changes == {"engine": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}}
-
-
-async def test_a_setting_that_is_not_faster_any_more_is_reverted(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_up_speeds(monkeypatch, without_flash_attention)
-    await Tuner(tiny_model, Settings()).run()
-    assert TunedSettings().find(tiny_model) is not None
-    make_up_speeds(monkeypatch, lambda chosen: (0.8 if chosen.engine.flash_attn == "off" else 1.0, 1.0))
-    result = await Tuner(tiny_model, Settings()).run()
-    assert [one.before for one in result.choices if one.name == "flash attention"] == ["off"]
-    assert result.changes == {}
-    assert TunedSettings().find(tiny_model) is None
 
 
 async def test_what_the_user_set_is_not_tried(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,40 +24,26 @@ async def loaded(model: Path, limit: int) -> LocalBackend:
     return backend
 
 
-async def test_conversations_in_turn_are_not_evaluated_again(tiny_model: Path) -> None:
-    backend = await loaded(tiny_model, 1 << 28)
-    try:
-        first = [await answered(backend, chat(text)) for text in TEXTS]
-        for text, before in zip(TEXTS, first, strict=True):
-            again = await answered(backend, chat(text, before.text, "And then?"))
-            assert again.timings.cache_n >= before.timings.prompt_n + before.timings.predicted_n - 1
-    finally:
-        await backend.close()
-
-
-async def test_a_kept_state_gives_the_same_answer(tiny_model: Path) -> None:
+async def test_each_conversation_and_each_fork_goes_on_where_it_was_and_answers_the_same(tiny_model: Path) -> None:
     with recorded(RunningServer("http://127.0.0.1:9", "other", pid=1)):
         backend = await loaded(tiny_model, 1 << 28)
     try:
         assert backend.model is not None
         assert "http://127.0.0.1:9" in backend.model.notes[-1]  # whoever loads a model beside a server is told
-        first = await answered(backend, chat(TEXTS[0]))
-        following = chat(TEXTS[0], first.text, "And then?")
-        at_once = await answered(backend, following)
-        await answered(backend, chat(TEXTS[1]))
-        assert (await answered(backend, following)).text == at_once.text
-    finally:
-        await backend.close()
+        first = [await answered(backend, chat(text)) for text in TEXTS]
+        for text, before in zip(TEXTS, first, strict=True):
+            again = await answered(backend, chat(text, before.text, "And then?"))
+            assert again.timings.cache_n >= before.timings.prompt_n + before.timings.predicted_n - 1
 
-
-async def test_a_fork_leaves_the_conversation_that_it_came_from(tiny_model: Path) -> None:
-    backend = await loaded(tiny_model, 1 << 28)
-    try:
-        first = await answered(backend, chat(TEXTS[0]))
-        long = await answered(backend, chat(TEXTS[0], first.text, TEXTS[1]))
-        await answered(backend, chat(TEXTS[0], first.text, TEXTS[2]))
-        again = await answered(backend, chat(TEXTS[0], first.text, TEXTS[1], long.text, "Well?"))
+        begun = (TEXTS[0], first[0].text)
+        long = await answered(backend, chat(*begun, TEXTS[1]))
+        await answered(backend, chat(*begun, TEXTS[2]))
+        again = await answered(backend, chat(*begun, TEXTS[1], long.text, "Well?"))
         assert again.timings.cache_n >= long.timings.cache_n + long.timings.prompt_n
+
+        at_once = await answered(backend, chat(*begun, "What else?"))
+        await answered(backend, chat(TEXTS[1]))
+        assert (await answered(backend, chat(*begun, "What else?"))).text == at_once.text
     finally:
         await backend.close()
 
@@ -88,20 +74,16 @@ async def test_a_recurrent_model_continues_from_a_whole_state_only(tmp_path: Pat
         await backend.close()
 
 
-async def test_without_a_limit_only_the_last_conversation_is_known(tiny_model: Path) -> None:
+async def test_without_a_limit_only_the_last_is_known_and_messages_are_left_out_only_when_that_is_wanted(
+    tiny_model: Path,
+) -> None:
     backend = await loaded(tiny_model, 0)
     try:
         first = await answered(backend, chat(TEXTS[0]))
         await answered(backend, chat(TEXTS[1]))
         again = await answered(backend, chat(TEXTS[0], first.text, "And then?"))
         assert again.timings.cache_n < 100
-    finally:
-        await backend.close()
 
-
-async def test_messages_are_not_left_out_when_that_is_not_wanted(tiny_model: Path) -> None:
-    backend = await loaded(tiny_model, 0)
-    try:
         long = [text for _ in range(12) for text in (TEXTS[0], "Yes.")]
         trimmed = await answered(backend, chat(*long, "Hello"))
         assert trimmed.finished

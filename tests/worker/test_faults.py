@@ -23,7 +23,8 @@ from tests.support.tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_killed_in_mid_answer_says_so_and_starts_again(tiny_model: Path) -> None:
+async def test_killed_in_mid_answer_or_idle_it_starts_again_and_no_process_stays_behind(tiny_model: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     async with worker(tiny_model) as backend:
         events = []
         async for event in backend.generate(chat("hello", max_tokens=0)):
@@ -36,14 +37,10 @@ async def test_killed_in_mid_answer_says_so_and_starts_again(tiny_model: Path) -
         assert backend.model is None
         again = await collect(backend.generate(chat("hello")))
         assert again.finished.stop_reason == "max_tokens"
-        assert backend.model is not None
-
-
-async def test_killed_while_idle_is_healed_by_the_next_message(tiny_model: Path) -> None:
-    async with worker(tiny_model) as backend:
-        assert backend.pid is not None
+        assert backend.model is not None and backend.pid is not None
         os.kill(backend.pid, signal.SIGKILL)
         assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
 async def test_assertion_in_llama_cpp_is_quoted(tmp_path: Path) -> None:
@@ -70,40 +67,41 @@ async def test_truncated_file_is_refused_by_name_of_the_fault(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file")
-async def test_a_file_that_is_cut_while_it_is_loaded_is_named_and_loaded_anew(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_file_that_is_cut_while_it_is_loaded_is_named_and_loaded_anew(
+    tiny_model: Path, tmp_path: Path, other: LocalBackend
+) -> None:
     data = tiny_model.read_bytes()
     model = tmp_path / "model.gguf"
     model.write_bytes(data)
-    async with worker(model) as backend:
-        os.truncate(model, len(data) // 2)
-        failed = (await collect(backend.generate(chat("hello")))).failed
-        assert failed.code == "worker_died" and "SIGBUS" in failed.message
-        words = f"model.gguf was changed while it was in use: {len(data):,} bytes when loaded, {len(data) // 2:,} now"
-        assert words in failed.message and "download it again" in failed.hint
-        again = (await collect(backend.generate(chat("hello")))).failed
-        assert again.code == "model_damaged" and "truncated" in again.message
-        model.write_bytes(data)
-        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
+    await load(other, model)
+    os.truncate(model, len(data) // 2)
+    failed = (await collect(other.generate(chat("hello")))).failed
+    assert failed.code == "worker_died" and "SIGBUS" in failed.message
+    words = f"model.gguf was changed while it was in use: {len(data):,} bytes when loaded, {len(data) // 2:,} now"
+    assert words in failed.message and "download it again" in failed.hint
+    again = (await collect(other.generate(chat("hello")))).failed
+    assert again.code == "model_damaged" and "truncated" in again.message
+    model.write_bytes(data)
+    assert (await collect(other.generate(chat("hello")))).finished.stop_reason == "max_tokens"
 
 
-async def test_flipped_bits_in_the_header_never_crash(tiny_model: Path, tmp_path: Path) -> None:
+async def test_flipped_bits_in_the_header_never_crash(tiny_model: Path, tmp_path: Path, other: LocalBackend) -> None:
     flipped = tmp_path / "flipped.gguf"
-    async with worker() as backend:
-        for offset in (0, 4, 8, 16, 24, 40, 200, 1000):
-            data = bytearray(tiny_model.read_bytes())
-            data[offset] ^= 0xFF
-            data[offset + 3] ^= 0x80
-            flipped.write_bytes(data)
-            last = (await collect(backend.load(flipped, LoadOptions(n_ctx=512), ON_ONE_CPU))).events[-1]
-            assert getattr(last, "code", "loaded") in (
-                "loaded",  # the flip hit a value that nobody needs
-                "model_damaged",
-                "model_unsupported",
-                "worker_died",
-                "does_not_fit",
-                "usage",
-            ), offset
-            assert "Unexpected" not in getattr(last, "message", ""), offset
+    for offset in (0, 4, 8, 16, 24, 40, 200, 1000):
+        data = bytearray(tiny_model.read_bytes())
+        data[offset] ^= 0xFF
+        data[offset + 3] ^= 0x80
+        flipped.write_bytes(data)
+        last = (await collect(other.load(flipped, LoadOptions(n_ctx=512), ON_ONE_CPU))).events[-1]
+        assert getattr(last, "code", "loaded") in (
+            "loaded",  # the flip hit a value that nobody needs
+            "model_damaged",
+            "model_unsupported",
+            "worker_died",
+            "does_not_fit",
+            "usage",
+        ), offset
+        assert "Unexpected" not in getattr(last, "message", ""), offset
 
 
 async def test_context_too_large_for_memory_shows_the_sum(tmp_path: Path, other: LocalBackend) -> None:
@@ -152,22 +150,18 @@ async def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) ->
             yield backend
 
 
-IDLE_FAILS = """
+ALL_BUT_ANSWERS_FAIL = """
 from cpuchat.worker import server
 from cpuchat.engine.engine import Engine
 server.IDLE_SECONDS = 0.01
 def idle(self):
     open(__file__ + ".idled", "w").close()
     raise RuntimeError("idle failed")
-Engine.idle = idle
-"""
-OTHERS_FAIL = """
-from cpuchat.engine.engine import Engine
 def count_tokens(self, _):
     raise RuntimeError("count failed")
 def forget(self, _):
     raise RuntimeError("forget failed")
-Engine.count_tokens, Engine.forget = count_tokens, forget
+Engine.idle, Engine.count_tokens, Engine.forget = idle, count_tokens, forget
 """
 ENGINE_ENDS = """
 from cpuchat.engine.engine import Engine
@@ -177,27 +171,19 @@ Engine.generate = generate
 """
 
 
-async def test_a_fault_in_an_idle_moment_is_logged_and_the_next_message_answered(
+async def test_what_fails_in_the_worker_or_in_an_idle_moment_is_logged_and_ends_nothing_else(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with faulty(tmp_path, monkeypatch, IDLE_FAILS) as backend:
+    async with faulty(tmp_path, monkeypatch, ALL_BUT_ANSWERS_FAIL) as backend:
         await load(backend, tiny_model)
         while not (tmp_path / "sitecustomize.py.idled").exists():
             await asyncio.sleep(0)
-        assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
-        assert backend.log_file is not None and "RuntimeError: idle failed" in backend.log_file.read_text()
-
-
-async def test_what_fails_in_the_worker_ends_nothing_else(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with faulty(tmp_path, monkeypatch, OTHERS_FAIL) as backend:
-        await load(backend, tiny_model)
         assert await backend.count_tokens("hello") is None
         await backend.forget("of nobody")
         assert (await collect(backend.generate(chat("hello")))).finished.stop_reason == "max_tokens"
         assert backend.log_file is not None
-        assert all(f"RuntimeError: {name} failed" in backend.log_file.read_text() for name in ("count", "forget"))
+        log = backend.log_file.read_text()
+        assert all(f"RuntimeError: {name} failed" in log for name in ("idle", "count", "forget"))
 
 
 async def test_an_engine_thread_that_ends_is_a_worker_that_dies(
@@ -207,10 +193,3 @@ async def test_an_engine_thread_that_ends_is_a_worker_that_dies(
         await load(backend, tiny_model)
         failed = (await collect(backend.generate(chat("hello")))).failed
         assert failed.code == "worker_died" and "status 70" in failed.message
-
-
-async def test_no_other_process_stays_behind(tiny_model: Path) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    async with worker(tiny_model) as backend:
-        await collect(backend.generate(chat("hello")))
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

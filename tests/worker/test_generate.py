@@ -27,7 +27,7 @@ from cpuchat.protocol.messages import (
 from tests.support.chatting import chat, collect, load, worker
 from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 
-LONG = "the inner line there " * 150
+LONG = "the inner line there " * 75
 MARKUP = len("<|im_start|>user\n") + 2  # that all chats begin with, and the begin token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,15 +97,23 @@ async def test_reuse_gives_the_text_that_a_cold_start_gives(shared: LocalBackend
     assert warm.text == cold.text
 
 
-async def test_saved_cache_survives_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+async def test_saved_cache_survives_a_restart_and_a_deleted_chat_leaves_nothing_on_disk(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     async with worker(tiny_model, state_dir=tmp_path) as backend:
         first = await collect(backend.generate(chat(LONG, chat_id="c1")))
+        await collect(backend.generate(chat(f"another {LONG}", chat_id="c2")))
+    assert len(list(tmp_path.glob("*.kv"))) == 2
     async with worker(tiny_model, state_dir=tmp_path) as backend:
         second = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c1")))
         assert second.timings.cache_n >= first.timings.prompt_n
     async with worker(tiny_model, state_dir=tmp_path) as backend:
-        fork = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c2")))
+        fork = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c3")))
         assert fork.timings.cache_n >= first.timings.prompt_n
+        for chat_id in ("c1", "c2", "c3"):
+            await backend.forget(chat_id)
+        assert not list(tmp_path.glob("*.kv"))
+    assert not list(tmp_path.glob("*.kv"))
 
 
 async def test_cancel_in_prefill_stops_it_and_keeps_the_part(tiny_model: Path, other: LocalBackend) -> None:
@@ -265,25 +273,12 @@ async def test_weights_can_be_read_into_memory(tiny_model: Path, shared: LocalBa
     assert (await collect(other.generate(chat("hello")))).text == from_map.text
 
 
-async def test_a_deleted_chat_leaves_nothing_on_disk(tiny_model: Path, tmp_path: Path) -> None:
-    async with worker(tiny_model, state_dir=tmp_path) as backend:
-        await collect(backend.generate(chat(LONG, chat_id="c1")))
-        await collect(backend.generate(chat(LONG, chat_id="c2")))
-    assert len(list(tmp_path.glob("*.kv"))) == 2
-    async with worker(tiny_model, state_dir=tmp_path) as backend:
-        await collect(backend.generate(chat(LONG, chat_id="c2")))
-        await backend.forget("c1")
-        await backend.forget("c2")
-        assert not list(tmp_path.glob("*.kv"))
-    assert not list(tmp_path.glob("*.kv"))
-
-
 async def test_the_reasoning_ends_when_the_user_wants_the_answer(tmp_path: Path, other: LocalBackend) -> None:
     template = CHATML.replace("assistant\n", "assistant\n<think>\n")
     await load(other, write_tiny_gguf(tmp_path / "thinker.gguf", template=template))
     assert not await other.end_reasoning()
     channels = []
-    async for event in other.generate(chat("hello", max_tokens=1000)):
+    async for event in other.generate(chat("hello", max_tokens=200)):
         if isinstance(event, TextDelta):
             channels.append(event.channel)
             assert await other.end_reasoning() == (event.channel == "reasoning")

@@ -159,26 +159,25 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
             assert (adaptive.timings.speed_up is not None) == (adaptive.timings.draft_n > 0)
 
 
-async def test_cancel_while_it_calibrates(files: tuple[Path, Path]) -> None:
+async def test_cancel_while_it_calibrates(files: tuple[Path, Path], other: LocalBackend) -> None:
     """Gives a model that answers, without adaptive speculation; the next load measures again."""
-    async with worker() as backend:
-        options = LoadOptions(n_ctx=1024, draft_path=str(files[1]), calibrate=True)
-        events = []
-        async for event in backend.load(files[0], options, ONE_THREAD):
-            events.append(event)
-            if isinstance(event, LoadProgress) and event.phase == "calibrating":
-                await backend.cancel()
-        last = events[-1]
-        assert isinstance(last, ModelLoaded)
-        if last.model.notes == ():  # it was over before the stop arrived
-            return
-        assert any("skipped" in note for note in last.model.notes)
-        plain = await collect(backend.generate(say("a b c")))
-        answer = await collect(backend.generate(say("a b c", Speculation(drafters=("draft",)))))
-        assert answer.text == plain.text and answer.timings.draft_n == 0
-        assert answer.timings.speculation is not None and answer.timings.speculation.reason
-        _, again = await load(backend, *files, calibrate=True)
-        assert any(e.phase == "calibrating" for e in again.of(LoadProgress))
+    options = LoadOptions(n_ctx=1024, draft_path=str(files[1]), calibrate=True)
+    events = []
+    async for event in other.load(files[0], options, ONE_THREAD):
+        events.append(event)
+        if isinstance(event, LoadProgress) and event.phase == "calibrating":
+            await other.cancel()
+    last = events[-1]
+    assert isinstance(last, ModelLoaded)
+    if last.model.notes == ():  # it was over before the stop arrived
+        return
+    assert any("skipped" in note for note in last.model.notes)
+    plain = await collect(other.generate(say("a b c")))
+    answer = await collect(other.generate(say("a b c", Speculation(drafters=("draft",)))))
+    assert answer.text == plain.text and answer.timings.draft_n == 0
+    assert answer.timings.speculation is not None and answer.timings.speculation.reason
+    _, again = await load(other, *files, calibrate=True)
+    assert any(e.phase == "calibrating" for e in again.of(LoadProgress))
 
 
 async def test_cancel_while_it_drafts(files: tuple[Path, Path], other: LocalBackend) -> None:
@@ -220,30 +219,37 @@ SUFFIX = Speculation(drafters=("suffix",), depth=8)
 ACROSS = Speculation(drafters=("suffix",), depth=8, across_chats=True)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-async def test_other_chats_are_looked_into_only_when_asked(
-    files: tuple[Path, Path], tmp_path: Path, is_kept: bool
+async def look_into_others(backend: LocalBackend, model: Path) -> tuple[str, str]:
+    """What one chat said is what suffix decoding finds in another, which begins with other words; returns the prompt of
+    the second chat and its answer."""
+    await load(backend, model)
+    first = await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, chat_id="one")))
+    words = first.text.split()
+    assert first.timings.draft_n_accepted == 0  # nothing in it repeats
+    prompt = "q w e " + " ".join(words[20:24])
+    alone = await collect(backend.generate(say(prompt, SUFFIX, max_tokens=50, chat_id="two")))
+    assert alone.timings.draft_n == 0
+    third = await collect(
+        backend.generate(say("r t " + " ".join(words[30:34]), ACROSS, max_tokens=30, chat_id="three"))
+    )
+    assert third.timings.draft_n_accepted > 20
+    assert third.text.split() == words[34:64]
+    return prompt, alone.text
+
+
+async def test_other_chats_are_looked_into_only_when_asked(files: tuple[Path, Path], other: LocalBackend) -> None:
+    await look_into_others(other, files[0])
+
+
+async def test_other_chats_that_are_kept_are_looked_into_in_a_new_process_too(
+    files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """What one chat said is what suffix decoding finds in another, which begins with other words; in a new process
-    too if chats are kept."""
-    async with worker(state_dir=tmp_path if is_kept else None) as backend:
+    async with worker(state_dir=tmp_path) as backend:
+        prompt, alone = await look_into_others(backend, files[0])
+    async with worker(state_dir=tmp_path) as backend:
         await load(backend, files[0])
-        first = await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, chat_id="one")))
-        words = first.text.split()
-        assert first.timings.draft_n_accepted == 0  # nothing in it repeats
-        prompt = "q w e " + " ".join(words[20:24])
-        alone = await collect(backend.generate(say(prompt, SUFFIX, max_tokens=50, chat_id="two")))
-        assert alone.timings.draft_n == 0
-        other = await collect(
-            backend.generate(say("r t " + " ".join(words[30:34]), ACROSS, max_tokens=30, chat_id="three"))
-        )
-        assert other.timings.draft_n_accepted > 20
-        assert other.text.split() == words[34:64]
-    if is_kept:
-        async with worker(state_dir=tmp_path) as backend:
-            await load(backend, files[0])
-            again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, chat_id="four")))
-            assert again.text == alone.text and again.timings.draft_n_accepted > 30
+        again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, chat_id="four")))
+        assert again.text == alone and again.timings.draft_n_accepted > 30
 
 
 async def test_a_deleted_chat_is_not_drafted_from(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -14,12 +14,11 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
-from cpuchat.costs.calibrations import Calibration, Calibrations, PassCosts
+from cpuchat.costs.calibrations import MIN_PLAIN_MS, Calibration, Calibrations, PassCosts
 from cpuchat.engine.drafting.calibration import calibrated_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, Progress
-from cpuchat.models.drafts.candidates import MIN_PLAIN_MS
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadModel, Speculation

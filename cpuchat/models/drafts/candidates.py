@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
-from cpuchat.costs.calibrations import MAX_TOKENS, Calibrations, TargetCosts
+from cpuchat.costs.calibrations import MAX_TOKENS, MIN_PLAIN_MS, Calibrations, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
@@ -43,10 +43,6 @@ Kind = Literal["measured", "prose", "code"]
 
 TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 """Acceptance rate per token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
-MIN_PLAIN_MS: Final = 2.0
-"""Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
-0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
-"""
 WORTH = 1.1
 """Smallest speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
