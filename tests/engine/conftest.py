@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,10 +10,27 @@ import pytest
 
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.prompt.chat_template import TemplateHelper
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS, Chat
 from tests.support.tiny_gguf import write_tiny_gguf
+
+
+class _KeptHelper(TemplateHelper):
+    """Renders for one engine after the other: its process takes longer to start than these models to load."""
+
+    def close(self) -> None:
+        pass
+
+
+_kept_helper = functools.cache(_KeptHelper)
+
+
+@pytest.fixture(autouse=True)
+def kept_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share the process of a template between all engines."""
+    monkeypatch.setattr("cpuchat.engine.engine.TemplateHelper", _kept_helper)
 
 
 @pytest.fixture
