@@ -99,17 +99,17 @@ def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], lis
     `rate` is the acceptance. Concurrent: the next block is drafted while this one is verified, in vain unless all of
     this one is accepted and the token after it was guessed too (PEARL, arXiv 2408.11850).
     """
-    times, offered = costs.times.ms, costs.offered
+    times, offered, draft_ms, rollback_ms = costs.times.ms, costs.offered, costs.draft.ms, costs.rollback.ms
     sequential, concurrent = [1.0 / times[0]], [0.0]
     go, drafting, stopped = 1.0, 0.0, 0.0
     total = full = 1.0
     for g in range(1, most + 1):
         full *= offered * rate
         total += full
-        drafting += go * costs.draft.ms
+        drafting += go * draft_ms
         stopped += go * (1.0 - offered) * times[g - 1]
         go *= offered
-        rejected = costs.rollback.ms * (1.0 - full)
+        rejected = rollback_ms * (1.0 - full)
         sequential.append(total / (drafting + stopped + go * times[g] + rejected))
         if costs.overlap_times is not None:
             ready = max(costs.overlap_times.ms[g], (g + 1) * costs.overlap_draft.ms)
@@ -119,14 +119,11 @@ def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], lis
 
 def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, Plan]:
     """Return the best of `rates` and its plan; of equal ones the shortest draft."""
-    return max(
-        (
-            (rate, Plan(depth, overlap))
-            for overlap, found in zip((False, True), both, strict=True)
-            for depth, rate in enumerate(found)
-        ),
-        key=lambda one: one[0],
-    )
+    sequential, concurrent = both
+    rate, overlapped = max(sequential), max(concurrent)
+    if overlapped > rate:
+        return overlapped, Plan(concurrent.index(overlapped), True)
+    return rate, Plan(sequential.index(rate))
 
 
 def limit_gain(rate: float, costs: CurrentCosts, most: int) -> float:

@@ -48,7 +48,8 @@ class Drifting:
             error = min(error, _PAUSE)
         share = drift / (drift + _NOISE)
         self._variance = min(_DRIFT, drift * (1 - share))
-        self.ms = [max(_SHORTEST, one * exp(error * share)) for one in self.ms]
+        change = exp(error * share)
+        self.ms = [max(_SHORTEST, one * change) for one in self.ms]
         return expected * exp(error)
 
 

@@ -55,7 +55,7 @@ class Talk(Chat):
     def tell(self, *messages: Message, chat_id: str = "a", max_tokens: int = 12) -> Timings:
         return self.ask(*messages, chat_id=chat_id, max_tokens=max_tokens, sampling=GREEDY)
 
-    def grow(self, turns: int = 5) -> Timings:
+    def grow(self, turns: int = 3) -> Timings:
         """Have some turns; the last one is an answer."""
         for number in range(turns):
             self.turns.append(user(f"{number}: {LONG}"))
@@ -96,10 +96,10 @@ def test_regenerating_evaluates_nothing_and_an_edited_message_costs_itself(talk:
     assert (again.prompt_n, talk.text) == (0, said)
     assert again.reuse is not None and not again.reuse.changed and not again.reuse.again
 
-    edited = [*talk.turns[:-2], user(f"4: {LONG[:-8]} after all")]
+    edited = [*talk.turns[:-2], user(f"2: {LONG[:-8]} after all")]
     timings = talk.tell(*edited)
     assert timings.prompt_n <= len(edited[-1].content) + MARKUP
-    assert timings.reuse is not None and (timings.reuse.changed, timings.reuse.message) == ("message", 9)
+    assert timings.reuse is not None and (timings.reuse.changed, timings.reuse.message) == ("message", 5)
     assert talk.text == talk.answered_anew(*edited)
 
 
@@ -133,8 +133,8 @@ def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(talk: Talk) -> 
 
 
 def test_forks_and_branches_evaluate_what_differs(talk: Talk) -> None:
-    talk.grow(6)
-    fork = [*talk.turns[:-6], user("Something else, from here on.")]
+    talk.grow(4)
+    fork = [*talk.turns[:-4], user("Something else, from here on.")]
     timings = talk.tell(*fork, chat_id="fork")
     assert timings.prompt_n <= len(fork[-1].content) + MARKUP
     fork_text = talk.text
