@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,13 +23,21 @@ class _KeptHelper(TemplateHelper):
         pass
 
 
-_kept_helper = functools.cache(_KeptHelper)
+@pytest.fixture(scope="module", autouse=True)
+def kept_templates() -> Iterator[None]:
+    """Share the process of a template between all engines of a file."""
+    helpers: dict[str, _KeptHelper] = {}
 
+    def helper(source: str) -> _KeptHelper:
+        if source not in helpers:
+            helpers[source] = _KeptHelper(source)
+        return helpers[source]
 
-@pytest.fixture(autouse=True)
-def kept_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share the process of a template between all engines."""
-    monkeypatch.setattr("cpuchat.engine.engine.TemplateHelper", _kept_helper)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cpuchat.engine.engine.TemplateHelper", helper)
+        yield
+    for one in helpers.values():
+        TemplateHelper.close(one)
 
 
 @pytest.fixture

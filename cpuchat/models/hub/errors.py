@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -26,6 +27,10 @@ from cpuchat.base.errors import (
     UsageError,
 )
 from cpuchat.base.text import clean_line
+
+# httpx imports its own command line where click and rich are installed, which takes as long as the rest of it. Without
+# it, httpx goes on as where they are not.
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
 if TYPE_CHECKING:
     import httpx
