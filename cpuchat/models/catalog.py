@@ -175,10 +175,16 @@ def _state(file: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-@lru_cache(maxsize=2)
-def _load(packaged: Path, file: Path, *_states: tuple[int, ...]) -> Catalog:
+@lru_cache(maxsize=1)
+def _packaged(file: Path, _state: tuple[int, ...]) -> tuple[dict[str, CatalogModel], tuple[str, ...]]:
     problems: list[str] = []
-    ours = _read(packaged, problems)
+    return _read(file, problems), tuple(problems)
+
+
+@lru_cache(maxsize=2)
+def _load(packaged: Path, file: Path, state: tuple[int, ...], _state: tuple[int, ...]) -> Catalog:
+    ours, known_problems = _packaged(packaged, state)
+    problems = list(known_problems)
     theirs = _read(file, problems, ours) if file.exists() else {}
     models = {model.id: model for model in (*theirs.values(), *ours.values())} | theirs
     for model in theirs.values():

@@ -9,10 +9,35 @@ import pytest
 
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.prompt.chat_template import TemplateHelper
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS, Chat
 from tests.support.tiny_gguf import write_tiny_gguf
+
+
+class _KeptHelper(TemplateHelper):
+    """Renders for one engine after the other: its process takes longer to start than these models to load."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_templates() -> Iterator[None]:
+    """Share the process of a template between all engines of a file."""
+    helpers: dict[str, _KeptHelper] = {}
+
+    def helper(source: str) -> _KeptHelper:
+        if source not in helpers:
+            helpers[source] = _KeptHelper(source)
+        return helpers[source]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cpuchat.engine.engine.TemplateHelper", helper)
+        yield
+    for one in helpers.values():
+        TemplateHelper.close(one)
 
 
 @pytest.fixture

@@ -56,11 +56,12 @@ def calibrated(model: ModelInfo, **changes: object) -> None:
 
 def chatted(file: Path, true: CostProfile = TRUE, **changes: object) -> tuple[ModelInfo, Timings]:
     """Return what an answer of 200 tokens gives on a machine whose passes cost what `true` says."""
-    passes = tuple(1e3 * pass_cost(true, model_work(read_model(file)), n, 32).seconds for n in range(1, 33))
+    known = model_work(read_model(file))
+    passes = tuple(1e3 * pass_cost(true, known, n, 32).seconds for n in range(1, 33))
     model = info(file, fingerprint="f" * 32, cpus=CPUS, pass_ms=passes)
     if "pass_ms" not in changes:
         calibrated(model)
-    rate = decode_rate(true, model_work(read_model(file)), 100)
+    rate = decode_rate(true, known, 100)
     return msgspec.structs.replace(model, **changes), answer(rate, n=201, n_past=200)
 
 

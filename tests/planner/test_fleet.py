@@ -25,7 +25,7 @@ def one_by_one() -> Server:
 
 @pytest.mark.parametrize(("k", "users", "pause"), [(1, 3, 2.0), (1, 12, 10.0), (4, 20, 3.0)])
 def test_one_chat_per_machine_is_the_queue_m_m_k_with_so_many_users(k: int, users: int, pause: float) -> None:
-    found = simulate(one_by_one(), k, Demand(users, pause, exponential(1.0), fixed(1.0)), 40_000)
+    found = simulate(one_by_one(), k, Demand(users, pause, exponential(1.0), fixed(1.0)), 16_000)
     busy, time = machine_repair(k, users, 1 / pause)
     assert found.busy == pytest.approx(busy, rel=0.03)
     assert found.ttft_s.mean == pytest.approx(time, rel=0.03)
@@ -34,7 +34,7 @@ def test_one_chat_per_machine_is_the_queue_m_m_k_with_so_many_users(k: int, user
 def test_chats_that_share_a_machine_evenly_are_processor_sharing() -> None:
     """Each further chat makes the step longer by as much; as many are in the system as with one after the other."""
     server = Server(prefill_s=lambda tokens: 0.0, step_s=lambda n: 0.01 * n, most=10_000)
-    found = simulate(server, 1, Demand(10, 15.0, fixed(1), lambda chance: 1 + 100 * chance.expovariate(1)), 30_000)
+    found = simulate(server, 1, Demand(10, 15.0, fixed(1), lambda chance: 1 + 100 * chance.expovariate(1)), 12_000)
     busy, time = machine_repair(1, 10, 1 / 15)
     assert found.busy == pytest.approx(busy, rel=0.03)
     assert found.mean_chats == pytest.approx(busy * time, rel=0.03)  # Little's law

@@ -18,7 +18,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -30,9 +30,11 @@ from cpuchat.base.processes import python_command
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_header, read_model, split_parts
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
-from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
 from cpuchat.models.traffic import bytes_per_token
+
+if TYPE_CHECKING:
+    from cpuchat.models.library.library import Library  # the quantizing process needs it not
 
 
 class QuantType(msgspec.Struct, frozen=True):

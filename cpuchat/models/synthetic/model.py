@@ -12,6 +12,8 @@ so SentencePiece merging finds exactly the token that was written.
 
 from __future__ import annotations
 
+import itertools
+import string
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -454,6 +456,12 @@ def word(index: int) -> str:
     return " " + letters
 
 
+def _words(count: int) -> Iterator[str]:
+    """Yield what `word` returns for 0, 1, ..., without the space; much sooner."""
+    letters = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count())
+    return map("".join, itertools.islice(itertools.chain.from_iterable(letters), count))
+
+
 def vocab_metadata(architecture: str, n_vocab: int, vocab: Vocab, template: str | None) -> dict[str, Any]:
     """Return the tokenizer metadata.
 
@@ -465,7 +473,7 @@ def vocab_metadata(architecture: str, n_vocab: int, vocab: Vocab, template: str 
         return size | {"tokenizer.ggml.model": "none"}
     tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens += ["\u2581" + word(i)[1:] for i in range(n_vocab - FIRST_WORD)]
+    tokens += ["\u2581" + word for word in _words(n_vocab - FIRST_WORD)]
     # llama_token_type: 1 normal, 2 unknown, 3 control, 6 byte.
     types = np.array([2, 3, 3, 3, 3] + [6] * 256 + [1] * (n_vocab - FIRST_WORD), np.int32)
     metadata = size | {

@@ -115,14 +115,11 @@ def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], lis
 
 def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, Plan]:
     """Return the best of `rates` and its plan; of equal ones the shortest draft."""
-    return max(
-        (
-            (rate, Plan(depth, overlap))
-            for overlap, found in zip((False, True), both, strict=True)
-            for depth, rate in enumerate(found)
-        ),
-        key=lambda one: one[0],
-    )
+    sequential, concurrent = both
+    rate, overlapped = max(sequential), max(concurrent)
+    if overlapped > rate:
+        return overlapped, Plan(concurrent.index(overlapped), True)
+    return rate, Plan(sequential.index(rate))
 
 
 def limit_gain(rate: float, costs: CurrentCosts, most: int) -> float:

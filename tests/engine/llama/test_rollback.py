@@ -446,7 +446,7 @@ def test_window_sized_cache_loses_nothing_by_rollbacks(contexts: Callable[..., S
     assert pos_min[0] > 2 * WINDOW and pos_min[1] == 0
 
 
-@pytest.mark.parametrize("n_back", [2, 32, 33, 34, 60])
+@pytest.mark.parametrize("n_back", [2, 33, 34])
 def test_rollback_of_several_passes_in_a_window_sized_cache(contexts: Callable[..., Sequence], n_back: int) -> None:
     """It loses nothing as long as the oldest token that the next one can see is held."""
     sequence = contexts("gemma3", None, n_ctx=2048)

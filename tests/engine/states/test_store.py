@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ KINDS: tuple[Architecture, ...] = ("llama", "mamba", "qwen35", "gemma3")
 WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)
 GREEDY = Sampling(temperature=0.0, repeat_penalty=1.5)
 MARKUP = len("<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
+_OWNERS = itertools.count()
 REASONS = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
 
 
@@ -33,19 +35,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {arch: write_tiny_gguf(folder / f"{arch}-F32.gguf", arch=arch, n_layer=3) for arch in ARCHITECTURES}
 
 
-class Talk(Chat):
-    """A chat of some turns, which can be stopped."""
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[dict[Path, Chat]]:
+    engines: dict[Path, Chat] = {}
+    yield engines
+    for chat in engines.values():
+        chat.engine.close()
 
-    def __init__(self, file: Path, folder: Path | None = None) -> None:
+
+class Talk(Chat):
+    """A chat of some turns, which can be stopped. `fresh` are engines for answers to compare with, by their files."""
+
+    def __init__(self, file: Path, folder: Path | None, fresh: dict[Path, Chat]) -> None:
         super().__init__()
-        self.file, self.folder = file, folder
+        self.file, self.folder, self.fresh = file, folder, fresh
         self.load(file, WIDE, state_dir=folder)
         self.turns: list[Message] = []
 
     def tell(self, *messages: Message, chat_id: str = "a", max_tokens: int = 12) -> Timings:
         return self.ask(*messages, chat_id=chat_id, max_tokens=max_tokens, sampling=GREEDY)
 
-    def grow(self, turns: int = 5) -> Timings:
+    def grow(self, turns: int = 3) -> Timings:
         """Have some turns; the last one is an answer."""
         for number in range(turns):
             self.turns.append(user(f"{number}: {LONG}"))
@@ -60,17 +70,21 @@ class Talk(Chat):
         self.react = lambda event: None
 
     def answered_anew(self, *messages: Message) -> str:
-        """Return the answer of an engine that has kept nothing."""
-        fresh = Chat()
-        fresh.load(self.file, WIDE)
-        fresh.ask(*messages, max_tokens=12, sampling=GREEDY)
-        fresh.engine.close()
+        """Return the answer of an engine that has kept nothing of it."""
+        fresh = self.fresh.get(self.file)
+        if fresh is None:
+            fresh = self.fresh[self.file] = Chat()
+            fresh.load(self.file, WIDE)
+        timings = fresh.ask(*messages, owner=f"{next(_OWNERS)}", max_tokens=12, sampling=GREEDY)
+        assert timings.cache_n == 0
         return fresh.text
 
 
 @pytest.fixture(params=KINDS)
-def talk(request: pytest.FixtureRequest, files: dict[str, Path], tmp_path: Path) -> Iterator[Talk]:
-    talk = Talk(files[request.param], tmp_path / "kv")
+def talk(
+    request: pytest.FixtureRequest, files: dict[str, Path], tmp_path: Path, fresh: dict[Path, Chat]
+) -> Iterator[Talk]:
+    talk = Talk(files[request.param], tmp_path / "kv", fresh)
     yield talk
     talk.engine.close()
 
@@ -82,10 +96,10 @@ def test_regenerating_evaluates_nothing_and_an_edited_message_costs_itself(talk:
     assert (again.prompt_n, talk.text) == (0, said)
     assert again.reuse is not None and not again.reuse.changed and not again.reuse.again
 
-    edited = [*talk.turns[:-2], user(f"4: {LONG[:-8]} after all")]
+    edited = [*talk.turns[:-2], user(f"2: {LONG[:-8]} after all")]
     timings = talk.tell(*edited)
     assert timings.prompt_n <= len(edited[-1].content) + MARKUP
-    assert timings.reuse is not None and (timings.reuse.changed, timings.reuse.message) == ("message", 9)
+    assert timings.reuse is not None and (timings.reuse.changed, timings.reuse.message) == ("message", 5)
     assert talk.text == talk.answered_anew(*edited)
 
 
@@ -119,8 +133,8 @@ def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(talk: Talk) -> 
 
 
 def test_forks_and_branches_evaluate_what_differs(talk: Talk) -> None:
-    talk.grow(6)
-    fork = [*talk.turns[:-6], user("Something else, from here on.")]
+    talk.grow(4)
+    fork = [*talk.turns[:-4], user("Something else, from here on.")]
     timings = talk.tell(*fork, chat_id="fork")
     assert timings.prompt_n <= len(fork[-1].content) + MARKUP
     fork_text = talk.text
@@ -209,7 +223,7 @@ def test_programs_conversations_survive_a_restart(files: dict[str, Path], tmp_pa
 
 def test_a_request_without_a_name_leaves_the_chat_that_it_continues(files: dict[str, Path], tmp_path: Path) -> None:
     """A title, or a summary: what was said before is still saved as that chat."""
-    talk = Talk(files["qwen35"], tmp_path / "kv")
+    talk = Talk(files["qwen35"], tmp_path / "kv", {})
     n_past = talk.grow().n_past
     talk.ask(*talk.turns, user("Write a title."), max_tokens=4)
     talk.request(messages=(user("x" * 4000),), chat_id="b", trim=False)
@@ -221,8 +235,10 @@ def test_a_request_without_a_name_leaves_the_chat_that_it_continues(files: dict[
     talk.engine.close()
 
 
-def test_states_stay_within_their_limit_and_the_chat_is_still_answered(files: dict[str, Path]) -> None:
-    talk = Talk(files["jamba"])
+def test_states_stay_within_their_limit_and_the_chat_is_still_answered(
+    files: dict[str, Path], fresh: dict[Path, Chat]
+) -> None:
+    talk = Talk(files["jamba"], None, fresh)
     store = talk.engine._loaded.states  # type: ignore[union-attr]
     store.limit = 150_000  # some checkpoints of 20 kB, and no whole state of a long chat
     for number in range(4):
@@ -240,7 +256,7 @@ def test_states_stay_within_their_limit_and_the_chat_is_still_answered(files: di
 
 
 def test_what_is_too_large_to_be_saved_is_said_once(files: dict[str, Path], tmp_path: Path) -> None:
-    talk = Talk(files["llama"], tmp_path / "kv")
+    talk = Talk(files["llama"], tmp_path / "kv", {})
     talk.engine._loaded.states._files.limit = 1000  # type: ignore[union-attr]
     notes = [timings.reuse.note for timings in (talk.grow(1), talk.grow(1)) if timings.reuse is not None]
     assert "engine.saved_kv_gb" in notes[0] and notes[1] == ""

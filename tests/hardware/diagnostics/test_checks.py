@@ -149,21 +149,18 @@ def test_what_the_error_of_the_engine_advises_is_the_fix(root: Path) -> None:
     assert found(facts, "does not start").fix == "Make room."
 
 
-@pytest.mark.parametrize(
-    ("driver", "level", "title"),
-    [
+def test_a_governor_that_saves_power(root: Path) -> None:
+    write(root, {f"{CPUFREQ.format(cpu)}/scaling_governor": "powersave" for cpu in range(48)})
+    for driver, level, title in (
         ("acpi-cpufreq", "warning", "lowest frequency"),
         ("amd-pstate-epp", "advice", "saves power"),
         ("intel_pstate", "advice", "saves power"),
-    ],
-)
-def test_a_governor_that_saves_power(root: Path, driver: str, level: str, title: str) -> None:
-    write(root, {f"{CPUFREQ.format(0)}/scaling_driver": driver})
-    write(root, {f"{CPUFREQ.format(cpu)}/scaling_governor": "powersave" for cpu in range(48)})
-    finding = found(facts_of(root), title)
-    assert finding.level == level
-    assert finding.evidence == f"powersave on 48 of 64 CPUs (driver {driver})"
-    assert "--knob governor" in finding.fix
+    ):
+        write(root, {f"{CPUFREQ.format(0)}/scaling_driver": driver})
+        finding = found(facts_of(root), title)
+        assert finding.level == level
+        assert finding.evidence == f"powersave on 48 of 64 CPUs (driver {driver})"
+        assert "--knob governor" in finding.fix
 
 
 @pytest.mark.parametrize("file", [("cpufreq/boost", "0"), ("intel_pstate/no_turbo", "1")])
@@ -232,10 +229,10 @@ def test_what_cannot_be_changed_from_here_is_not_said_to_be(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_can_be_examined_and_the_worst_comes_first(tmp_path: Path, name: str) -> None:
-    facts = facts_of(make_tree(tmp_path, name))
-    levels = [ORDER.index(finding.level) for finding in examine(facts)]
+    findings = examine(facts_of(make_tree(tmp_path, name)))
+    levels = [ORDER.index(finding.level) for finding in findings]
     assert levels == sorted(levels)
-    for finding in examine(facts):
+    for finding in findings:
         assert finding.evidence
         assert bool(finding.fix) == (finding.level != "ok")
 

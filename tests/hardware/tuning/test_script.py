@@ -19,7 +19,8 @@ from tests.hardware.tuning.machine import CPUFREQ, TOPOLOGY, resctrl, run, serve
 pytestmark = pytest.mark.slow
 
 GOVERNOR = CPUFREQ.format(3) + "/scaling_governor"
-SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
+# `sh` may be one of the others.
+SHELLS = {Path(found).resolve(): shell for shell in ("sh", "bash", "dash") if (found := shutil.which(shell))}.values()
 
 
 @pytest.fixture

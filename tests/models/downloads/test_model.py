@@ -41,20 +41,19 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def found_by_the_real_client(**options: bool) -> str:
-    return run(f"from huggingface_hub import hf_hub_download as get; print(get({REPO!r}, {NAME!r}, **{options}))")
+GET = f"from huggingface_hub import hf_hub_download as get; print(get({REPO!r}, {NAME!r}, local_files_only=True))"
+"""Prints where the real client finds the file."""
 
 
 def test_a_file_comes_to_where_huggingface_hub_looks_for_it(site: Site) -> None:
     path = site.fetch()
     assert path.read_bytes() == CONTENT
     assert path.resolve() == (site.blobs / site.files[0].sha256).resolve()
-    assert found_by_the_real_client(local_files_only=True) == str(path)
-    assert found_by_the_real_client() == str(path)
+    told = run(f"{GET}; print(get({REPO!r}, {NAME!r}))\n"
+               "from huggingface_hub import scan_cache_dir as s; [r] = s().repos; [v] = r.revisions; [f] = v.files; "
+               "print(s().warnings, r.repo_id, v.commit_hash, *v.refs, f.file_name, f.size_on_disk)")  # fmt: skip
+    assert told.splitlines() == [str(path), str(path), f"[] {REPO} {site.commit} main {NAME} {SIZE}"]
     assert site.asked() == ["bytes=0-"]
-    scanned = run("from huggingface_hub import scan_cache_dir as s; [r] = s().repos; [v] = r.revisions; [f] = v.files; "
-                  "print(s().warnings, r.repo_id, v.commit_hash, *v.refs, f.file_name, f.size_on_disk)")  # fmt: skip
-    assert scanned == f"[] {REPO} {site.commit} main {NAME} {SIZE}"
 
 
 def test_the_newest_commit_only_becomes_main(site: Site) -> None:
@@ -91,7 +90,7 @@ def test_where_links_are_impossible_the_file_itself_gets_the_name(
     before = len(site.asked())
     assert site.fetch() == path
     assert len(site.asked()) == before
-    assert found_by_the_real_client(local_files_only=True) == str(path)
+    assert run(GET) == str(path)
 
 
 def test_a_copy_without_a_link_is_checked_before_it_counts(site: Site) -> None:

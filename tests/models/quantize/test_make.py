@@ -10,13 +10,14 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
+from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.gguf.parse import FILE_TYPE_BY_NAME
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.make import QuantizeProgress, quantize
 from cpuchat.models.quantize.types import (
     TYPES,
+    Forecast,
     QuantizeProcess,
     forecast_type,
     quant_type,
@@ -34,18 +35,26 @@ from tests.support.tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.slow
 
 
-async def forecasts(source: Path, *names: str) -> dict[str, GGUFHeader]:
-    header = await source_header(source)
-    async with QuantizeProcess() as process:
-        return {name: (await forecast_type(process, header, quant_type(name))).header for name in names}
+@pytest.fixture(scope="module")
+def foreseen(half: Path) -> dict[str, Forecast]:
+    """Return the forecasts of all types."""
+
+    async def ask() -> dict[str, Forecast]:
+        header = await source_header(half)
+        async with QuantizeProcess() as process:
+            return {kind.name: await forecast_type(process, header, kind) for kind in TYPES}
+
+    return asyncio.run(ask())
 
 
 @pytest.mark.parametrize("kind", ["Q4_K_M", "IQ4_XS", "TQ1_0", "F32"])
-def test_the_file_is_the_one_that_was_foreseen_and_it_runs(half: Path, tmp_path: Path, kind: str) -> None:
+def test_the_file_is_the_one_that_was_foreseen_and_it_runs(
+    half: Path, foreseen: dict[str, Forecast], tmp_path: Path, kind: str
+) -> None:
     out = tmp_path / "out.gguf"
     seen: list[QuantizeProgress] = []
     assert asyncio.run(quantize(job(half, out, kind), seen.append)) == out
-    header, result = read_header(out), asyncio.run(forecasts(half, kind))[kind]
+    header, result = read_header(out), foreseen[kind].header
     assert header.quantization == kind
     assert {(t.name, t.type, t.nbytes) for t in header.tensors} == {(t.name, t.type, t.nbytes) for t in result.tensors}
     assert abs(header.file_size - result.file_size) < 256
@@ -68,27 +77,19 @@ def test_weights_stay_what_they_were(half: Path, tmp_path: Path) -> None:
         assert np.abs(values - after[name]).max() <= np.abs(values).max() / 127
 
 
-def test_every_type_that_is_offered_is_one_of_llama_cpp(half: Path) -> None:
+def test_every_type_that_is_offered_is_one_of_llama_cpp(foreseen: dict[str, Forecast]) -> None:
     """And only those that it refuses without an importance matrix are said to need one."""
-
-    async def ask() -> dict[str, tuple[float, bool]]:
-        header = await source_header(half)
-        async with QuantizeProcess() as process:
-            told = {kind.name: await forecast_type(process, header, kind) for kind in TYPES}
-            return {name: (one.bits, one.needs_imatrix) for name, one in told.items()}
-
-    told = asyncio.run(ask())
-    assert {name for name, (_, needs) in told.items() if needs} == {kind.name for kind in TYPES if kind.needs_imatrix}
+    needing = {name for name, one in foreseen.items() if one.needs_imatrix}
+    assert needing == {kind.name for kind in TYPES if kind.needs_imatrix}
     assert all(FILE_TYPE_BY_NAME[kind.name] == kind.number for kind in TYPES)
-    assert told["F32"][0] == pytest.approx(32, abs=0.1)
-    assert told["Q8_0"][0] == pytest.approx(8.5, abs=0.1)
+    assert foreseen["F32"].bits == pytest.approx(32, abs=0.1)
+    assert foreseen["Q8_0"].bits == pytest.approx(8.5, abs=0.1)
 
 
-def test_less_to_read_is_faster(half: Path) -> None:
+def test_less_to_read_is_faster(half: Path, foreseen: dict[str, Forecast]) -> None:
     source = read_model(half)
-    made = asyncio.run(forecasts(half, "Q8_0", "F16"))
-    assert speed_up(source, made["Q8_0"]) == pytest.approx(16 / 8.5, rel=0.02)
-    assert speed_up(source, made["F16"]) == pytest.approx(1, rel=0.001)
+    assert speed_up(source, foreseen["Q8_0"].header) == pytest.approx(16 / 8.5, rel=0.02)
+    assert speed_up(source, foreseen["F16"].header) == pytest.approx(1, rel=0.001)
 
 
 def test_a_mixture_of_experts(tmp_path: Path) -> None:

@@ -16,19 +16,21 @@ from cpuchat.base.errors import ModelDamaged, ModelNotFound, QuantizeFailed, Usa
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from cpuchat.models.quantize.types import PART
+from cpuchat.models.synthetic.model import write_model
 from tests.models.quantize.jobs import finish, job, refused
+from tests.support.shapes import TINY_LLAMA
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_coarse_source_needs_leave(half: Path, tmp_path: Path) -> None:
-    coarse = asyncio.run(quantize(job(half, tmp_path / "coarse.gguf", "Q4_K_S")))
+def test_a_coarse_source_needs_leave(tmp_path: Path) -> None:
+    coarse = write_model(tmp_path / "coarse.gguf", TINY_LLAMA, "Q4_K_S")
     error = refused(job(coarse, tmp_path / "out.gguf", "Q3_K_M"), UsageError)
     assert "Q4_K" in error.message and "--allow-requantize" in error.hint
     out = asyncio.run(quantize(job(coarse, tmp_path / "out.gguf", "Q3_K_M", requantize=True)))
     assert read_header(out).quantization == "Q3_K_M"
-    fine = asyncio.run(quantize(job(half, tmp_path / "fine.gguf", "Q8_0")))
+    fine = write_model(tmp_path / "fine.gguf", TINY_LLAMA, "Q8_0")
     assert asyncio.run(quantize(job(fine, tmp_path / "from-q8.gguf", "Q4_0"))).is_file()
 
 
