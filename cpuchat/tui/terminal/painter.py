@@ -5,7 +5,8 @@ computes on every core, this costs more than anything else the app does. Here a 
 and only by the widgets that are in front there.
 
 Textual also parses all sheets again for each screen that brings one of its own; once there are more than 64, for each
-new kind of widget, too. It keeps what up to 1,024 widgets had drawn, some 25 MB, because they are keys of a cache.
+new kind of widget, too. It keeps what up to 1,024 widgets had drawn, some 25 MB, because they are keys of a cache. It
+matches the selectors of a rule from the app down, though most fail at the widget itself.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from typing import Any
 
 import textual
 from rich.console import Console
+from textual import events
 from textual._compositor import Compositor, CompositorUpdate
 from textual._styles_cache import StylesCache
 from textual.cache import LRUCache
-from textual.css.model import RuleSet
+from textual.css import stylesheet
+from textual.css.model import RuleSet, Selector
 from textual.css.stylesheet import Stylesheet
+from textual.dom import DOMNode
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
@@ -95,6 +99,10 @@ class TypingScreen(Screen[Any]):
     while an answer streams, waits up to two of its intervals: 66 ms.
     """
 
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        if not self.stack_updates:  # shown for the first time: all of it was styled as it was made
+            event.refresh_styles = False
+
     def on_idle(self) -> None:
         field = self.focused
         # When more was typed already, the last of it is painted, or the timer's turn comes.
@@ -113,6 +121,7 @@ _Variables = frozenset[tuple[str, str]]
 _MOST = 512
 """Sheets to keep: those of all screens and widgets, in some themes."""
 _parse: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
+_check: Callable[[list[Selector], list[DOMNode]], bool] | None = getattr(stylesheet, "_check_selectors", None)
 _kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MOST)
 _themes: dict[_Variables, _Variables] = {}
 _last: tuple[dict[str, str], _Variables] = ({}, frozenset())
@@ -126,6 +135,14 @@ def keep() -> None:
         setattr(StylesCache, "get_inner_outer", classmethod(lru_cache(1024)(colors)))  # noqa: B010
     if _parse is not None:
         setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
+    if _check is not None:
+        setattr(stylesheet, "_check_selectors", _check_last_first)  # noqa: B010
+
+
+def _check_last_first(selectors: list[Selector], nodes: list[DOMNode]) -> bool:
+    """Return whether selectors match the last node of a path from the app."""
+    assert _check is not None
+    return selectors[-1].check(nodes[-1]) and _check(selectors, nodes)
 
 
 def _parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
