@@ -29,10 +29,11 @@ from textual.css.model import RuleSet, Selector
 from textual.css.stylesheet import Stylesheet
 from textual.dom import DOMNode
 from textual.geometry import Region
-from textual.screen import Screen
+from textual.screen import Screen, ScreenResultType
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
+from textual.widgets._toast import Toast
 
 KNOWN = "8.2."
 """Textual versions whose compositor this relies on (`_dirty_regions`, `cuts`, `layers_visible`); others paint
@@ -94,14 +95,43 @@ class Painter(Compositor):
             open_parts = left
 
 
-class TypingScreen(Screen[Any]):
+class LeanScreen(Screen[ScreenResultType]):
+    """A screen that styles what changed. Textual styles all of it whenever it is shown or another one opens over it,
+    and all that surrounds both when the focus moves from one field of a form to the next.
+    """
+
+    def on_screen_suspend(self) -> None:
+        self._lie(below=True)
+
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        if not self.stack_updates:  # the first time; its widgets were styled when they were made
+            event.refresh_styles = False
+            self.app.stylesheet.update_nodes([self])
+        self._lie(below=False)
+
+    def _lie(self, *, below: bool) -> None:
+        self.set_class(below, "-below", update=False)
+        for toast in self.query(Toast):
+            toast.update_node_styles(animate=False)
+
+    def _update_focus_styles(self, focused: Widget | None = None, blurred: Widget | None = None) -> None:
+        """Style what the focus came into and what it left; what holds both stays as it is."""
+        paths = [widget.ancestors_with_self if widget is not None else [] for widget in (focused, blurred)]
+        both = set(paths[0]).intersection(paths[1])
+        nodes: set[DOMNode] = set()
+        for path in paths:
+            for node in reversed(path):
+                if node not in both and node._has_focus_within:
+                    nodes.update(node.walk_children(with_self=True))
+                    break
+        if nodes:
+            self.app.stylesheet.update_nodes(nodes, animate=True)
+
+
+class TypingScreen(LeanScreen[Any]):
     """A screen that paints what is typed at once. By Textual's timer, a key that comes soon after a paint, as most do
     while an answer streams, waits up to two of its intervals: 66 ms.
     """
-
-    def on_screen_resume(self, event: events.ScreenResume) -> None:
-        if not self.stack_updates:  # shown for the first time: all of it was styled as it was made
-            event.refresh_styles = False
 
     def on_idle(self) -> None:
         field = self.focused
