@@ -82,7 +82,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar = {commands.Commands}
     PAUSE_GC_ON_SCROLL = True
-    SUSPENDED_SCREEN_CLASS = "-below"
+    SUSPENDED_SCREEN_CLASS = ""  # see LeanScreen
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
     CHAT: ClassVar[type[ChatScreen]] = ChatScreen
     HELP_LEFT_OUT: ClassVar[frozenset[str]] = frozenset()

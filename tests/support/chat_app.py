@@ -42,6 +42,8 @@ class RunningApp:
         self.app = app
         self.pilot = pilot
         self.backend = backend
+        self.looked = False
+        """Whether the test looked at the screen."""
         self._seen = seen
         self._told = told
 
@@ -73,6 +75,7 @@ class RunningApp:
     @property
     def screen_text(self) -> str:
         """Return the text of the screen, line by line."""
+        self.looked = True
         width = self.app.size.width
         lines = self.app.screen._compositor.render_strips(self.app.size)
         return "\n".join(line.text.ljust(width) for line in lines)
@@ -175,5 +178,7 @@ async def running(
         seen.set()
 
     async with app.run_test(size=size, message_hook=hook, notifications=True) as pilot:
-        yield RunningApp(app, pilot, backend, seen, told)
-        draw(app)
+        ran = RunningApp(app, pilot, backend, seen, told)
+        yield ran
+        if not ran.looked:
+            draw(app)

@@ -5,7 +5,8 @@ computes on every core, this costs more than anything else the app does. Here a 
 and only by the widgets that are in front there.
 
 Textual also parses all sheets again for each screen that brings one of its own; once there are more than 64, for each
-new kind of widget, too. It keeps what up to 1,024 widgets had drawn, some 25 MB, because they are keys of a cache.
+new kind of widget, too. It keeps what up to 1,024 widgets had drawn, some 25 MB, because they are keys of a cache. It
+matches the selectors of a rule from the app down, though most fail at the widget itself.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from typing import Any
 
 import textual
 from rich.console import Console
+from textual import events
 from textual._compositor import Compositor, CompositorUpdate
 from textual._styles_cache import StylesCache
 from textual.cache import LRUCache
-from textual.css.model import RuleSet
+from textual.css import stylesheet
+from textual.css.model import RuleSet, Selector
 from textual.css.stylesheet import Stylesheet
+from textual.dom import DOMNode
 from textual.geometry import Region
-from textual.screen import Screen
+from textual.screen import Screen, ScreenResultType
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input, TextArea
+from textual.widgets._toast import Toast
 
 KNOWN = "8.2."
 """Textual versions whose compositor this relies on (`_dirty_regions`, `cuts`, `layers_visible`); others paint
@@ -90,7 +95,40 @@ class Painter(Compositor):
             open_parts = left
 
 
-class TypingScreen(Screen[Any]):
+class LeanScreen(Screen[ScreenResultType]):
+    """A screen that styles what changed. Textual styles all of it whenever it is shown or another one opens over it,
+    and all that surrounds both when the focus moves from one field of a form to the next.
+    """
+
+    def on_screen_suspend(self) -> None:
+        self._lie(below=True)
+
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        if not self.stack_updates:  # the first time; its widgets were styled when they were made
+            event.refresh_styles = False
+            self.app.stylesheet.update_nodes([self])
+        self._lie(below=False)
+
+    def _lie(self, *, below: bool) -> None:
+        self.set_class(below, "-below", update=False)
+        for toast in self.query(Toast):
+            toast.update_node_styles(animate=False)
+
+    def _update_focus_styles(self, focused: Widget | None = None, blurred: Widget | None = None) -> None:
+        """Style what the focus came into and what it left; what holds both stays as it is."""
+        paths = [widget.ancestors_with_self if widget is not None else [] for widget in (focused, blurred)]
+        both = set(paths[0]).intersection(paths[1])
+        nodes: set[DOMNode] = set()
+        for path in paths:
+            for node in reversed(path):
+                if node not in both and node._has_focus_within:
+                    nodes.update(node.walk_children(with_self=True))
+                    break
+        if nodes:
+            self.app.stylesheet.update_nodes(nodes, animate=True)
+
+
+class TypingScreen(LeanScreen[Any]):
     """A screen that paints what is typed at once. By Textual's timer, a key that comes soon after a paint, as most do
     while an answer streams, waits up to two of its intervals: 66 ms.
     """
@@ -113,6 +151,7 @@ _Variables = frozenset[tuple[str, str]]
 _MOST = 512
 """Sheets to keep: those of all screens and widgets, in some themes."""
 _parse: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
+_check: Callable[[list[Selector], list[DOMNode]], bool] | None = getattr(stylesheet, "_check_selectors", None)
 _kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MOST)
 _themes: dict[_Variables, _Variables] = {}
 _last: tuple[dict[str, str], _Variables] = ({}, frozenset())
@@ -126,6 +165,14 @@ def keep() -> None:
         setattr(StylesCache, "get_inner_outer", classmethod(lru_cache(1024)(colors)))  # noqa: B010
     if _parse is not None:
         setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
+    if _check is not None:
+        setattr(stylesheet, "_check_selectors", _check_last_first)  # noqa: B010
+
+
+def _check_last_first(selectors: list[Selector], nodes: list[DOMNode]) -> bool:
+    """Return whether selectors match the last node of a path from the app."""
+    assert _check is not None
+    return selectors[-1].check(nodes[-1]) and _check(selectors, nodes)
 
 
 def _parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:

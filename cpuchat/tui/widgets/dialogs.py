@@ -14,14 +14,15 @@ from textual.await_complete import AwaitComplete
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import ModalScreen, Screen, ScreenResultType
+from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Button, Input, Label
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.tui import keys
+from cpuchat.tui.terminal.painter import LeanScreen
 
 
-class Dismissable(Screen[ScreenResultType]):
+class Dismissable(LeanScreen[ScreenResultType]):
     """A screen that is dismissed at most once. Textual pops whatever is on top, also for a screen that is gone already
     or lies below a dialog: two presses of a key that arrive together would dismiss the screen below too, whose caller
     then waits forever.

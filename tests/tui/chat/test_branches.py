@@ -44,7 +44,7 @@ async def select(app: RunningApp, index: int) -> None:
     await app.press("j", *("j" * last), *("k" * (last - index)))
 
 
-async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse() -> None:
+async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse_and_past_the_last_that_is_said() -> None:
     async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")]), size=SMALL) as app:
         await app.ready()
         await app.send("Say something")
@@ -57,6 +57,7 @@ async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse() -> None:
         await app.until(lambda: "‹ 2/3 ›" in app.screen_text)
         assert shown(app) == ["Say something", "Two."]
         await app.press("alt+right", "alt+right")
+        await app.until(lambda: any("This is the last of 3." in notice for notice in app.notices))
         await app.until(lambda: "‹ 3/3 ›" in app.screen_text)
 
         line = next(y for y, row in enumerate(app.screen_text.splitlines()) if "‹ 3/3 ›" in row)
@@ -67,6 +68,8 @@ async def test_the_answers_to_a_question_are_browsed_by_key_and_mouse() -> None:
         await select(app, 1)
         await app.press("h")
         await app.until(lambda: "‹ 1/3 ›" in app.screen_text)
+        await app.press("alt+left")
+        await app.until(lambda: any("This is the first of 3." in notice for notice in app.notices))
         await app.press("right")  # the marker is still on the answer
         await app.until(lambda: "‹ 2/3 ›" in app.screen_text)
         assert app.backend.requests[-1].messages[-1].content == "Say something"
@@ -82,19 +85,6 @@ async def test_the_footer_of_the_transcript_has_room_for_all_its_keys_and_withou
         app.transcript.focus()
         await app.until(lambda: " k previous  j next  f fork " in app.screen_text)
         assert app.screen_text.splitlines()[-1].rstrip().endswith("^P commands")
-
-
-async def test_past_the_last_branch_that_is_said() -> None:
-    async with running(ScriptedBackend([answer("One."), answer("Two.")])) as app:
-        await app.ready()
-        await app.send("First")
-        await again(app)
-        await app.press("alt+right")
-        await app.until(lambda: any("This is the last of 2." in notice for notice in app.notices))
-        await app.press("alt+left")
-        await app.until(lambda: shown(app) == ["First", "One."])
-        await app.press("alt+left")
-        await app.until(lambda: any("This is the first of 2." in notice for notice in app.notices))
 
 
 async def test_the_selected_message_is_edited_and_answered_again() -> None:

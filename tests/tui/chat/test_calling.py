@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from textual.command import CommandPalette
 from textual.widgets import Button
 
@@ -150,28 +149,29 @@ async def test_arguments_are_shown_with_all_their_spaces(tmp_path: Path) -> None
         await app.press("escape")
 
 
-@pytest.mark.parametrize("size", [(60, 20), SMALL, WIDE])
-async def test_a_call_runs_only_once_its_last_row_was_shown(size: tuple[int, int]) -> None:
+async def test_a_call_runs_only_once_its_last_row_was_shown() -> None:
     false = "path: ~/notes/today.md"
     lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
     call = ToolCall(name="read_file", arguments={"content": f"Notes.{' ' * 200}{false}\n{lines}", "path": "~/.profile"})
-    async with running(ScriptedBackend([]), size=size) as app:
+    async with running(ScriptedBackend([])) as app:
         await app.ready()
-        chosen = list[str | None]()
-        app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
-        shown = await asked(app)
-        assert "2 arguments: content, path" in shown and "path: ~/.profile" in shown
-        await app.until(lambda: " more rows: " in app.screen_text)
-        run = [button for button in dialog.query(Button) if button.id != "refuse"]
-        assert len(run) == 3 and all(button.disabled for button in run)
-        await app.press("down", "right", "left")
-        assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
-        await app.press("end")
-        await app.until(lambda: not any(button.disabled for button in run))
-        assert " more row" not in app.screen_text and "99: word" in app.screen_text
-        assert all(label in app.screen_text for label in CHOICES.values())
-        await app.press("right", "enter")
-        await app.until(lambda: chosen == ["once"])
+        for size in ((60, 20), SMALL, WIDE):
+            await app.pilot.resize_terminal(*size)
+            chosen = list[str | None]()
+            app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
+            shown = await asked(app)
+            assert "2 arguments: content, path" in shown and "path: ~/.profile" in shown
+            await app.until(lambda: " more rows: " in app.screen_text)
+            run = [button for button in dialog.query(Button) if button.id != "refuse"]
+            assert len(run) == 3 and all(button.disabled for button in run)
+            await app.press("down", "right", "left")
+            assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
+            await app.press("end")
+            await app.until(lambda run=run: not any(button.disabled for button in run))
+            assert " more row" not in app.screen_text and "99: word" in app.screen_text
+            assert all(label in app.screen_text for label in CHOICES.values())
+            await app.press("right", "enter")
+            await app.until(lambda chosen=chosen: chosen == ["once"])
 
 
 async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:

@@ -338,18 +338,23 @@ async def test_panes_hide_and_that_and_the_loaded_model_are_remembered() -> None
     assert settings.load().model.last == MODEL.path
 
 
-@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
-async def test_snapshots_of_the_chat(name: str, size: tuple[int, int]) -> None:
-    async with running(ScriptedBackend([answer(LONG, reasoning="Think about bandwidth.")]), size=size) as app:
+async def test_snapshots_of_the_chat() -> None:
+    async with running(ScriptedBackend([answer(LONG, reasoning="Think about bandwidth.")]), size=WIDE) as app:
+
+        async def both(name: str) -> None:
+            for width, height in (WIDE, SMALL):
+                await app.pilot.resize_terminal(width, height)
+                await snapshot(app.app, f"{name}-{width}x{height}")
+
         app.prompt.cursor_blink = False
         await app.ready()
         await app.until(lambda: "a 4B model" in " ".join(app.screen_text.split()))
-        await snapshot(app.app, f"chat-empty-{name}")
+        await both("chat-empty")
         await app.send("Why does a CPU write slower than it reads the prompt?")
-        await snapshot(app.app, f"chat-answer-{name}")
+        await both("chat-answer")
         await app.press("f4")
         await app.pilot.pause()
-        await snapshot(app.app, f"chat-editing-{name}")
+        await both("chat-editing")
 
 
 async def test_the_first_run_begins_with_three_steps_where_no_question_is_broken_by_them() -> None:

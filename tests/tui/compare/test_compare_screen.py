@@ -20,22 +20,19 @@ from cpuchat.tui.compare.pane import OtherSideScreen, SidePane
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
-from tests.support.chat_app import running
+from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 
 
-@pytest.mark.parametrize("size", [(120, 40), (80, 24)], ids=["120x40", "80x24"])
-async def test_snapshots(size: tuple[int, int]) -> None:
-    async with comparing(size=size) as app:
+async def test_snapshots_and_a_tiny_terminal_that_shows_one_side_and_the_table() -> None:
+    async with comparing(size=WIDE) as app:
         await app.done()
-        await snapshot(app.app, f"compare-{size[0]}x{size[1]}")
-
-
-async def test_a_tiny_terminal_shows_one_side_and_the_table() -> None:
-    async with comparing(size=(60, 20)) as app:
-        await app.done()
+        await snapshot(app.app, "compare-120x40")
+        await app.pilot.resize_terminal(*SMALL)
+        await snapshot(app.app, "compare-80x24")
+        await app.pilot.resize_terminal(60, 20)
         assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
         assert "1.49× as fast" in " ".join(app.screen_text.split())
 

@@ -19,7 +19,7 @@ from cpuchat.telemetry.machine import Bandwidth, MachineSample
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.services import MachineWatch
 from tests.hardware.trees import make_tree
-from tests.support.chat_app import SMALL, WIDE, running
+from tests.support.chat_app import SMALL, running
 from tests.support.hardware_screen import backend_on, opened, picture, said
 from tests.support.machines import (
     NO_COUNTERS,
@@ -62,11 +62,8 @@ def test_traffic_by_l3_group_stands_behind_its_cores(tmp_path: Path) -> None:
 MACHINES = ["epyc-9354", "epyc-9654", "epyc-9754", "2x-epyc-7543", "hybrid-desktop", "vm"]
 
 
-PICTURES = [*((name, WIDE) for name in MACHINES), ("2x-epyc-7543", SMALL), ("vm", SMALL)]
-
-
-@pytest.mark.parametrize(("name", "size"), PICTURES)
-async def test_snapshots(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", MACHINES)
+async def test_snapshots(tmp_path: Path, name: str) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
     on_server = "epyc" in name
@@ -80,13 +77,16 @@ async def test_snapshots(tmp_path: Path, name: str, size: tuple[int, int]) -> No
         root, measured, on_server, Residency(nodes), SERVER_COUNTERS if on_server and not two else NO_COUNTERS
     )
     backend = OnMachine(on(topology, WITH_DRAFT if on_server else ON_8_CORES), "interleave:0-1" if two else "local")
-    async with running(backend, size=size) as app:
+    async with running(backend) as app:
         screen = await opened(app, reader)
         await app.until(lambda: screen.now.placed)
         if on_server:
             await app.press("down")
         await app.pilot.pause()
-        await snapshot(app.app, f"hardware-{name}-{size[0]}x{size[1]}")
+        await snapshot(app.app, f"hardware-{name}-120x40")
+        if name in ("2x-epyc-7543", "vm"):
+            await app.pilot.resize_terminal(*SMALL)
+            await snapshot(app.app, f"hardware-{name}-80x24")
 
 
 async def test_this_machine_is_shown() -> None:

@@ -97,8 +97,8 @@ def is_whole(lines: list[Line], source: str) -> bool:
 def test_an_answer_is_rendered_in_small_steps(name: str, work: Work) -> None:
     source = TEXTS[name]
     open_answer = OpenMessage("Model", VIEW)
-    for at in range(0, len(source), 900):
-        open_answer.feed(source[at : at + 900])
+    for at in range(0, len(source), 2000):
+        open_answer.feed(source[at : at + 2000])
         open_answer.update()
         work.check()
     assert is_whole(open_answer.lines, source[: source.rindex(source[-50:])])
@@ -136,7 +136,7 @@ def test_answers_that_repeat_themselves_are_not_compared_word_by_word() -> None:
 
 async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) -> None:
     gate = Gate()
-    text = TEXTS["backticks"].replace("`", "`x")  # without spaces it comes in one go
+    text = TEXTS["backticks"][: SIZE // 2].replace("`", "`x")  # without spaces it comes in one go
     backend = ScriptedBackend([answer(f"{text} end", gate=gate)])
     async with running(backend, size=SMALL) as app:
         await app.count_up_to(gate)

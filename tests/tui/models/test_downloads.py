@@ -120,17 +120,11 @@ async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
         await app.pilot.pause()
 
 
-@pytest.mark.parametrize("where", ["chat", "downloads", "repository"])
-async def test_progress_is_gathered_and_never_causes_a_layout(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_is_gathered_and_never_causes_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = left_by_the_last_run(RUNS)
     async with running(hub=ShownHub((Q4, Q5)), downloads=shown.opener) as app:
         await app.ready()
         await app.until(lambda: line(app).display)
-        if where == "downloads":
-            await opened(app)
-        elif where == "repository":
-            app.app.push_screen(screen := RepositoryScreen(app.app.services, REPO))
-            await app.until(lambda: screen._state is not None and screen._state.judged)
         told: list[Download] = []
         layouts: list[Screen[Any]] = []
         app.app.services.downloading.changed.subscribe(app.chat, told.append)
@@ -141,14 +135,22 @@ async def test_progress_is_gathered_and_never_causes_a_layout(where: str, monkey
             refresh_layout(self, *args, **more)
 
         monkeypatch.setattr(Screen, "_refresh_layout", counted)
-        await settled(app, layouts)
-        told.clear()
-        for percent in range(62, 93):
-            shown.put(download(Q4, percent / 100 + 0.001, state="running", speed=4e7, seconds_left=9.0))
-        await app.until(lambda: "92 %" in app.screen_text)
-        await app.pilot.pause()
-        assert len(told) == 1
-        assert app.app.screen not in layouts
+        for where in ("chat", "downloads", "repository"):
+            if where == "downloads":
+                await opened(app)
+            elif where == "repository":
+                await app.press("escape")
+                app.app.push_screen(screen := RepositoryScreen(app.app.services, REPO))
+                await app.until(lambda: screen._state is not None and screen._state.judged)
+            shown.put(RUNS)
+            await settled(app, layouts)
+            told.clear()
+            for percent in range(62, 93):
+                shown.put(download(Q4, percent / 100 + 0.001, state="running", speed=4e7, seconds_left=9.0))
+            await app.until(lambda: "92 %" in app.screen_text)
+            await app.pilot.pause()
+            assert len(told) == 1, where
+            assert app.app.screen not in layouts, where
 
 
 async def test_a_change_of_state_is_told_at_once() -> None:
@@ -173,16 +175,6 @@ async def test_without_anything_left_no_manager_is_made() -> None:
 
 
 # The screen
-
-
-async def test_space_pauses_and_lets_go_on() -> None:
-    shown = left_by_the_last_run(*ALL)
-    async with running(downloads=shown.opener) as app:
-        await opened(app, RUNS)
-        await app.press("space")
-        await app.until(lambda: "Paused" in app.screen_text.splitlines()[1])
-        await app.press("space")
-        await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
 
 
 async def test_enter_tries_a_failed_one_again_and_loads_what_is_here(tiny_model: Path) -> None:
@@ -213,10 +205,15 @@ async def test_a_finished_one_that_cannot_be_loaded_is_told_in_the_list(tmp_path
         assert app.app.screen is screen and len(app.backend.loads) == 1
 
 
-async def test_cancelling_asks_what_becomes_of_the_part() -> None:
+async def test_space_pauses_and_lets_go_on_and_cancelling_asks_what_becomes_of_the_part() -> None:
     shown = left_by_the_last_run(*ALL)
     async with running(downloads=shown.opener) as app:
         screen = await opened(app, RUNS)
+        await app.press("space")
+        await app.until(lambda: "Paused" in app.screen_text.splitlines()[1])
+        await app.press("space")
+        await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
+        shown.asked.clear()
         asked: list[tuple[str, str, bool]] = []
         for pressed, size, cancelled in (
             (("escape",), "2.9 GB of 4.7 GB", None),

@@ -208,11 +208,11 @@ async def test_machines_of_the_config_folder_are_listed_and_wrong_ones_told() ->
         assert listed(app).rows
 
 
-@pytest.mark.parametrize("size", [WIDE, SMALL])
-async def test_snapshots(size: tuple[int, int]) -> None:
-    async with running(size=size) as app:
+async def test_snapshots() -> None:
+    async with running() as app:
         await opened(app)
         await on_machine(app, "EPYC 9754")
         await marked(app, "Llama 3.3 70B Instruct")
-        await app.pilot.pause()
-        await snapshot(app.app, f"plan-{size[0]}x{size[1]}")
+        for width, height in (WIDE, SMALL):
+            await app.pilot.resize_terminal(width, height)
+            await snapshot(app.app, f"plan-{width}x{height}")

@@ -182,7 +182,7 @@ async def test_no_cell_is_stale_whatever_happens(
         actions = Actions(run, chance)
         names = [name for name in vars(Actions) if not name.startswith("_")]
         assert isinstance(run.chat._compositor, Painter)
-        for name in chance.choices(names, weights=[6 if n in ("write", "figures") else 1 for n in names], k=16):
+        for name in chance.choices(names, weights=[6 if n in ("write", "figures") else 1 for n in names], k=12):
             await getattr(actions, name)()
             await same(run.app, terminal, run.pilot.pause, name)
 
