@@ -162,12 +162,11 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
 async def test_cancel_while_it_calibrates(files: tuple[Path, Path], other: LocalBackend) -> None:
     """Gives a model that answers, without adaptive speculation; the next load measures again."""
     options = LoadOptions(n_ctx=1024, draft_path=str(files[1]), calibrate=True)
-    events = []
-    async for event in other.load(files[0], options, ONE_THREAD):
-        events.append(event)
-        if isinstance(event, LoadProgress) and event.phase == "calibrating":
+    last, cancelled = None, False  # a second stop would end the load
+    async for last in other.load(files[0], options, ONE_THREAD):
+        if isinstance(last, LoadProgress) and last.phase == "calibrating" and not cancelled:
+            cancelled = True
             await other.cancel()
-    last = events[-1]
     assert isinstance(last, ModelLoaded)
     if last.model.notes == ():  # it was over before the stop arrived
         return
