@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import GenerationFinished, Message, PrefillProgress, Sampling, Speculation, TextDelta
 from cpuchat.protocol.timings import Timings
@@ -38,9 +40,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[dict[Path, Chat]]:
     engines: dict[Path, Chat] = {}
+    cpus = own_cpus()
     yield engines
     for chat in engines.values():
         chat.engine.close()
+    if hasattr(os, "sched_setaffinity"):  # they were loaded while other engines had pinned this thread
+        os.sched_setaffinity(0, cpus)
 
 
 class Talk(Chat):
