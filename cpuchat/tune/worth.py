@@ -126,7 +126,7 @@ class WorthMeasurer:
         if choice.skipped or not choice.candidates:
             return Worth(skipped=choice.skipped or "nothing else to try")
         if time.monotonic() + ROUNDS * self._longest > self._until:
-            return Worth(skipped="time limit; the same command resumes")
+            return Worth(skipped="time limit; measuring again resumes")
         other = choice.candidates[0]
         try:
             if self._shape != (shape := (choice.prompt_seconds, choice.test)):

@@ -87,7 +87,7 @@ def test_a_stopped_measurement_resumes(topology: Topology, measured: list[str]) 
 
 def test_a_time_limit_leaves_the_rest(topology: Topology, measured: list[str]) -> None:
     found = asyncio.run(made(topology, seconds=-1.0).run())
-    assert found["poll"].skipped == "time limit; the same command resumes"
+    assert found["poll"].skipped == "time limit; measuring again resumes"
     assert measured == []
 
 

@@ -57,7 +57,7 @@ _RECENT: Final = 16
 _CHUNK, _FIRST = 12, 6
 """Tokens that the draft model reads along at a time, and at first."""
 _TIMED: Final = 5
-"""Plain steps after which a calibrated time of twice or three times theirs is corrected to within 1 %."""
+"""Plain steps after which a calibrated time of twice or three times theirs is corrected to within 2 %."""
 
 
 class DepthController:

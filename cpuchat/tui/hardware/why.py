@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
@@ -59,7 +60,7 @@ class ProofTable(Static):
             )
             for below in filter(None, texts[beside:]):
                 table.add_row("", "", *([""] if beside else []), below)
-        self.update(table)
+        self.update(Group(table, Text(f"\n{why.NOTE}", dim)) if worths else table)
 
 
 class WhyScreen(Dismissable[None]):

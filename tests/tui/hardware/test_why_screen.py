@@ -37,6 +37,8 @@ async def test_settings_are_proven_and_their_worth_measured_and_the_chat_goes_on
             await app.until(lambda: "in 7 of 7 attention nodes of the graph" in " ".join(app.screen_text.split()))
         await app.press("m")
         await app.until(lambda: "over off" in app.screen_text and not app.chat.busy)
+        await app.pilot.resize_terminal(160, 50)
+        await app.until(lambda: "± two standard errors" in " ".join(app.screen_text.split()))
         assert app.conversation.backend.model is None, "it makes room for what is measured"
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, HardwareScreen))
