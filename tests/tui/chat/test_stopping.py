@@ -43,7 +43,7 @@ async def test_escape_takes_a_waiting_message_back_and_then_stops_the_load() -> 
 
 @pytest.mark.parametrize("stop", ["action_stop", "interrupt"])
 async def test_a_load_or_an_answer_that_is_about_to_begin_is_stopped_too(stop: str) -> None:
-    backend = ScriptedBackend([answer("One two never", gate=Gate())], [Gate(), ModelLoaded(model=MODEL)])
+    backend = ScriptedBackend([[Gate(), *answer("One")]], [Gate(), ModelLoaded(model=MODEL)])
     async with running(backend) as app:
         await app.until(lambda: app.chat.conversation.busy)
         await app.press("escape")
