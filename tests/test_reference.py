@@ -1,0 +1,86 @@
+"""The pages of commands and keys are made from the command line itself and from the key table.
+
+`python -m tests.test_reference` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cpuchat.cli.main import cli
+from cpuchat.tui import keys
+from cpuchat.tui.help import key_sections
+
+DOCS = Path(__file__).parents[1] / "docs"
+_COMMANDS = """# Commands
+
+`cpuchat` alone opens the app. `--help` after any command lists its options. Exit codes are in
+[Reliability](reliability.md#exit-codes).
+"""
+_KEYS = """# Keys
+
+The keys of every screen. `F1` shows those of the screen it is opened on; `Ctrl+P` runs any action by its name, also those without a
+key. [Settings](settings.md) says how to change them.
+"""
+
+
+def _listed(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """Yield the paths and short helps of the commands below `command`."""
+    if not isinstance(command, click.Group):
+        return
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        if not below.hidden:
+            own = click.Context(below, parent=context, info_name=name)
+            yield own.command_path, below.get_short_help_str(200)
+            yield from _listed(below, own)
+
+
+def _examples(command: click.Command) -> Iterator[str]:
+    """Yield the lines of the examples in an epilog."""
+    lines = (command.epilog or "").replace("\b", "").splitlines()
+    yield from (line.strip() for line in lines if line.startswith("  cpuchat") or " | cpuchat" in line)
+
+
+def commands_page() -> str:
+    """Return docs/commands.md."""
+    context = click.Context(cli, info_name="cpuchat")
+    rows = [f"| `{path}` | {text} |" for path, text in _listed(cli, context)]
+    parts = [_COMMANDS, "| command | does |\n|---|---|\n" + "\n".join(rows) + "\n", "## Examples\n"]
+    blocks = ["\n".join(_examples(cli))]
+    blocks += ["\n".join(_examples(command)) for name in cli.list_commands(context)
+               if (command := cli.get_command(context, name)) is not None]  # fmt: skip
+    return "\n".join([*parts, "```", "\n\n".join(filter(None, blocks)), "```\n"])
+
+
+def keys_page() -> str:
+    """Return docs/keys.md."""
+    parts = [_KEYS]
+    for title, rows in key_sections(keys.KEYS):
+        lines = [f"| {key if key == 'palette' else f'`{key}`'} | {text} |" for key, text, _ in rows]
+        parts.append(f"## {title}\n\n| key | does |\n|---|---|\n" + "\n".join(lines).replace("\\", "\\\\") + "\n")
+    return "\n".join(parts)
+
+
+PAGES = {"commands.md": commands_page, "keys.md": keys_page}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_program_says(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "python -m tests.test_reference writes it."
+
+
+def test_the_readme_links_to_every_page() -> None:
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in sorted(DOCS.glob("*.md")) if f"(docs/{page.name})" not in text] == []
+    assert len(text.splitlines()) <= 70
+
+
+if __name__ == "__main__":
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make(), encoding="utf-8")
