@@ -145,6 +145,9 @@ def demo_dir() -> Path:
     return _PACKAGE / "models" / "demo"
 
 
-def recording_file() -> Path:
-    """Return the file of the recorded answer that the tour plays."""
-    return demo_dir() / "recording.json"
+RECORDINGS = ("drafts", "quantizations")
+
+
+def recording_file(name: str) -> Path:
+    """Return the file of one of the recorded comparisons that the app replays."""
+    return demo_dir() / f"recording-{name}.json"

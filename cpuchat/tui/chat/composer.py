@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -191,15 +191,19 @@ class Composer(Prompt):
     class ModelWanted(Message):
         """A message cannot be sent before a model is chosen."""
 
-    class ComparisonWanted(Message):
-        """The first suggestion that is no message: a comparison."""
+    class ActionWanted(Message):
+        """A suggestion that is no message was chosen."""
+
+        def __init__(self, action: str) -> None:
+            super().__init__()
+            self.action = action
 
     def __init__(self, session: ChatSession, folder: Path | None, *, id: str | None = None) -> None:
         super().__init__(self._submit_or_save, id=id)
         self._session = session
         self._folder = folder
-        self.comparison = ""
-        """The text that asks for a comparison in place of an answer; "" for none."""
+        self.actions: Mapping[str, str] = {}
+        """Texts that are actions of the screen in place of messages."""
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self.edits = ""
@@ -282,8 +286,9 @@ class Composer(Prompt):
         session = self._session
         if self.editing is None and (is_command(text) or with_argument(text)):
             self._run_command(text)
-        elif self.comparison and text == self.comparison:
-            self.post_message(self.ComparisonWanted())
+        elif action := self.actions.get(text):
+            self.clear()
+            self.post_message(self.ActionWanted(action))
         elif session.source is None:
             session.tell("Choose a model first; your text stays in the prompt.")
             self.post_message(self.ModelWanted())

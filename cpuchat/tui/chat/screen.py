@@ -45,7 +45,7 @@ from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.telemetry import LiveFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import COMPARE, WelcomePane, questions, start_of
+from cpuchat.tui.chat.welcome import ACTIONS, STARTS, WelcomePane, questions, start_of
 from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -460,16 +460,17 @@ class ChatScreen(TypingScreen):
         offered: tuple[str, ...] = ()
         can_compare = self.check_action("compare", ())
         if empty and path is not None:
-            offered = questions(isinstance(path, Path) and is_demo(path), can_compare, self.services.first_run)
+            offered = questions(isinstance(path, Path) and is_demo(path), can_compare)
         self._composer.suggestions = tuple(map(start_of, offered))
-        self._composer.comparison = COMPARE if empty and can_compare else ""
+        self._composer.incomplete = frozenset(STARTS.values())
+        self._composer.actions = ACTIONS if empty and can_compare else {}
         if empty:
             idle = (self.session.loaded or path is None) and not self.busy
             self.query_one(WelcomePane).show(offered, idle=idle)
 
     def action_suggest(self, number: int) -> None:
-        self._composer.put(self._composer.suggestions[number - 1])
         self._composer.focus()
+        self._composer.suggest(number)
 
     @on(Prompt.Scrolled)
     def _scrolled(self, event: Prompt.Scrolled) -> None:
@@ -529,9 +530,9 @@ class ChatScreen(TypingScreen):
     def _model_wanted(self) -> None:
         self.action_models()
 
-    @on(Composer.ComparisonWanted)
-    def _comparison_wanted(self) -> None:
-        self.action_compare()
+    @on(Composer.ActionWanted)
+    async def _action_wanted(self, event: Composer.ActionWanted) -> None:
+        await self.run_action(event.action)
 
     @on(Paths.Chosen)
     def _path_chosen(self) -> None:
@@ -954,8 +955,6 @@ class ChatScreen(TypingScreen):
         """Return what to ask both, with its attachments: the text in the prompt, else the last question of the chat.
         Raises CpuchatError if a file cannot be read.
         """
-        if self._composer.text.strip() == COMPARE:
-            self._composer.clear()
         if text := self._composer.text.strip():
             return await self._composer.read_named(text)
         asked = next((message for message in reversed(self.conversation.messages) if message.role == "user"), None)

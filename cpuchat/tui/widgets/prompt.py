@@ -15,6 +15,10 @@ from textual.widgets import TextArea
 from cpuchat.tui import keys
 
 
+_MEANT_SECONDS = 0.5
+"""Within these a second key says that the digit before it was meant."""
+
+
 class Prompt(TextArea):
     """Text area in which Enter sends, Ctrl+J inserts a line break, and ↑/↓ at its edges go through sent messages."""
 
@@ -40,7 +44,9 @@ class Prompt(TextArea):
         self._position = 0  # into the history; its length means: what is being written
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
-        """Typed by their numbers into an empty prompt."""
+        """Sent by their numbers, typed into an empty prompt."""
+        self.incomplete: frozenset[str] = frozenset()
+        """Suggestions that the user completes before they are sent."""
         self.sends_blank = False
         """Enter also sends an empty text."""
         self.placed = ""
@@ -86,10 +92,22 @@ class Prompt(TextArea):
             elif not self.text and 0 < number <= len(self.suggestions):
                 event.stop()
                 event.prevent_default()
-                self._suggested = event.character, self.suggestions[number - 1]
-                self.put(self._suggested[1])
+                self.suggest(number)
                 return
         await super()._on_key(event)
+
+    def suggest(self, number: int) -> None:
+        """Put a suggestion here, and send it unless the next key comes soon: then the digit was meant."""
+        text = self.suggestions[number - 1]
+        self._suggested = str(number), text
+        self.put(text)
+        if text not in self.incomplete:
+            self.set_timer(_MEANT_SECONDS, self._send_suggested)
+
+    def _send_suggested(self) -> None:
+        digit, text = self._suggested
+        if digit and self.text == text and self.has_focus:
+            self.action_submit()
 
     def hold_cursor(self, still: bool) -> None:
         """Let the cursor blink, or not: each time costs a paint."""
