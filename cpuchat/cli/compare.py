@@ -207,7 +207,7 @@ class _Run:
                 terminal.answer(answer.content)
                 terminal.end_answer()
                 terminal.line()
-        figures = figures_of(turn.comparable() or turn.rounds[-1:])
+        figures = figures_of(turn.counted())
         for line in table(words.rows(figures, comparison.names), right=(1, 2, 3)):
             terminal.line(line)
         terminal.line()

@@ -17,7 +17,7 @@ import msgspec
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import ChatsError, MeasureFailed, UsageError
-from cpuchat.chats.records import Chat, StoredMessage, title_of
+from cpuchat.chats.records import Chat, StoredMessage, column, title_of
 from cpuchat.compare.runner import (
     Round,
     Runner,
@@ -111,6 +111,8 @@ class Comparison:
         self.tell: Tell = lambda side, event: None
         """Called with every event of a side."""
         self.busy = False
+        self.running: Round | None = None
+        """The round that is being answered."""
         self.stopped = False
         self._checked = False
         self._writing: set[int] = set()
@@ -135,7 +137,8 @@ class Comparison:
             raise
 
     async def repeat(self, *, race: bool = False) -> Round:
-        """Let both answer the last prompt again, with the sides swapped: the other one first, or on the other cores.
+        """Let both answer the last prompt again, with the sides swapped: the other one first, or on the other cores. A
+        round that is stopped is left out of the turn, if that has a complete one.
 
         Raises:
             UsageError: nothing was asked; as `ask`.
@@ -182,12 +185,12 @@ class Comparison:
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Continue a comparison that was kept: its answers become the histories of both sides."""
-        self.turns = list(turns)
+        self.turns[:] = turns
         for index, runner in enumerate(self.runners):
             messages: list[StoredMessage] = []
             for turn in turns:
                 said = [("user", turn.prompt)]
-                if turn.rounds and (content := turn.rounds[-1].answers[index].content):
+                if turn.rounds and (content := turn.counted()[-1].answers[index].content):
                     said.append(("assistant", content))
                 for role, text in said:
                     messages.append(StoredMessage(id=len(messages), chat_id="", parent=0, role=role, content=text))  # type: ignore[arg-type]
@@ -212,7 +215,7 @@ class Comparison:
             await self._check_memory()
             first = sum(one.race == race for one in turn.rounds) % 2
             specs = await asyncio.to_thread(self._race_specs, first) if race else self._own_specs()
-            new = Round(first=first, race=race)
+            new = self.running = Round(first=first, race=race)
             order = (first, 1 - first)
             turn.rounds.append(new)
             if not self.in_turn:
@@ -225,9 +228,12 @@ class Comparison:
                 for side in order:
                     await self._answer_alone(side, specs[side], new)
             await self._read_memory(new)
+            if self.stopped and any(one.complete for one in turn.rounds):
+                turn.rounds.remove(new)  # what is finished stays
+                self.restore(self.turns)
             return new
         finally:
-            self.busy = False
+            self.busy, self.running = False, None
             self._writing.clear()
 
     async def _check_memory(self) -> None:
@@ -331,6 +337,14 @@ Opened = tuple[str, list[Turn], int | None]
 """A comparison that was kept: its chat, its turns, and which of them is shown; None: the last."""
 
 
+class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the database has of a comparison beside its messages. `races` are the turns whose round was one, from 0;
+    whether a round was stopped or disturbed is in its answers."""
+
+    sides: Sides
+    races: tuple[int, ...] = ()
+
+
 class KeptComparison:
     """Keeps a comparison, answer by answer. Blocks: use in threads, one call at a time.
 
@@ -345,18 +359,21 @@ class KeptComparison:
         self._answers: tuple[int, int] | None = None  # ids of the last turn's
 
     def keep(self, turns: list[Turn]) -> None:
-        """Write the last round of the last turn; the answers of a repeated prompt replace those before.
+        """Write the last turn with its last round that counts, in place of one that was kept before.
 
         Raises:
             ChatsError: it cannot be saved; ChatsChanged: it was deleted meanwhile.
         """
         turn, store = turns[-1], self._store
+        shown = [one.counted()[-1:] for one in turns]
+        races = tuple(number for number, rounds in enumerate(shown) if rounds and rounds[0].race)
+        sides, answers = column(_Kept(self._sides, races)), shown[-1][0].answers
         with store.transaction():
-            if not self.chat_id:
+            if self.chat_id:
+                store.set_options(self.chat_id, {"sides": sides})
+            else:
                 title = f"{' against '.join(short_names(*self._sides))}: {title_of(turn.prompt)}"
-                sides = msgspec.json.encode(self._sides).decode()
                 self.chat_id = store.create_chat(self._sides[0].name, title=title, sides=sides).id
-            answers = turn.rounds[-1].answers
             if self._n_turns == len(turns):
                 for row, answer in zip(self._answers or self._stored_answers(), answers, strict=True):
                     store.update_message(row, **_fields(answer))
@@ -385,10 +402,15 @@ def _fields(answer: SideAnswer) -> dict:
 
 def sides_of(chat: Chat) -> Sides:
     """Return what the comparison `chat` compared. Raises ChatsError when that is unknown."""
+    return _kept(chat).sides
+
+
+def _kept(chat: Chat) -> _Kept:
     try:
-        return msgspec.json.decode(chat.sides, type=Sides)
+        found = msgspec.json.decode(chat.sides, type=_Kept | Sides)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
+    return found if isinstance(found, _Kept) else _Kept(found)  # an earlier version kept the sides alone
 
 
 def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
@@ -397,12 +419,17 @@ def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
     return before.count("user") - 1 if any(message.id == message_id for message in messages) else None
 
 
-def turns_of(messages: list[StoredMessage]) -> list[Turn]:
-    """Return the prompts and answers of a comparison, with one round each; figures beyond the timings are not kept."""
+def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
+    """Return the prompts and answers of a comparison, with one round each; figures beyond the timings are not kept.
+
+    Raises:
+        ChatsError: as `sides_of`.
+    """
     turns: list[Turn] = []
+    races = _kept(chat).races
     for message in messages:
         if message.role == "user":
-            turns.append(Turn(message.content, [Round()]))
+            turns.append(Turn(message.content, [Round(race=len(turns) in races)]))
         elif message.role == "assistant" and turns:
             answers = turns[-1].rounds[0].answers
             into = next((one for one in answers if not one.stop_reason), answers[1])

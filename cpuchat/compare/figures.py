@@ -15,6 +15,9 @@ NOISE, MOST_NOISE = 0.03, 1.5
 """Share by which two identical answers of a second differ on an idle machine (benchmarks/README.md, compare.py). What
 interrupts has a length of its own, so shorter answers differ more: those of the demo, 0.03 s, by a factor of 2."""
 SAME_BYTES = 0.02
+MEMORY_BUSY, MOST_REACHED = 0.4, 1.1
+"""Utilization of the memory below which it is not the limit of decoding; and the share of what the bytes allow above
+which they do not explain the difference."""
 
 Name = Literal[
     "tok_s", "first_s", "prefill", "tokens", "acceptance", "per_pass", "memory", "bytes", "bandwidth", "utilization",
@@ -57,20 +60,22 @@ class Row:
 
 
 Kind = Literal[
-    "incomplete",  # a side has no speed
+    "incomplete",  # a side has no speed, or was stopped
+    "disturbed",  # other programs had the cores
     "cached",  # the weights of both stay in L3: bytes do not decide
     "noise",  # the difference is within the spread
     "settings",  # both read the same bytes
     "bytes",  # fewer bytes, faster: how much of what they allow
-    "other limit",  # fewer bytes, but not faster
+    "other limit",  # fewer bytes, but not faster, or faster although memory is not the limit
     "unknown",  # the bytes are not known
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Comparison. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow; `noise` is
-    the spread of the rounds as a share of the speed, or what is assumed for single rounds."""
+    """Comparison. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow to the side that reads
+    fewer; `noise` is the spread of the rounds as a share of the speed, or what is assumed for single rounds;
+    `utilization` of the memory by the side that uses it less, None: not known."""
 
     kind: Kind
     speed: float = 0.0
@@ -79,6 +84,7 @@ class Verdict:
     noise: float = NOISE
     n_rounds: int = 1
     compute_bound: bool = False
+    utilization: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class Figures:
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 0
     race: bool = False
+    ratios: tuple[float, float] | None = None
+    """The smallest and the largest B ÷ A of the rates in a round; None before there are medians."""
 
     @property
     def medians(self) -> bool:
@@ -96,15 +104,22 @@ class Figures:
 
 
 def figures_of(rounds: Sequence[Round]) -> Figures:
-    """Return the figures of the rounds of one turn that were measured alike (`Turn.comparable`), or of the last one
-    that is not complete. Fewer than `MIN_ROUNDS`: those of the last round."""
+    """Return the figures of the rounds of one turn that count (`Turn.counted`). Fewer than `MIN_ROUNDS`: those of the
+    last round."""
     if not rounds:
         return Figures()
     complete = [one for one in rounds if one.complete]
     counted = complete if len(complete) >= MIN_ROUNDS else (complete or list(rounds))[-1:]
     rows: dict[Name, Row] = {name: Row(name, *(_value(name, counted, side) for side in (0, 1))) for name in NAMES}
     rows = {name: row for name, row in rows.items() if row.a is not None or row.b is not None}
-    return Figures(rows, _verdict(rows, counted), len(complete), rounds[-1].race)
+    ratios = [both[1] / both[0] for one in counted if all(both := _rates(one))]
+    spread = (min(ratios), max(ratios)) if len(ratios) >= MIN_ROUNDS else None
+    return Figures(rows, _verdict(rows, counted), len(complete), rounds[-1].race, spread)
+
+
+def _rates(one: Round) -> tuple[float, float]:
+    a, b = (figure("tok_s", answer, race=one.race) or 0.0 for answer in one.answers)
+    return a, b
 
 
 def _value(name: Name, rounds: Sequence[Round], side: int) -> Value | None:
@@ -151,7 +166,7 @@ def _noise_of_one(measured: Round) -> float:
 
 def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
     speed = rows.get("tok_s")
-    if speed is None or speed.a is None or speed.b is None or not speed.ratio:
+    if speed is None or speed.a is None or speed.b is None or not speed.ratio or not rounds[-1].complete:
         return Verdict("incomplete")
     ratio, n = speed.ratio, min(speed.a.n, speed.b.n)
     noise = max(one.spread / one.median for one in (speed.a, speed.b)) if n >= MIN_ROUNDS else _noise_of_one(rounds[-1])
@@ -159,10 +174,14 @@ def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
     read = size.ratio if size is not None else None
     last = [answer.roofline for answer in rounds[-1].answers]
     by_compute = any(one is not None and one.limit == "compute" for one in last)
+    busy = [value.median for row in (rows.get("utilization"),) if row for value in (row.a, row.b) if value]
+    least = min(busy, default=None)
 
     def verdict(kind: Kind, reached: float = 0.0) -> Verdict:
-        return Verdict(kind, ratio, read or 0.0, reached, noise, n, by_compute)
+        return Verdict(kind, ratio, read or 0.0, reached, noise, n, by_compute, least)
 
+    if any(one.disturbed for one in rounds):
+        return verdict("disturbed")
     if abs(ratio - 1) <= noise:
         return verdict("noise")
     if all(one is not None and one.fits_cache for one in last):
@@ -172,6 +191,6 @@ def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
         return verdict("settings" if kept else "unknown")
     if abs(read - 1) <= SAME_BYTES or "acceptance" in rows:
         return verdict("settings")
-    if (read < 1) == (ratio > 1):
-        return verdict("bytes", ratio * read)
-    return verdict("other limit", ratio * read)
+    reached = ratio * read if read < 1 else 1 / (ratio * read)
+    by_bytes = (read < 1) == (ratio > 1) and reached <= MOST_REACHED and (least is None or least >= MEMORY_BUSY)
+    return verdict("bytes" if by_bytes else "other limit", reached)

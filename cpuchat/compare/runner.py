@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.roofline import Roofline
 
@@ -248,15 +248,18 @@ def _resident(text: str) -> int:
 
 
 class TokenText:
-    """Everything that a model wrote, reasoning included, and the token that each character came from."""
+    """Everything that a model wrote, reasoning included; the token that each character came from, and when it came."""
 
     def __init__(self) -> None:
         self.text = ""
         self._ends: list[int] = []  # where the text of each token ends
+        self._times: list[float] = []  # ms after the request, of each token
 
     def add(self, delta: TextDelta) -> None:
-        """Append a delta."""
-        at = len(self.text)
+        """Append a delta. Where it has several tokens, their times are spread evenly since the one before."""
+        at, before = len(self.text), self._times[-1] if self._times else delta.at_ms
+        step = max(delta.at_ms - before, 0.0) / max(delta.n_tokens, 1)
+        self._times += [before + step * (number + 1) for number in range(delta.n_tokens)]
         self.text += delta.text
         lengths = delta.lengths if len(delta.lengths) == delta.n_tokens else ()
         for number in range(delta.n_tokens):
@@ -271,6 +274,13 @@ class TokenText:
     @property
     def n_tokens(self) -> int:
         return len(self._ends)
+
+    def tokens(self) -> Iterator[tuple[str, float]]:
+        """Yield the text of each token, and its time in ms after the first one."""
+        start = 0
+        for end, at_ms in zip(self._ends, self._times, strict=True):
+            yield self.text[start:end], round(at_ms - self._times[0], 3)
+            start = end
 
     def token_at(self, character: int) -> int:
         """Return the number of the token that wrote this character, from 1; one more than all at the end."""
@@ -311,6 +321,11 @@ class SideAnswer:
     memory: WorkerMemory | None = None
     failed: Failed | None = None
 
+    @property
+    def complete(self) -> bool:
+        """It has ended by itself, or at its token limit."""
+        return self.timings is not None and self.stop_reason != "cancelled" and self.failed is None
+
 
 @dataclass
 class Round:
@@ -329,7 +344,17 @@ class Round:
     @property
     def complete(self) -> bool:
         """Both sides have finished, by themselves or at their token limit."""
-        return all(one.timings is not None and one.stop_reason != "cancelled" for one in self.answers)
+        return all(one.complete for one in self.answers)
+
+    @property
+    def stopped(self) -> bool:
+        """The user has stopped it."""
+        return not self.complete and any(one.stop_reason == "cancelled" for one in self.answers)
+
+    @property
+    def disturbed(self) -> bool:
+        """Other programs had the cores for a part of it, so that its speeds are not those of the sides."""
+        return any(one.timings is not None and (one.timings.cpu_wait or 0.0) > MAX_CPU_WAIT for one in self.answers)
 
     def difference(self) -> Difference | None:
         """Return where the two texts diverge; None while they do not."""
@@ -345,10 +370,11 @@ class Turn:
     prompt: str
     rounds: list[Round] = field(default_factory=list)
 
-    def comparable(self) -> list[Round]:
-        """Return the complete rounds that were measured like the last one."""
-        race = bool(self.rounds) and self.rounds[-1].race
-        return [one for one in self.rounds if one.complete and one.race == race]
+    def counted(self) -> list[Round]:
+        """Return the rounds that count: the complete and undisturbed ones that were measured like the last of them.
+        Without one, the last round."""
+        fair = [one for one in self.rounds if one.complete and not one.disturbed]
+        return [one for one in fair if one.race == fair[-1].race] or self.rounds[-1:]
 
 
 class Runner:

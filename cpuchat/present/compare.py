@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.figures import MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
+from cpuchat.compare.figures import MEMORY_BUSY, MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
+from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Difference, MemoryTogether, Round, SideAnswer, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.telemetry import units
@@ -22,13 +23,10 @@ RACE_NOTE = (
 
 
 class _Shown(NamedTuple):
-    """How a figure is shown: its label, the shorter heading of a column, and its value with the unit; `in_heading`: the
-    heading has the unit already."""
+    """How a figure is shown: its label, and its value with the unit."""
 
     label: str
-    heading: str
     words: Callable[[float], str]
-    in_heading: bool = False
 
 
 def _tok_s(value: float) -> str:
@@ -44,17 +42,17 @@ def _size(value: float) -> str:
 
 
 _FIGURES: dict[Name, _Shown] = {
-    "tok_s": _Shown("decode", "tok/s", _tok_s, in_heading=True),
-    "first_s": _Shown("first token", "first", lambda value: " ".join(units.duration(value))),
-    "prefill": _Shown("prefill", "prefill/s", _tok_s, in_heading=True),
-    "tokens": _Shown("tokens", "tokens", lambda value: f"{value:,.0f}"),
-    "acceptance": _Shown("acceptance", "acceptance", _percent),
-    "per_pass": _Shown("tokens per pass", "per pass", lambda value: f"{value:.1f}"),
-    "memory": _Shown("memory", "memory", _size),
-    "bytes": _Shown("bytes per token", "per token", _size),
-    "bandwidth": _Shown("bandwidth", "GB/s", lambda value: f"{units.bandwidth(value)} GB/s", in_heading=True),
-    "utilization": _Shown("utilization", "util.", _percent),
-    "joules": _Shown("J/token", "J/token", lambda value: f"{value:.2f} J", in_heading=True),
+    "tok_s": _Shown("decode", _tok_s),
+    "first_s": _Shown("first token", lambda value: " ".join(units.duration(value))),
+    "prefill": _Shown("prefill", _tok_s),
+    "tokens": _Shown("tokens", lambda value: f"{value:,.0f}"),
+    "acceptance": _Shown("acceptance", _percent),
+    "per_pass": _Shown("tokens per pass", lambda value: f"{value:.1f}"),
+    "memory": _Shown("memory", _size),
+    "bytes": _Shown("bytes per token", _size),
+    "bandwidth": _Shown("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
+    "utilization": _Shown("utilization", _percent),
+    "joules": _Shown("J/token", lambda value: f"{value:.2f} J"),
 }
 
 
@@ -85,27 +83,6 @@ def _ratio(row: Row) -> str:
     return units.factor(row.ratio) if row.ratio is not None and row.name not in ("tokens", "acceptance") else ""
 
 
-def columns(figures: Figures, names: Sequence[str]) -> list[list[str]]:
-    """Return the table lying down, for a pane that is wide and low: a column for each figure, lines for A, B, B ÷ A.
-
-    With medians, ± is half of the range of the rounds.
-    """
-    found = [["", f"A {names[0]}", f"B {names[1]}", "B ÷ A"]]
-    for name, row in figures.rows.items():
-        cells = [_short_cell(name, value, figures.medians) for value in (row.a, row.b)]
-        found.append([_FIGURES[name].heading, *cells, _ratio(row)])
-    return found
-
-
-def _short_cell(name: Name, value: Value | None, medians: bool) -> str:
-    if value is None:
-        return "n/a"
-    text = _FIGURES[name].words(value.median)
-    text = text.partition(" ")[0] if _FIGURES[name].in_heading else text
-    half = round(100 * value.spread / 2 / value.median) if value.median else 0
-    return f"{text} ±{half} %" if medians and half else text
-
-
 def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter."""
     parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
@@ -123,37 +100,72 @@ def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     return " · ".join(parts)
 
 
-def verdict(found: Verdict, names: Sequence[str]) -> str:
-    """Say in one or two sentences which side is faster, and why."""
-    a, b = names
+def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
+    """Say in one or two sentences which side is faster, and why; "" without an answer of both. `repeat` is the key that
+    repeats the prompt, where there is one."""
     if found.kind == "incomplete":
         return ""
-    faster = f"{b} is {units.factor(found.speed)} as fast"
+    if found.kind == "disturbed":
+        again = f"{repeat} repeats." if repeat else "Repeat it."
+        return f"Too noisy for a verdict: other programs had the cores. {again}"
+    b_leads = found.speed > 1
+    fast, slow = (names[1], names[0]) if b_leads else (names[0], names[1])
+    speed = units.factor(found.speed if b_leads else 1 / found.speed)
+    share = (found.bytes if b_leads else 1 / found.bytes) if found.bytes else 0.0
     match found.kind:
+        case "noise" if found.n_rounds < MIN_ROUNDS:
+            sure = f"one round: {repeat or 'a repeat'} makes it sure"
+            return f"{fast} wrote {speed} as fast; {sure}."
         case "noise":
-            why = (
-                f"within the spread of {found.n_rounds} rounds ({100 * found.noise:.0f} %)"
-                if found.n_rounds >= MIN_ROUNDS
-                else f"single rounds of this length vary by {100 * found.noise:.0f} %; "
-                f"repeat it for medians of {MIN_ROUNDS} rounds"
-            )
-            return f"No significant difference: {units.factor(found.speed)}, {why}."
+            spread = f"within the spread of {found.n_rounds} rounds ({100 * found.noise:.0f} %)"
+            return f"No significant difference: {speed}, {spread}."
         case "cached":
-            read = f"reads {_bytes(found.bytes)} and " if found.bytes else ""
-            limit = "Both fit in the L3 cache: memory bandwidth is not the limit."
-            return f"{b} {read}is {units.factor(found.speed)} as fast. {limit}"
+            read = f"reads {_bytes(share)} and " if share else ""
+            return f"{fast} {read}is {speed} as fast. Both fit in the L3 cache: memory bandwidth is not the limit."
         case "unknown":
-            return f"{faster} as {a}. The bytes per token of these models are unknown."
+            return f"{fast} is {speed} as fast as {slow}. The bytes per token of these models are unknown."
         case "settings":
-            return f"{faster} as {a}."
+            return f"{fast} is {speed} as fast as {slow}."
         case "other limit":
-            limit = "Compute" if found.compute_bound else "Something other than memory"
-            read = f"{b} reads {_bytes(found.bytes)}"
-            return f"{read} but is {units.factor(found.speed)} as fast. {limit} limits it."
-    return (
-        f"{b} reads {_bytes(found.bytes)} and is {units.factor(found.speed)} as fast: "
-        f"{100 * found.reached:.0f} % of what the bytes allow."
-    )
+            return _other_limit(found, fast, speed, share)
+    reached = f"{100 * found.reached:.0f} % of" if found.reached < 0.995 else "all of"
+    return f"{fast} reads {_bytes(share)} and is {speed} as fast: {reached} what the bytes allow."
+
+
+def _other_limit(found: Verdict, fast: str, speed: str, share: float) -> str:
+    limit = "Compute" if found.compute_bound else "Something other than memory"
+    if share > 1:
+        return f"{fast} reads {_bytes(share)} but is {speed} as fast. {limit} limits it."
+    if found.utilization is not None and found.utilization < MEMORY_BUSY:
+        other = "compute is" if found.compute_bound else "it is not"
+        used = f"Memory bandwidth is used to {100 * found.utilization:.0f} %: {other} the limit."
+        return f"{fast} reads {_bytes(share)} and is {speed} as fast. {used}"
+    more = f"more than {_bytes(share)} allow ({units.factor(1 / share)})"
+    return f"{fast} is {speed} as fast, {more}. {limit} differs, too."
+
+
+def label(recording: Recording) -> str:
+    """Say what the stage shows: `replay of two fair runs · 1.74× (1.69–1.80, 3 rounds)`."""
+    race = recording.how == "race"
+    if recording.stopped or not recording.complete:
+        mode = "both at once" if race else "one after the other"
+        return f"{mode} · {'stopped' if recording.stopped else 'not complete'}"
+    parts = ["both at once, half the cores each" if race else "replay of two fair runs"]
+    if recording.verdict.kind == "disturbed":
+        return " · ".join([parts[0].replace("fair", "disturbed"), "too noisy"])
+    if not recording.known_times:
+        parts.append("at their mean rates")
+    if recording.ratios is not None and recording.leader is not None:
+        ends = recording.ratios if recording.leader else tuple(1 / one for one in reversed(recording.ratios))
+        low, high = (units.factor(one).rstrip("×") for one in ends)
+        parts.append(f"{ratio(recording)} ({low}–{high}, {recording.verdict.n_rounds} rounds)")
+    return " · ".join(parts)
+
+
+def ratio(recording: Recording) -> str:
+    """Return how many times as fast the leader is, `1.74×`; "" without a leader."""
+    speed = recording.verdict.speed
+    return units.factor(speed if recording.leader else 1 / speed) if recording.leader is not None else ""
 
 
 def _bytes(share: float) -> str:
@@ -200,19 +212,19 @@ def failures(done: Round, names: Sequence[str]) -> list[str]:
     return [f"{name}: {one.failed.message} {one.failed.hint}".rstrip() for name, one in found if one.failed is not None]
 
 
-def sentences(comparison: Comparison, turn: Turn) -> list[str]:
-    """Return everything that is shown under the table of a turn."""
+def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]:
+    """Return everything that is shown under the table of a turn; `repeat` as of `verdict`."""
     if not turn.rounds:
         return []
-    last, figures = turn.rounds[-1], figures_of(turn.comparable() or turn.rounds[-1:])
-    race = race_bandwidth(sum(last.race_bytes), comparison.peak) if last.race_bytes is not None else ""
+    shown, figures = turn.counted()[-1], figures_of(turn.counted())
+    race = race_bandwidth(sum(shown.race_bytes), comparison.peak) if shown.race_bytes is not None else ""
     found = [
-        *failures(last, comparison.names),
-        verdict(figures.verdict, comparison.names),
-        difference(last.difference(), last),
+        *failures(turn.rounds[-1], comparison.names),
+        verdict(figures.verdict, comparison.names, repeat),
+        difference(shown.difference(), shown),
         f"While both decoded: {race.removeprefix('both ')}." if race else "",
-        RACE_NOTE if last.race else "",
-        shared_memory(last.memory),
+        RACE_NOTE if shown.race else "",
+        shared_memory(shown.memory),
         comparison.in_turn,
     ]
     return [one for one in found if one]
@@ -232,8 +244,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
-    figures = figures_of(turn.comparable() or turn.rounds[-1:])
-    found = turn.rounds[-1].difference() if turn.rounds else None
+    figures = figures_of(turn.counted())
+    found = turn.counted()[-1].difference() if turn.rounds else None
     return {
         "prompt": turn.prompt,
         "rounds": [_round_json(one) for one in turn.rounds],
@@ -250,6 +262,8 @@ def _round_json(one: Round) -> dict[str, Any]:
     return {
         "first": "AB"[one.first],
         "mode": "concurrent" if one.race else "sequential",
+        "stopped": one.stopped,
+        "disturbed": one.disturbed,
         "race_bytes_per_s": list(one.race_bytes) if one.race_bytes is not None else None,
         "memory": one.memory and asdict(one.memory),
         "answers": [_answer_json(answer) for answer in one.answers],
@@ -260,6 +274,7 @@ def _answer_json(answer: SideAnswer) -> dict[str, Any]:
     return {
         "text": answer.content,
         "reasoning": answer.reasoning,
+        "token_ms": [at_ms for _, at_ms in answer.written.tokens()],
         "stop_reason": answer.stop_reason or None,
         "error": {"code": answer.failed.code, "message": answer.failed.message} if answer.failed is not None else None,
         "memory": answer.memory.total if answer.memory is not None else None,
@@ -299,11 +314,11 @@ def _turn(comparison: Comparison, turn: Turn) -> list[str]:
     parts = ["## Prompt", "\n".join(f"> {line}" for line in clean(turn.prompt).splitlines())]
     if not turn.rounds:
         return parts
-    for letter, name, answer in zip("AB", comparison.names, turn.rounds[-1].answers, strict=True):
+    for letter, name, answer in zip("AB", comparison.names, turn.counted()[-1].answers, strict=True):
         text = clean(answer.content).strip() or (f"({answer.failed.message})" if answer.failed else "(no answer)")
         ended = stop_reason(answer.stop_reason) if answer.failed is None else "failed"
         parts += [f"### {letter} · {clean_line(name)}", text, *([f"*{ended}*"] if ended else [])]
-    figures = figures_of(turn.comparable() or turn.rounds[-1:])
+    figures = figures_of(turn.counted())
     parts += ["### B against A", _table(rows(figures, comparison.names))]
     parts += sentences(comparison, turn)
     if figures.medians:

@@ -251,6 +251,8 @@ KEYS: tuple[Key, ...] = (
     Key("compare.race", "r", "race", "race", "Repeat as a race, both at the same time", COMPARE, footer=True),
     Key("compare.quality", "q", "quality", "quality", "Measure the quality loss of B (again: show the answers)",
         COMPARE, footer=True),
+    Key("compare.table", "t", "table", "table", "Show all figures as a table, or the stage again", COMPARE),
+    Key("compare.replay", "space", "replay", "replay", "Replay both answers on one clock", COMPARE, words="race"),
     Key("compare.questions", "f", "questions", "questions",
         "Ask both questions with known answers, and show what B answers differently", COMPARE, footer=True),
     Key("compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),

@@ -77,7 +77,7 @@ def test_a_file_of_the_version_without_branches_becomes_one_with_a_branch(tmp_pa
     assert (told.timings, told.settings) == (Timings(predicted_n=7, ttft_ms=12.5), None)
     assert (speed.system_prompt, speed.updated, speed.version) == ("Be brief.", 1780000540.0, 6)
     assert [side.quantization for side in sides_of(comparison)] == ["Q8_0", "Q4_K_M"]
-    (turn,) = turns_of(store.messages(comparison.id))
+    (turn,) = turns_of(comparison, store.messages(comparison.id))
     assert [one.content for one in turn.rounds[0].answers] == ["Bytes.", "Because of bytes."]
     assert [hit.id for hit in store.search("bandwidth")] == [speed.id]
     assert store.take_notices() == []

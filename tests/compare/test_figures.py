@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cpuchat.compare.figures import Row, Value, figures_of
-from cpuchat.compare.runner import MemoryTogether, Round, SideAnswer, WorkerMemory
+from cpuchat.compare.runner import MemoryTogether, Round, SideAnswer, Turn, WorkerMemory
 from cpuchat.present import compare
 from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
@@ -61,15 +61,43 @@ def test_the_sentence_says_how_much_of_what_the_bytes_allow_is_reached() -> None
 
 
 def test_fewer_bytes_that_are_not_faster_have_another_limit() -> None:
-    assert "is 0.90× as fast. Something other than memory limits it." in said(
-        a_round(answered(Q8, 25.0), answered(Q4, 22.5))
+    assert said(a_round(answered(Q8, 25.0), answered(Q4, 22.5))) == (
+        "Q8_0 reads 67 % more bytes but is 1.11× as fast. Something other than memory limits it."
     )
+
+
+def test_the_bytes_are_no_reason_where_memory_is_idle_or_they_allow_less() -> None:
+    idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]
+    text = said(a_round(answered(idle[0], 25.0), answered(idle[1], 48.0)))
+    assert text.startswith("Q4_K_M reads 40 % fewer bytes and is 1.92× as fast. Memory bandwidth is used to 13 %: ")
+    text = said(a_round(answered(Q8, 20.0), answered(Q4, 48.0)))
+    assert text.startswith("Q4_K_M is 2.40× as fast, more than 40 % fewer bytes allow (1.67×).")
+    assert "all of what the bytes allow" in said(a_round(answered(Q8, 25.0), answered(Q4, 42.0)))
+
+
+def test_the_faster_side_is_the_subject_whichever_it_is() -> None:
+    assert said(a_round(answered(Q4, 37.0), answered(Q8, 25.0))) == (
+        "Q8_0 reads 40 % fewer bytes and is 1.48× as fast: 89 % of what the bytes allow."
+    )
+
+
+def test_a_stopped_or_disturbed_round_has_no_verdict_and_takes_no_place() -> None:
+    fair = a_round(answered(Q8, 25.0), answered(Q4, 37.0))
+    stopped = a_round(answered(Q8, 25.0), answered(Q4, 50.0, stop="cancelled"), race=True)
+    disturbed = a_round(answered(Q8, 25.0), answered(Q4, 70.0, cpu_wait=0.4))
+    assert said(stopped) == "" and stopped.stopped and not fair.stopped
+    assert said(disturbed) == "Too noisy for a verdict: other programs had the cores. Repeat it."
+    verdict = figures_of([disturbed]).verdict
+    assert "F9 repeats" in compare.verdict(verdict, NAMES, "F9")
+    assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
+    assert Turn("Why?", [stopped]).counted() == [stopped]
+    assert Turn("Why?", [disturbed]).counted() == [disturbed]
 
 
 def test_a_short_round_differs_more_by_itself() -> None:
     long, short = (said(a_round(answered(Q8, rate), answered(Q4, 1.1 * rate))) for rate in (25.0, 1250.0))
     assert "is 1.10× as fast" in long
-    assert short.startswith("No significant difference: 1.10×, single rounds of this length vary by 82 %")
+    assert short == "Q4_K_M wrote 1.10× as fast; one round: a repeat makes it sure."
 
 
 def test_the_same_bytes_are_not_given_as_a_reason() -> None:
@@ -83,7 +111,8 @@ def test_in_the_cache_bytes_do_not_decide() -> None:
 
 
 def test_a_difference_within_the_noise_is_none() -> None:
-    assert said(a_round(answered(Q8, 25.0), answered(Q4, 25.5))).startswith("No significant difference")
+    one = figures_of([a_round(answered(Q8, 25.0), answered(Q4, 25.5))]).verdict
+    assert compare.verdict(one, NAMES, "^R") == "Q4_K_M wrote 1.02× as fast; one round: ^R makes it sure."
     rounds = [a_round(answered(Q8, rate), answered(Q4, rate + 2)) for rate in (20.0, 25.0, 30.0)]
     assert said(*rounds) == "No significant difference: 1.08×, within the spread of 3 rounds (40 %)."
 

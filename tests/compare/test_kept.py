@@ -43,7 +43,7 @@ def test_a_comparison_is_a_chat_with_two_answers_to_each_prompt(tmp_path: Path) 
         "Why is it slow?", "Bytes.", "Because of bytes.", "And now?", "Still again.", "Yet again.",
     ]  # fmt: skip
     assert messages[2].model == "Qwen Q4_K_M · threads 2"
-    read = turns_of(messages)
+    read = turns_of(chat, messages)
     assert [turn.prompt for turn in read] == ["Why is it slow?", "And now?"]
     assert [answer.content for answer in read[1].rounds[0].answers] == ["Still again.", "Yet again."]
     assert read[0].rounds[0].answers[0].timings == timings(1)
@@ -61,7 +61,7 @@ def test_a_side_without_an_answer_keeps_its_place(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.db")
     kept = KeptComparison(store, SIDES)
     kept.keep([Turn("Why?", [Round(answers=(SideAnswer(), a_round("x", "Because.").answers[1]))])])
-    (turn,) = turns_of(store.messages(kept.chat_id))
+    (turn,) = turns_of(store.chat(kept.chat_id), store.messages(kept.chat_id))
     assert [answer.content for answer in turn.rounds[0].answers] == ["", "Because."]
     assert not turn.rounds[0].complete
 

@@ -968,7 +968,7 @@ class ChatScreen(TypingScreen):
         with self._telling():
             with self.services.keys_held():
                 messages = await asyncio.to_thread(self.conversation.history.store.messages, chat.id)
-            self.compare(sides_of(chat), kept=(chat.id, turns_of(messages), turn_with(messages, message_id)))
+            self.compare(sides_of(chat), kept=(chat.id, turns_of(chat, messages), turn_with(messages, message_id)))
 
     @work
     async def compare(

@@ -20,12 +20,14 @@ from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import expanded, shown
 from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
-from cpuchat.compare.runner import Round, Side, Turn
+from cpuchat.compare.recording import Recording
+from cpuchat.compare.runner import Round, Side
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
-from cpuchat.tui.compare.pane import AgainstPane, QualityTab, SidePane
+from cpuchat.tui.compare.pane import QualityTab, SidePane, TablePane
+from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
@@ -66,6 +68,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         self._panes: tuple[SidePane, SidePane]
         self._linked = False
         self._left = False
+        self._noise = ""  # why the round is repeated
 
     def compose(self) -> ComposeResult:
         a, b = self._panes = SidePane(0, self._sides[0].label), SidePane(1, self._sides[1].label)
@@ -74,7 +77,8 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             yield a
             yield b
         yield QualityTab(self.comparison, self._services.settings)
-        yield AgainstPane()
+        yield Stage(id="stage", repeat_key=self._key("repeat"))
+        yield TablePane()
         yield Prompt(self.submit, id="prompt")
         yield KeyFooter()
 
@@ -82,13 +86,13 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         set_size_classes(self)
 
     def on_mount(self) -> None:
-        self._prompt = self.query_one(Prompt)
+        self._prompt, self._stage = self.query_one(Prompt), self.query_one(Stage)
         self._prompt.border_title = "Prompt for both · Enter sends"
         self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
         self._put_in_front(0)
         for pane in self._panes:
             pane.show_turns(self.comparison.turns, self._first_shown)
-        self._show_table()
+        self._show_result()
         self.call_after_refresh(self._start)
 
     def _start(self) -> None:
@@ -112,7 +116,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             return
         self._prompt.accept()
         self._hide_prompt()
-        self._run(text, lambda: self.comparison.ask(text), self.comparison.turns)
+        self._run(text, lambda: self.comparison.ask(text))
 
     def action_repeat(self, race: bool = False) -> None:
         if self._refuse_while_busy():
@@ -120,16 +124,28 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         if not (turns := self.comparison.turns):
             self.notify("Nothing to repeat yet. Write a prompt first.")
             return
-        self._run(turns[-1].prompt, lambda: self.comparison.repeat(race=race), turns[:-1])
+        self._run(turns[-1].prompt, lambda: self.comparison.repeat(race=race), repeats=True)
 
     def action_race(self) -> None:
         self.action_repeat(race=True)
 
     @work(exclusive=True, group="round")
-    async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]], before: list[Turn]) -> None:
+    async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool = False) -> None:
+        """Run a round; one that other programs disturbed is repeated once."""
+        done = await self._one_round(prompt, start, repeats)
+        if done is not None and done.complete and done.disturbed:
+            self._noise = "Too noisy, other programs had the cores: repeating. "
+            race = done.race
+            await self._one_round(prompt, lambda: self.comparison.repeat(race=race), repeats=True)
+            self._noise = ""
+
+    async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
+        """Returns the round unless it could not begin, or the screen is gone."""
+        turns = self.comparison.turns
+        before = list(turns[:-1] if repeats else turns)
         self.remove_class("-quality")
         for pane in self._panes:
-            pane.begin(list(before), prompt)
+            pane.begin(before, prompt)
             pane.show_figures("")
         self._timer.resume()
         self.call_later(self.refresh_bindings)
@@ -138,19 +154,25 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         except CpuchatError as error:
             self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
             for pane in self._panes:
-                pane.show_turns(self.comparison.turns)
-            return
+                pane.show_turns(turns)
+            self._show_result()
+            return None
         finally:
             self._timer.pause()
             if self.has_widgets:
                 self.call_later(self.refresh_bindings)
         if not self.has_widgets:
-            return
+            return None
+        stays = done not in turns[-1].rounds  # it was stopped, and there is a complete one
         for pane in self._panes:
-            pane.end(done.answers, done.complete)
+            pane.show_turns(turns) if stays else pane.end(done.answers, done.complete)
         self._show_live()
-        self._show_table()
-        await self._keep(done)
+        self._show_result(replay=not stays)
+        if stays:
+            self.notify("Stopped. The complete answers stay.")
+        else:
+            await self._keep(done)
+        return done
 
     async def _keep(self, done: Round) -> None:
         if not any(answer.content for answer in done.answers):
@@ -224,17 +246,45 @@ class CompareScreen(TypingScreen, Dismissable[None]):
                 runner.conversation.meter.machine(sample)
             memory = process_memory(pid) if pid is not None else None
             pane.show_figures(compare.live(runner.conversation.figures(), memory))
-        if (both := comparison.race_bandwidth()) is not None:
-            against = self.query_one(AgainstPane)
-            against.border_subtitle = f"race · {compare.race_bandwidth(both, self.comparison.peak)} · shared memory bus"
+        if (running := comparison.running) is not None:
+            self.add_class("-staged")
+            self._stage.live(Recording.of(comparison, comparison.turns[-1], running), self._noise + self._status())
+            both = compare.race_bandwidth(comparison.race_bandwidth(), comparison.peak)
+            self._stage.border_subtitle = f"{both} · shared memory bus" if both else ""
 
-    def _show_table(self) -> None:
+    def _status(self) -> str:
+        names, writing = self.comparison.names, self.comparison.writing
+        if len(writing) == 2:
+            return "Both answer at once."
+        if not writing:
+            return ""
+        (side,) = writing
+        running = self.comparison.running
+        waits = running is not None and running.answers[1 - side].timings is None
+        return f"{names[side]} has the whole machine{f'; {names[1 - side]} waits' if waits else ''}."
+
+    def _show_result(self, replay: bool = False) -> None:
+        """Show the last turn on the stage and in the table; a round that has just ended is replayed."""
         turns = self.comparison.turns
         measured = bool(turns and turns[-1].rounds)
-        self.set_class(measured, "-measured")
-        against = self.query_one(AgainstPane)
-        against.quality = self.query_one(QualityTab).summary
-        against.show(self.comparison)
+        self.set_class(measured, "-measured", "-staged")
+        table = self.query_one(TablePane)
+        table.quality = self.query_one(QualityTab).summary
+        table.show(self.comparison, self._key("repeat"))
+        if not measured:
+            return
+        recording = Recording.of(self.comparison, turns[-1])
+        self._stage.show(recording)
+        hints = ("table", "table"), ("replay", "replay"), ("repeat", "repeat swapped")
+        self._stage.border_subtitle = Content(" · ".join(f"{self._key(name)} {what}" for name, what in hints))
+        if replay and self.app.animation_level != "none":
+            self._stage.replay()
+
+    def _key(self, action: str) -> str:
+        """Return how the key of an action is written, also if the user has moved it."""
+        found = keys.find(f"compare.{action}")
+        default = found.keys if found is not None else ""
+        return keys.display(self._services.keymap.get(f"compare.{action}", default).partition(",")[0])
 
     def _put_in_front(self, side: int) -> None:
         if self._panes[side].has_class("-front"):
@@ -244,7 +294,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         parts = [
             Content.from_markup(
                 f"[@click=screen.front({pane.index})]{'[b reverse]' if pane.index == side else ''} $name [/]",
-                name=pane.name_line,
+                name=f"{'AB'[pane.index]} {clean_line(self.comparison.names[pane.index])}",
             )
             for pane in self._panes
         ]
@@ -270,7 +320,8 @@ class CompareScreen(TypingScreen, Dismissable[None]):
 
     @on(QualityTab.Changed)
     def _measured(self) -> None:
-        self._show_table()
+        self.query_one(TablePane).quality = self.query_one(QualityTab).summary
+        self.query_one(TablePane).show(self.comparison, self._key("repeat"))
         self.refresh_bindings()
 
     # Keys
@@ -291,6 +342,14 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         self.remove_class("-asking")
         front = next(pane for pane in self._panes if pane.has_class("-front"))
         front.focus()
+
+    def action_table(self) -> None:
+        self.toggle_class("-table")
+
+    def action_replay(self) -> None:
+        if not self.busy:
+            self.remove_class("-table")
+            self._stage.replay()
 
     def action_link(self) -> None:
         self._linked = not self._linked

@@ -1,0 +1,237 @@
+"""A recorded comparison of one prompt: what both sides wrote, and when. It can be replayed without a model."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from cpuchat.base.errors import CpuchatError
+from cpuchat.base.files import read_json, write_atomically
+from cpuchat.compare.figures import Figures, Name, Verdict, figures_of
+from cpuchat.compare.runner import Round, SideAnswer, Turn
+from cpuchat.hardware.topology import read_topology
+from cpuchat.telemetry import units
+
+if TYPE_CHECKING:
+    from cpuchat.compare.comparison import Comparison
+
+_MOST_BYTES = 4 << 20
+_MOST_WORDS = 4000
+_SAMPLES = 24
+
+
+class RecordingError(CpuchatError, code="recording", exit_code=2):
+    """The file of a recording cannot be read or written."""
+
+
+class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One side's answer.
+
+    `name` tells it from the other one. `tokens` are the text of each token (reasoning included) and when it came, in
+    milliseconds after the first token: prefill is in `first_s`, from the request to the first token. `tok_s` is the
+    decoding rate, the median of the rounds. `ended`: the answer is complete. `bandwidth` in bytes per second, over
+    equal parts of the answer, by what the header says of each token; `peak` is the measured one. `utilization` 0 to 1.
+    None: not known. `cached`: the weights stay in L3.
+    """
+
+    name: str
+    tokens: tuple[tuple[str, float], ...] = ()
+    first_s: float | None = None
+    tok_s: float | None = None
+    ended: bool = False
+    bytes_per_token: float | None = None
+    peak: float | None = None
+    bandwidth: tuple[float, ...] = ()
+    utilization: float | None = None
+    cached: bool = False
+
+    @property
+    def end_ms(self) -> float:
+        """Return when the last token came."""
+        return self.tokens[-1][1] if self.tokens else 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.tokens)
+
+    def n_at(self, at_ms: float) -> int:
+        """Return how many tokens were there at this time."""
+        return bisect_right(self.tokens, at_ms, key=itemgetter(1))
+
+    def rate_at(self, at_ms: float) -> float | None:
+        """Return tok/s from the first token to the last one at this time; that of the answer once it is complete."""
+        n = self.n_at(at_ms)
+        if self.ended and n == len(self.tokens) and self.tok_s is not None:
+            return self.tok_s
+        written_ms = self.tokens[n - 1][1] if n else 0.0
+        return 1e3 * (n - 1) / written_ms if written_ms > 0 else None
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Both answers to one prompt. `how`: one after the other with the whole machine for each, or both at once.
+
+    `stopped`: the user has stopped it; there is no verdict then. `ratios` of the rates B ÷ A, smallest and largest of
+    the rounds. `known_times`: False where the times of the tokens were not kept, and all of them are at the mean rate.
+    """
+
+    title: str
+    sides: tuple[RecordedSide, RecordedSide]
+    machine: str = ""
+    prompt: str = ""
+    how: Literal["sequential", "race"] = "sequential"
+    verdict: Verdict = Verdict("incomplete")
+    ratios: tuple[float, float] | None = None
+    stopped: bool = False
+    known_times: bool = True
+
+    @classmethod
+    def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
+        """Record the round of `turn` that counts, or what there is of the one that is `running`."""
+        shown = running or turn.counted()[-1]
+        figures = figures_of(turn.counted()) if running is None else Figures()
+        peak = comparison.peak.bytes_per_s if shown.race and comparison.peak is not None else None
+        a, b = (
+            _side(name, answer, _medians(figures, index), peak)
+            for index, (name, answer) in enumerate(zip(comparison.names, shown.answers, strict=True))
+        )
+        return cls(
+            title=" against ".join(comparison.names),
+            sides=(a, b),
+            machine=_machine(shown.answers) if running is None else "",
+            prompt=turn.prompt,
+            how="race" if shown.race else "sequential",
+            verdict=figures.verdict,
+            ratios=figures.ratios,
+            stopped=running is None and shown.stopped,
+            known_times=all(answer.written.n_tokens or not answer.content for answer in shown.answers),
+        )
+
+    @property
+    def end_ms(self) -> float:
+        """Return when the last token of either side came."""
+        return max(side.end_ms for side in self.sides)
+
+    @property
+    def finish_ms(self) -> float:
+        """Return when the first side had ended; infinity unless both have."""
+        return min((side.end_ms for side in self.sides), default=0.0) if self.complete else float("inf")
+
+    @property
+    def complete(self) -> bool:
+        return all(side.ended and side.tokens for side in self.sides)
+
+    @property
+    def leader(self) -> int | None:
+        """Return the faster side; None where that cannot be said."""
+        verdict = self.verdict
+        if verdict.kind in ("incomplete", "disturbed") or (verdict.kind == "noise" and verdict.n_rounds > 1):
+            return None
+        return int(verdict.speed > 1)
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON. Raises RecordingError."""
+        try:
+            write_atomically(path, msgspec.json.encode(self), mode=0o644)
+        except OSError as error:
+            raise RecordingError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def read_recording(path: Path) -> Recording:
+    """Read what `Recording.write` wrote. Raises RecordingError: it cannot be read, or is something else."""
+    try:
+        return read_json(path, lambda data: msgspec.json.decode(data, type=Recording), _MOST_BYTES)
+    except OSError as error:
+        raise RecordingError(f"Cannot read {path}: {error.strerror}.") from None
+    except ValueError:
+        raise RecordingError(f"Not a recording: {path}.", "Record the comparison again.") from None
+
+
+def _medians(figures: Figures, index: int) -> dict[Name, float]:
+    values = {name: (row.a, row.b)[index] for name, row in figures.rows.items()}
+    return {name: value.median for name, value in values.items() if value is not None}
+
+
+def _side(name: str, answer: SideAnswer, medians: dict[Name, float], shared: float | None) -> RecordedSide:
+    """Return the record of an answer; `shared` is the peak of a bus that both used at the same time."""
+    roofline, size, tokens = answer.roofline, medians.get("bytes"), _timed(answer)
+    peak, utilization = shared, medians.get("utilization")
+    if shared is not None:
+        utilization = medians["bandwidth"] / shared if "bandwidth" in medians else None
+    elif roofline is not None and roofline.peak.value is not None:
+        peak = roofline.peak.value.bytes_per_s
+    if roofline is not None and (roofline.off or roofline.fits_cache):
+        utilization = None
+    return RecordedSide(
+        name=name,
+        tokens=tokens,
+        first_s=medians.get("first_s"),
+        tok_s=medians.get("tok_s"),
+        ended=answer.complete,
+        bytes_per_token=size,
+        peak=peak,
+        bandwidth=_bandwidth(tokens, size) if size else (),
+        utilization=utilization,
+        cached=roofline is not None and roofline.fits_cache,
+    )
+
+
+def _timed(answer: SideAnswer) -> tuple[tuple[str, float], ...]:
+    """Return the tokens with their times; of an answer that was kept without them, at its mean rate."""
+    if answer.written.n_tokens:
+        return tuple(answer.written.tokens())
+    timings, text = answer.timings, answer.content
+    if timings is None or not timings.predicted_n:
+        return ()
+    n, step = timings.predicted_n, timings.predicted_ms / max(timings.predicted_n - 1, 1)
+    ends = [len(text) * number // n for number in range(n + 1)]
+    return tuple((text[ends[number] : ends[number + 1]], step * number) for number in range(n))
+
+
+def _bandwidth(tokens: Sequence[tuple[str, float]], bytes_per_token: float) -> tuple[float, ...]:
+    """Return what was read per second in equal parts of the answer, each of several tokens."""
+    n = min(_SAMPLES, len(tokens) // 4)
+    end_ms = tokens[-1][1] if tokens else 0.0
+    if n < 2 or end_ms <= 0:
+        return ()
+    part = end_ms / n
+    counts = [0] * n
+    for _, at_ms in tokens[1:]:
+        counts[min(n - 1, int(at_ms / part))] += 1
+    return tuple(round(1e3 * count * bytes_per_token / part) for count in counts)
+
+
+def _machine(answers: Sequence[SideAnswer]) -> str:
+    """`EPYC 9354P · 32 threads`."""
+    model = next((answer.model for answer in answers if answer.model is not None), None)
+    return f"{read_topology().cpu_name} · {units.plural(model.n_threads, 'thread')}" if model is not None else ""
+
+
+class SameWords(NamedTuple):
+    """The words of both answers. `equal`: for each word of A, its number in B's from 0; -1: B has another there."""
+
+    equal: tuple[int, ...]
+    n_b: int
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of the words of both that the other one has, too; None without words."""
+        total = len(self.equal) + self.n_b
+        return 2 * sum(at >= 0 for at in self.equal) / total if total else None
+
+
+def same_words(recording: Recording) -> SameWords:
+    """Align the words of both answers; very long answers are compared word by word."""
+    a, b = (side.text.split() for side in recording.sides)
+    equal = [-1] * len(a)
+    if len(a) + len(b) > _MOST_WORDS:
+        equal = [at if at < len(b) and word == b[at] else -1 for at, word in enumerate(a)]
+    else:
+        for at, other, size in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
+            equal[at : at + size] = range(other, other + size)
+    return SameWords(tuple(equal), len(b))

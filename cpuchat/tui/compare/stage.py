@@ -1,0 +1,386 @@
+"""The stage: two answers as a race on one clock, what each token cost, and which words are the same.
+
+What is drawn follows from a `Recording` and a time alone, so it can be replayed where no model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+from textwrap import wrap
+from time import monotonic
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.content import Content
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.renderables.digits import DIGITS, DIGITS3X3_BOLD
+from textual.strip import Strip
+from textual.timer import Timer
+from textual.widget import Widget
+
+from cpuchat.base.text import clean_line
+from cpuchat.compare.recording import Recording, SameWords, same_words
+from cpuchat.present import compare
+from cpuchat.telemetry import units
+from cpuchat.tui.widgets.charts import LEVELS, nice_max, squeeze
+
+Line = list[tuple[str, str]]
+"""A row as (text, part): a part of `Stage.COMPONENT_CLASSES`, "" for plain text."""
+
+WIDE = 92
+"""Columns from which on the ratio is in large digits, and bytes and bandwidth have a row."""
+_FLAG, _TRACK, _AFTER, _SAME, _DIFFERS = "⚑", "▆", "┄", "▮", "▯"
+_LEGEND: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label"), (_SAME, "same"), (" same  ", "label"),
+                 (_DIFFERS, "differs"), (" differs", "label")]  # fmt: skip
+_MOST_BAR, _MOST_NAME, _LABEL, _RATE = 24, 22, 17, 12
+_AGREEMENT = "same words"
+
+
+class Scene:
+    """A recording with what drawing it takes. `say` is the sentence, `agreement` a text in place of the share of equal
+    words."""
+
+    def __init__(self, recording: Recording, say: str = "", agreement: str = "") -> None:
+        self.recording = recording
+        self.say = say
+        self.agreement = agreement
+
+    @cached_property
+    def _same(self) -> SameWords:
+        return same_words(self.recording)
+
+    @cached_property
+    def _word_times(self) -> tuple[list[float], list[float]]:
+        a, b = (_word_times(side.tokens) for side in self.recording.sides)
+        return a, b
+
+    def rows(self, at_ms: float, width: int) -> list[Line]:
+        """Draw the state `at_ms` after the first token; as many rows whatever the time."""
+        wide = width >= WIDE
+        lines = self._wide(at_ms, width) if wide else self._tracks(at_ms, width, 0, " ")
+        if (strip := self._strip(at_ms, width, wide)) is not None:
+            lines.append(strip)
+        said = wrap(self.say, width) if self.say else []
+        is_shown = at_ms >= self.recording.end_ms
+        return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
+
+    # Tracks
+
+    def _wide(self, at_ms: float, width: int) -> list[Line]:
+        ratio = self._ratio(at_ms)
+        digits = _large(ratio[0]) if ratio else [""] * 3
+        room = 16
+        scale, a, b = self._tracks(at_ms, width - room, 1, "")
+        lines = [scale, a, b]
+        for line, text in zip(lines, digits, strict=True):
+            gap = width - sum(len(part) for part, _ in line) - len(text)
+            line += [(" " * max(gap, 0), ""), (text, ratio[1] if ratio else "")]
+        return [*lines, *self._costs(at_ms, width)]
+
+    def _ratio(self, at_ms: float) -> tuple[str, str] | None:
+        """Return the ratio and its side's part, from the first finish on."""
+        recording = self.recording
+        if recording.leader is None or at_ms < recording.finish_ms:
+            return None
+        return compare.ratio(recording), "ab"[recording.leader]
+
+    def _tracks(self, at_ms: float, width: int, n_scales: int, tail: str) -> list[Line]:
+        """Draw both tracks, below a scale; with `tail`, the ratio is at the end of the leader's."""
+        recording = self.recording
+        names = [f"{letter} {clean_line(side.name)}" for letter, side in zip("AB", recording.sides, strict=True)]
+        most_name = _MOST_NAME if n_scales else max(8, width // 5)
+        names = [name if len(name) <= most_name else f"{name[: most_name - 1]}…" for name in names]
+        labels = max(map(len, names)) + 1
+        ratio = self._ratio(at_ms) if tail else None
+        track = max(width - labels - _RATE - (8 if tail else 0), 4)
+        longest = max(len(side.tokens) for side in recording.sides)
+        top = float(max(longest, 2)) if recording.complete else nice_max(max(longest, 50))
+        lines: list[Line] = [_scale(labels, track, top)] * n_scales
+        for index, (side, name) in enumerate(zip(recording.sides, names, strict=True)):
+            part, rate = "ab"[index], side.rate_at(at_ms)
+            n, solid = side.n_at(at_ms), side.n_at(min(at_ms, recording.finish_ms))
+            cells, full = (round(count * (track - 1) / top) for count in (n, solid))
+            flag = _FLAG if side.ended and n == len(side.tokens) else ""
+            rest = track - cells - len(flag)
+            line: Line = [(name.ljust(labels), part), (_TRACK * full, part), (_AFTER * (cells - full), part),
+                          (flag, part), (" " * rest, "")]  # fmt: skip
+            line.append((f"{units.rate(rate):>6} tok/s" if rate is not None else " " * _RATE, "value"))
+            if ratio is not None and ratio[1] == part:
+                line.append((f"{ratio[0]:>7}", f"{part}-ratio"))
+            lines.append(line)
+        return lines
+
+    # What a token costs
+
+    def _costs(self, at_ms: float, width: int) -> list[Line]:
+        sides = self.recording.sides
+        sizes = [side.bytes_per_token for side in sides]
+        most = max((size for size in sizes if size), default=0.0)
+        if not most:
+            return []
+        cells = max(4, min(_MOST_BAR, (width - 74) // 4))
+        line: Line = [("bytes per token".ljust(_LABEL), "label")]
+        for part, size in zip("ab", sizes, strict=True):
+            if size:
+                filled = max(1, round(cells * size / most))
+                line += [(f"{part.upper()} ", part), ("█" * filled + " " * (cells - filled), part),
+                         (f" {units.size(round(size)):<9}", "value")]  # fmt: skip
+        if all(side.cached for side in sides):
+            line.append(("memory bus  idle: weights fit in L3", "label"))
+        elif any(side.bandwidth for side in sides):
+            line.append((" memory bus  ", "label"))
+            for index, part in enumerate("ab"):
+                line += self._bus(index, part, at_ms, cells)
+        return [line]
+
+    def _bus(self, index: int, part: str, at_ms: float, cells: int) -> Line:
+        """Draw bandwidth over the answer, against the measured peak."""
+        side = self.recording.sides[index]
+        values = squeeze(side.bandwidth, cells)
+        top = side.peak or max(values, default=1.0)
+        shown = round(len(values) * min(1.0, at_ms / side.end_ms if side.end_ms else 1.0))
+        marks = "".join(LEVELS[min(7, max(0, round(8 * value / top) - 1))] for value in values[:shown])
+        done = shown == len(values) and side.utilization is not None
+        text = f" {100 * (side.utilization or 0):.0f} %" if done else ""
+        return [(f"{part.upper()} ", part), (marks.ljust(len(values)), part), (f"{text:<7}", "value")]
+
+    # The same words
+
+    def _strip(self, at_ms: float, width: int, wide: bool) -> Line | None:
+        recording, n = self.recording, len(self._same.equal) if self.recording.complete else 0
+        legend = _LEGEND if wide else _LEGEND[4:] if width >= 70 else []
+        taken = sum(len(text) for text, _ in legend)
+        label = _AGREEMENT.ljust(_LABEL if wide else len(_AGREEMENT) + 1)
+        if not n or self._same.share is None:
+            return [*([("", "")] if legend else []), (" " * (width - taken), ""), *legend] if wide else []
+        share = self.agreement or f"{100 * self._same.share:.0f} %"
+        room = width - len(label) - len(share) - 2 - (taken + 2 if legend else 0)
+        if room < 8:
+            legend, room = [], width - len(label) - len(share) - 2
+        cells = max(1, min(n, room))
+        line: Line = [(label, "label")]
+        for start, end in pairwise(round(n * cell / cells) for cell in range(cells + 1)):
+            if at_ms < self._written_ms(end - 1):
+                line.append((" ", ""))
+            elif min(self._same.equal[start:end]) >= 0:
+                line.append((_SAME, "same"))
+            else:
+                line.append((_DIFFERS, "differs"))
+        done = at_ms >= recording.end_ms
+        line.append((f"  {share if done else ' ' * len(share)}", "value"))
+        gap = width - sum(len(text) for text, _ in line) - taken
+        return [*_merged(line), (" " * gap, ""), *legend] if legend else _merged(line)
+
+    def _written_ms(self, word: int) -> float:
+        """Return when both had written up to this word of A."""
+        a, b = self._word_times
+        other = self._same.equal[word]
+        other = min(word, len(b) - 1) if other < 0 else other
+        return max(a[word] if word < len(a) else 0.0, b[other] if b else 0.0)
+
+
+def _word_times(tokens: Iterable[tuple[str, float]]) -> list[float]:
+    """Return when each word was complete: at the last token with a part of it."""
+    times: list[float] = []
+    in_word = False
+    for text, at_ms in tokens:
+        for character in text:
+            if character.isspace():
+                in_word = False
+                continue
+            if not in_word:
+                times.append(at_ms)
+            in_word, times[-1] = True, at_ms
+    return times
+
+
+def _scale(labels: int, track: int, top: float) -> Line:
+    """Draw the scale of tokens: a number where its token is."""
+    cells = [" "] * (track + _RATE)
+    step = next(one for power in range(9) for base in (1, 2, 5) if (one := base * 10**power) * (track - 1) / top >= 9)
+    end = 0
+    for value in range(0, int(top) + 1, step):
+        at, text = round(value * (track - 1) / top), f"{value:,}"
+        cells[at : at + len(text)] = text
+        end = at + len(text)
+    cells[end : end + 7] = " tokens"
+    return [(" " * labels, ""), ("".join(cells)[: track + _RATE], "label")]
+
+
+def _large(text: str) -> list[str]:
+    """Return three rows of large digits."""
+    rows = ["", "", ""]
+    for character in text.replace("×", "x"):
+        if character in DIGITS:
+            at = 3 * DIGITS.index(character)
+            for row, shape in enumerate(DIGITS3X3_BOLD[at : at + 3]):
+                rows[row] += shape.ljust(3)
+        else:
+            rows = [rows[0] + " ", rows[1] + " ", rows[2] + character]
+    return rows
+
+
+def _merged(line: Line) -> Line:
+    found: Line = []
+    for text, part in line:
+        if found and found[-1][1] == part:
+            found[-1] = (found[-1][0] + text, part)
+        else:
+            found.append((text, part))
+    return found
+
+
+class Stage(Widget):
+    """Shows a recording: at rest, replayed, or while it is made. Works without a comparison.
+
+    A replay is at real speed, but takes neither more than 8 s nor less than 2.5 s; the title says so.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs")
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
+    DEFAULT_CSS = """
+    Stage {
+        height: auto;
+        & > .stage--a { color: $heading; text-style: bold; }
+        & > .stage--b { color: $now; text-style: bold; }
+        & > .stage--a-ratio { color: $heading; text-style: bold reverse; }
+        & > .stage--b-ratio { color: $now; text-style: bold reverse; }
+        & > .stage--label { color: $hint; }
+        & > .stage--value { color: $foreground; }
+        & > .stage--same { color: $foreground 60%; }
+        & > .stage--differs { color: $limit; text-style: bold; }
+        &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
+    }
+    """
+    MOST_S, LEAST_S = 8.0, 2.5
+    FRAMES_PER_S = 15
+
+    class Replayed(Message):
+        """A replay has come to its end."""
+
+    def __init__(self, *, id: str | None = None, repeat_key: str = "") -> None:
+        """`repeat_key` is named where a sentence asks for another round."""
+        super().__init__(id=id)
+        self.repeat_key = repeat_key
+        self._scene: Scene | None = None
+        self._at_ms = inf
+        self._lines: list[Line] = []
+        self._strips: list[Strip] = []
+        self._styles: dict[str, Style] = {}  # working them out costs more than drawing does
+        self._timer: Timer | None = None
+        self._began = 0.0
+
+    @property
+    def recording(self) -> Recording | None:
+        return self._scene.recording if self._scene is not None else None
+
+    @property
+    def replaying(self) -> bool:
+        return self._timer is not None
+
+    def show(self, recording: Recording, note: str = "", agreement: str = "") -> None:
+        """Show it as it ended. `note` is said in place of the verdict."""
+        verdict = compare.verdict(recording.verdict, [side.name for side in recording.sides], self.repeat_key)
+        self._take(Scene(recording, clean_line(note or verdict or _no_verdict(recording)), agreement), inf)
+        self.border_title = Content(compare.label(recording))
+
+    def live(self, recording: Recording, status: str) -> None:
+        """Show what is written so far; `status` says what runs."""
+        self._take(Scene(recording, clean_line(status)), inf)
+        title = "both at once, half the cores each" if recording.how == "race" else "one after the other"
+        if str(self.border_title or "") != title:
+            self.border_title = Content(title)
+
+    def replay(self) -> None:
+        """Show it from the first token on, once more."""
+        recording = self.recording
+        if recording is None or not recording.complete or recording.end_ms <= 0:
+            return
+        self._stop()
+        self._began = monotonic()
+        times = self._seconds(recording) * 1e3 / recording.end_ms
+        pace = (
+            f" · {units.factor(times)} slower"
+            if times > 1.05
+            else f" · {1 / times:.1f}× faster"
+            if times < 0.95
+            else ""
+        )
+        self.border_title = Content(compare.label(recording) + pace)
+        self._timer = self.set_interval(1 / self.FRAMES_PER_S, self._advance)
+        self._advance()
+
+    def _seconds(self, recording: Recording) -> float:
+        return min(max(recording.end_ms / 1e3, self.LEAST_S), self.MOST_S)
+
+    def _advance(self) -> None:
+        assert self._scene is not None
+        recording = self._scene.recording
+        share = (monotonic() - self._began) / self._seconds(recording)
+        if share >= 1:
+            self._stop()
+            self.border_title = Content(compare.label(recording))
+            self.post_message(self.Replayed())
+        self._at_ms = inf if share >= 1 else share * recording.end_ms
+        self._show_changes()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+
+    def _take(self, scene: Scene, at_ms: float) -> None:
+        self._stop()
+        before = len(self._lines)
+        self._scene, self._at_ms = scene, at_ms
+        self._show_changes()
+        if len(self._lines) != before:
+            self.refresh(layout=True)
+
+    # Drawing
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._scene.rows(self._at_ms, width)) if self._scene is not None else 0
+
+    def _show_changes(self) -> None:
+        """Draw the rows again that changed."""
+        width = self.content_size.width
+        if self._scene is None or not width or not self.is_attached:
+            return
+        old, self._lines = self._lines, self._scene.rows(self._at_ms, width)
+        changed = [y for y, line in enumerate(self._lines) if y >= len(old) or line != old[y]]
+        self._strips = (self._strips + [Strip([])] * len(self._lines))[: len(self._lines)]
+        for y in changed:
+            self._strips[y] = self._strip(self._lines[y], width)
+        if changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
+
+    def _strip(self, line: Line, width: int) -> Strip:
+        if not self._styles:
+            self._styles = {part: self.get_component_rich_style(f"stage--{part}") for part in self.PARTS}
+            self._styles[""] = self.rich_style
+        strip = Strip(Segment(text, self._styles[part]) for text, part in line if text)
+        return strip.adjust_cell_length(width, self._styles[""])
+
+    def _redraw(self) -> None:
+        self._lines, self._strips, self._styles = [], [], {}
+        self._show_changes()
+
+    def on_resize(self) -> None:
+        self._redraw()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self.call_later(self._redraw)
+
+    def render_line(self, y: int) -> Strip:
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
+
+
+def _no_verdict(recording: Recording) -> str:
+    return "Stopped: no verdict." if recording.stopped else "No verdict: one side has no complete answer."
