@@ -1,5 +1,5 @@
-"""Record what the app replays before there is a model: Qwen2.5 Coder 1.5B plain and with drafts, and its Q4_K_M against a
-Q8_0 that is made from it (cpuchat/models/demo/recording-*.json).
+"""Record what the app replays before there is a model: Qwen2.5 Coder 1.5B plain and with drafts, and its Q4_K_M against
+a Q8_0 that is made from it (cpuchat/models/demo/recording-*.json).
 
     python benchmarks/record_stage.py [--rounds N] [drafts|quantizations]
 
@@ -72,7 +72,7 @@ async def record(name: str, rounds: int) -> None:
         raise MeasureError(f"{name}: {recording.verdict.kind}. Run it again on a quiet machine.")
     file = paths.recording_file(name)
     recording.write(file)
-    ends = ", ".join(f"{side.name} {len(side.tokens)} tokens at {side.tok_s or 0:.1f} tok/s" for side in recording.sides)
+    ends = ", ".join(f"{one.name} {len(one.tokens)} tokens at {one.tok_s or 0:.1f} tok/s" for one in recording.sides)
     print(f"{file}: {ends}, {file.stat().st_size:,} bytes")
 
 

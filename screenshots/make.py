@@ -3,8 +3,9 @@
     .venv/bin/python screenshots/make.py [NAME ...]
 
 Run `cpuchat probe` before, on an idle machine: the pictures show speeds that are predicted from its figures. Answers,
-`hardware` and `tune` measure, so the machine must stay idle. Needs rsvg-convert and the Fira Code font (Debian:
-librsvg2-bin, fonts-firacode).
+`hardware` and `tune` measure, so the machine must stay idle. `stage` is the moving picture of the README, from the
+recording in the package. Needs rsvg-convert, convert and the Fira Code font (Debian: librsvg2-bin, imagemagick,
+fonts-firacode).
 """
 
 from __future__ import annotations
@@ -245,9 +246,50 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     return target
 
 
+_FRAMES, _FRAME_CS, _LAST_CS = 48, 16, 350  # pictures of the replay, and how long each is shown, in 1/100 s
+_STAGE_SIZE = (104, 30)
+
+
+async def stage() -> Path:
+    """Return the recorded race of two quantizations as a moving picture, at the speed at which it was written."""
+    from cpuchat.backend.local import LocalBackend
+    from cpuchat.base import paths
+    from cpuchat.chats.store import ChatStore
+    from cpuchat.config.settings import Settings
+    from cpuchat.models.library.library import Library
+    from cpuchat.session.conversation import Conversation
+    from cpuchat.tui.compare.replay import ReplayScreen
+
+    conversation = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(paths.chats_db()))
+    app = just_the_app("stage", conversation, Library([]))
+    target = HERE / "stage.gif"
+    with tempfile.TemporaryDirectory() as folder:
+        pictures: list[str] = []
+        async with app.run_test(size=_STAGE_SIZE) as pilot:
+            await app.push_screen(screen := ReplayScreen("quantizations"))
+            await until(pilot, lambda: screen.over)
+            screen.begin()
+            for number in range(_FRAMES + 1):
+                screen.show_at(screen.recording.end_ms * number / _FRAMES if number < _FRAMES else float("inf"))
+                await pilot.pause(0.2)
+                file = Path(folder) / f"{number:03}.png"
+                svg = for_rsvg(app.export_screenshot(title="cpuchat"))
+                subprocess.run(["rsvg-convert", "-w", "1000", "-o", str(file)], input=svg.encode(), check=True)
+                pictures += ["-delay", str(_FRAME_CS if number < _FRAMES else _LAST_CS), str(file)]
+            await pilot.press("ctrl+q")
+        still = ["-colors", "48", "+dither", "-layers", "optimize"]
+        subprocess.run(["convert", "-loop", "0", *pictures, *still, str(target)], check=True)
+    return target
+
+
 def main() -> None:
     probed = measured()
-    for name in sys.argv[1:] or SCENES:
+    for name in sys.argv[1:] or (*SCENES, "stage"):
+        if name == "stage":
+            with tempfile.TemporaryDirectory() as folder:
+                at_home(Path(folder), probed)
+                print(asyncio.run(stage()).name)
+            continue
         for size in SIZES:
             with tempfile.TemporaryDirectory() as folder:
                 at_home(Path(folder), probed)

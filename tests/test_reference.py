@@ -23,8 +23,8 @@ _COMMANDS = """# Commands
 """
 _KEYS = """# Keys
 
-The keys of every screen. `F1` shows those of the screen it is opened on; `Ctrl+P` runs any action by its name, also those without a
-key. [Settings](settings.md) says how to change them.
+The keys of every screen. `F1` shows those of the screen it is opened on; `Ctrl+P` runs any action by its name, also
+those without a key. [Settings](settings.md) says how to change them.
 """
 
 

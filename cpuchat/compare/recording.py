@@ -34,7 +34,8 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One side's answer.
 
     `name` tells it from the other one. `tokens` are the text of each token (reasoning included) and when it came, in
-    milliseconds after the first token: prefill is in `first_s`, from the request to the first token. `tok_s` is the
+    milliseconds after the first token: prefill is in `first_s`, from the request to the first token. `drafters` name
+    who proposed each token, "" for the model itself; () where nothing was drafted. `tok_s` is the
     decoding rate, the median of the rounds. `ended`: the answer is complete. `bandwidth` in bytes per second, over
     equal parts of the answer, by what the header says of each token; `peak` is the measured one. `utilization` 0 to 1.
     None: not known. `cached`: the weights stay in L3.
@@ -42,6 +43,7 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     name: str
     tokens: tuple[tuple[str, float], ...] = ()
+    drafters: tuple[str, ...] = ()
     first_s: float | None = None
     tok_s: float | None = None
     ended: bool = False
@@ -170,6 +172,7 @@ def _side(name: str, answer: SideAnswer, medians: dict[Name, float], shared: flo
     return RecordedSide(
         name=name,
         tokens=tokens,
+        drafters=answer.written.drafters,
         first_s=medians.get("first_s"),
         tok_s=medians.get("tok_s"),
         ended=answer.complete,

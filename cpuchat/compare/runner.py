@@ -254,12 +254,14 @@ class TokenText:
         self.text = ""
         self._ends: list[int] = []  # where the text of each token ends
         self._times: list[float] = []  # ms after the request, of each token
+        self._drafters: list[str] = []  # of each token
 
     def add(self, delta: TextDelta) -> None:
         """Append a delta. Where it has several tokens, their times are spread evenly since the one before."""
         at, before = len(self.text), self._times[-1] if self._times else delta.at_ms
         step = max(delta.at_ms - before, 0.0) / max(delta.n_tokens, 1)
         self._times += [before + step * (number + 1) for number in range(delta.n_tokens)]
+        self._drafters += [delta.drafter] * delta.n_tokens
         self.text += delta.text
         lengths = delta.lengths if len(delta.lengths) == delta.n_tokens else ()
         for number in range(delta.n_tokens):
@@ -274,6 +276,11 @@ class TokenText:
     @property
     def n_tokens(self) -> int:
         return len(self._ends)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Return who proposed each token, "" for the model itself; () where nothing was drafted."""
+        return tuple(self._drafters) if any(self._drafters) else ()
 
     def tokens(self) -> Iterator[tuple[str, float]]:
         """Yield the text of each token, and its time in ms after the first one."""

@@ -101,6 +101,12 @@ class Navigator:
 
         await self.result_of(CompareScreen(self._services, sides, prompt, kept))
 
+    async def replay(self, name: str) -> bool:
+        """Replay a recording; True when the user wants to open a model then. Raises RecordingError."""
+        from cpuchat.tui.compare.replay import ReplayScreen
+
+        return bool(await self.result_of(ReplayScreen(name)))
+
     async def compare_with(self, model: Path) -> Side | None:
         from cpuchat.tui.compare.pane import OtherSideScreen
 

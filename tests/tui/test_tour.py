@@ -1,58 +1,35 @@
-"""Tests that the tour runs by itself, keeps nothing, and heeds its keys."""
+"""Tests that the tour runs by itself, keeps nothing, says what is to be seen, and heeds its keys."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
-import msgspec
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.compare.recording import read_recording
 from cpuchat.config import settings
 from cpuchat.planner.specs import machines
-from cpuchat.protocol.timings import Timings
+from cpuchat.tui.compare.replay import ReplayScreen
+from cpuchat.tui.compare.stage import Stage
+from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.tour import (
     ANSWER,
-    BESIDE,
-    COMPARE,
-    DRAFTING,
     ELSEWHERE,
-    END,
-    LIVE,
     LOADING,
     MACHINE,
+    MODELS,
     PREDICTION,
+    REPLAYS,
     Caption,
-    Recording,
     TourApp,
-    TourText,
-    load_recording,
 )
-from tests.support.chat_app import running
+from tests.support.chat_app import WIDE, running
 from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
-
-RECORDING = Recording(
-    question="Why?",
-    model="Qwen2.5 1.5B Q4_K_M",
-    draft="0.5B Q8_0",
-    machine="EPYC 7543, 8 threads",
-    parts=(TourText(0.0, "Because "), TourText(0.01, "of bandwidth.", "draft")),
-    timings=Timings(predicted_n=4, predicted_ms=100.0, ttft_ms=50.0),
-)
 
 
 class QuickTour(TourApp):
     PACE = 0.0
-
-
-class WatchedTour(QuickTour):
-    """Shows the recording until it was seen."""
-
-    seen = False
-
-    async def _hold(self, seconds: float) -> None:
-        if self.captions[-1] == BESIDE.format(model=RECORDING.model):
-            await self._until(lambda: self.seen)
 
 
 class HeldTour(QuickTour):
@@ -71,45 +48,50 @@ class HeldTour(QuickTour):
         await super()._settle()
 
 
-@pytest.fixture
-def recording_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "recording.json"
-    monkeypatch.setattr(paths, "recording_file", lambda: file)
-    return file
+@pytest.fixture(autouse=True)
+def short_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stage, "LEAST_S", 0.001)
+    monkeypatch.setattr(Stage, "MOST_S", 0.001)
 
 
-async def test_the_tour_runs_by_itself(recording_file: Path) -> None:
-    recording_file.write_bytes(msgspec.json.encode(RECORDING))
+async def test_the_tour_runs_by_itself_and_ends_at_a_first_model() -> None:
     backend = ScriptedBackend(model=WITH_DRAFT)
-    async with running(backend, kind=WatchedTour) as app:
-        beside = ("live · Qwen2.5", "recording · Qwen2.5 1.5B Q4_K_M", "drafted by 0.5B Q8_0", "Because of bandwidth.")
-        await app.until(lambda: all(text in app.screen_text for text in beside))
-        assert isinstance(app.app, WatchedTour)
+    async with running(backend, kind=QuickTour) as app:
+        assert isinstance(app.app, QuickTour)
         tour = app.app
-        tour.seen = True
         await app.until(lambda: tour.over)
-        assert tour.captions == [
-            LOADING,
-            ANSWER,
-            BESIDE.format(model=RECORDING.model),
-            DRAFTING,
-            COMPARE,
-            MACHINE,
-            PREDICTION,
-            END,
-        ]
-        depths = {request.messages[-1].content: request.speculation.depth for request in backend.requests}
-        questions = ("What is cpuchat?", LIVE, "What is speculative decoding?")  # a slow tour asks for titles, too
-        assert [depths[one] for one in questions] == [0, 0, 4]
-        assert app.conversation.drafting == "auto" and not app.transcript.colors_drafts
-        await app.until(lambda: END in app.screen_text)
+        assert tour.captions == [LOADING, ANSWER, *REPLAYS.values(), MACHINE, PREDICTION, MODELS]
+        assert [request.messages[-1].content for request in backend.requests][:1] == ["What is cpuchat?"]
+        await app.until(lambda: MODELS in app.screen_text)
+        assert isinstance(app.app.screen, ModelsScreen)
         app.press_last("x")
         await app.until(lambda: backend.closed)
-    assert not paths.settings_file().exists() and settings.load().ui.color_drafts is False
+    assert not paths.settings_file().exists()
+    assert settings.load().ui.color_drafts is False
+
+
+@pytest.mark.parametrize("name", paths.RECORDINGS)
+async def test_a_caption_does_not_contradict_the_figures_of_its_recording(name: str) -> None:
+    """The captions of recordings hold no figures but the names of the models; the stage says which side was faster."""
+    recording = read_recording(paths.recording_file(name))
+    assert recording.leader == 1 and "recording" in (REPLAYS["drafts"])
+    figures = re.findall(r"\d[\d.,]*", REPLAYS[name])
+    names = " ".join(side.name for side in recording.sides)
+    assert all(figure.rstrip(".,") in names for figure in figures), (figures, names)
+    async with running(size=WIDE) as app:
+        await app.ready()
+        screen = ReplayScreen(name)
+        await app.app.push_screen(screen)
+        await app.until(lambda: screen.over)
+        await app.until(lambda: recording.machine in app.screen_text)
+        rates = [f"{side.tok_s:.1f} tok/s" for side in recording.sides if side.tok_s is not None]
+        assert all(rate in app.screen_text for rate in rates)
+        a, b = (side.tok_s or 0.0 for side in recording.sides)
+        assert f"{b / a:.2f}× as fast" in " ".join(app.screen_text.split())
 
 
 async def test_on_a_busy_machine_it_plans_for_another_one(
-    recording_file: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cpuchat.hardware.bandwidth.read_bandwidth.known_peak", lambda *_, **__: None)
     async with running(ScriptedBackend(model=WITH_DRAFT), kind=HeldTour) as app:
@@ -123,7 +105,7 @@ async def test_on_a_busy_machine_it_plans_for_another_one(
         assert ELSEWHERE in tour.over_chat
 
 
-async def test_keys_pause_skip_and_quit(recording_file: Path) -> None:
+async def test_keys_pause_skip_and_quit() -> None:
     backend = ScriptedBackend()
     async with running(backend, kind=TourApp) as app:
         assert isinstance(app.app, TourApp)
@@ -132,13 +114,7 @@ async def test_keys_pause_skip_and_quit(recording_file: Path) -> None:
         await app.press("space")
         await app.until(lambda: "Paused" in app.screen_text)
         await app.press("right")
-        await app.until(lambda: DRAFTING in app.screen_text)
-        assert tour.captions == [LOADING, ANSWER, DRAFTING]  # there is no recording
+        await app.until(lambda: REPLAYS["drafts"] in app.screen_text)
+        assert tour.captions == [LOADING, ANSWER, REPLAYS["drafts"]]
         app.press_last("escape")
         await app.until(lambda: backend.closed)
-
-
-def test_a_damaged_recording_is_left_out(recording_file: Path) -> None:
-    assert load_recording() is None
-    recording_file.write_text("{")
-    assert load_recording() is None

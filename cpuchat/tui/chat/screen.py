@@ -45,7 +45,7 @@ from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
 from cpuchat.tui.chat.telemetry import LiveFigures, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import ACTIONS, STARTS, WelcomePane, questions, start_of
+from cpuchat.tui.chat.welcome import STARTS, SUGGESTED_ACTIONS, WelcomePane, questions, start_of
 from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -463,7 +463,7 @@ class ChatScreen(TypingScreen):
             offered = questions(isinstance(path, Path) and is_demo(path), can_compare)
         self._composer.suggestions = tuple(map(start_of, offered))
         self._composer.incomplete = frozenset(STARTS.values())
-        self._composer.actions = ACTIONS if empty and can_compare else {}
+        self._composer.actions = SUGGESTED_ACTIONS if empty and can_compare else {}
         if empty:
             idle = (self.session.loaded or path is None) and not self.busy
             self.query_one(WelcomePane).show(offered, idle=idle)
@@ -934,6 +934,12 @@ class ChatScreen(TypingScreen):
             question = "Some of these settings take effect on the next load. Reload the model now?"
             if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):
                 self.load_model(path)
+
+    @work(exclusive=True, group="compare")
+    async def action_replay(self, name: str) -> None:
+        with self._telling():
+            if await self.services.navigation.replay(name):
+                self.action_models()
 
     def action_compare(self) -> None:
         """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""

@@ -15,19 +15,22 @@ WHAT = "cpuchat: language models on your CPU, and how fast they could be"
 COMPARE = "Show me Q4 against Q8, side by side"
 DRAFTS = "Watch a real model, plain and with drafts"
 RACE = "Watch Q4 race Q8 of a real model"
-ACTIONS = {COMPARE: "compare", DRAFTS: "replay('drafts')", RACE: "replay('quantizations')"}
+SUGGESTED_ACTIONS = {COMPARE: "compare", DRAFTS: "replay('drafts')", RACE: "replay('quantizations')"}
 """Suggestions that are no question, and what they do."""
 CODE = "Paste code and ask for a change"
 """What free drafters are best at: most of the answer is in the question."""
 STARTS = {CODE: "Give the variables in this code better names, and show all of it:\n\n"}
 """What is put into the prompt for a question that the user has to complete."""
 _OF_DEMO = ("What can you do?", DRAFTS, RACE)
+_OF_TAB = ("What can you do?", "Which model should I download?", "What is speculative decoding?")
 _OF_OTHERS = ("What can you do?", CODE, COMPARE, "What is speculative decoding?")
 
 
 def questions(is_demo: bool, can_compare: bool | None) -> tuple[str, ...]:
-    """Return what to ask: the demo model knows the program, and recordings show a real one; any other model can work."""
-    return tuple(one for one in (_OF_DEMO if is_demo else _OF_OTHERS) if one not in ACTIONS or can_compare)
+    """Return what to ask: the demo model knows the program, and recordings show a real one; any other can work."""
+    if is_demo:
+        return _OF_DEMO if can_compare else _OF_TAB
+    return tuple(one for one in _OF_OTHERS if one not in SUGGESTED_ACTIONS or can_compare)
 
 
 def start_of(question: str) -> str:

@@ -280,6 +280,11 @@ class Stage(Widget):
         return self._scene.recording if self._scene is not None else None
 
     @property
+    def at_ms(self) -> float:
+        """Return the time that is shown, in ms after the first token; infinity for the end."""
+        return self._at_ms
+
+    @property
     def replaying(self) -> bool:
         return self._timer is not None
 
@@ -295,6 +300,11 @@ class Stage(Widget):
         title = "both at once, half the cores each" if recording.how == "race" else "one after the other"
         if str(self.border_title or "") != title:
             self.border_title = Content(title)
+
+    def show_at(self, at_ms: float) -> None:
+        """Show what was written `at_ms` after the first token."""
+        self._at_ms = at_ms
+        self._show_changes()
 
     def replay(self) -> None:
         """Show it from the first token on, once more."""
@@ -326,8 +336,7 @@ class Stage(Widget):
             self._stop()
             self.border_title = Content(compare.label(recording))
             self.post_message(self.Replayed())
-        self._at_ms = inf if share >= 1 else share * recording.end_ms
-        self._show_changes()
+        self.show_at(inf if share >= 1 else share * recording.end_ms)
 
     def _stop(self) -> None:
         if self._timer is not None:

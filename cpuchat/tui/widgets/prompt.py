@@ -14,7 +14,6 @@ from textual.widgets import TextArea
 
 from cpuchat.tui import keys
 
-
 _MEANT_SECONDS = 0.5
 """Within these a second key says that the digit before it was meant."""
 

@@ -29,7 +29,8 @@ from cpuchat.tui import services
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import COPY
-from cpuchat.tui.chat.welcome import CODE, COMPARE, QUESTIONS, STARTS, questions
+from cpuchat.tui.chat.welcome import CODE, DRAFTS, RACE, STARTS, SUGGESTED_ACTIONS, WHAT, questions
+from cpuchat.tui.compare.replay import ReplayScreen
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
@@ -357,18 +358,18 @@ async def test_snapshots_of_the_chat() -> None:
         await both("chat-editing")
 
 
-async def test_the_first_run_begins_with_three_steps_where_no_question_is_broken_by_them() -> None:
+async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own() -> None:
     async with running(first_run=True, size=SMALL, model=paths.demo_dir() / DEMO_FILES["demo"]) as app:
         await app.ready()
-        for line in ("1  Ask      What can you do?", "2  Watch    What is speculative decoding?",
-                     "3  Compare  Show me Q4 against Q8, side by side", "F9 drafts"):  # fmt: skip
+        for line in (WHAT, "1  What can you do?", f"2  {DRAFTS}", f"3  {RACE}", "1 to 3 send"):
             assert line in app.screen_text, line
-        await app.pilot.resize_terminal(100, 30)
-        await app.until(lambda: "2  What is speculative decoding?" in app.screen_text)
-        await app.pilot.resize_terminal(120, 30)
-        await app.until(lambda: "2  Watch    What is speculative decoding?" in app.screen_text)
         await app.press("2")
-        assert app.prompt.text == "What is speculative decoding?"
+        await app.until(lambda: isinstance(app.app.screen, ReplayScreen))
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        assert not app.prompt.text and not app.transcript.has_messages
+        await app.press("1")
+        await app.until(lambda: app.stored()[:1] == [("user", "What can you do?")])
     assert paths.state_file().exists()  # the next run is not the first one
 
 
@@ -377,7 +378,7 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         await app.ready()
         offered = questions(is_demo=False, can_compare=True)
         assert offered[1] == CODE and all(question in app.screen_text for question in offered)
-        assert questions(is_demo=True, can_compare=False) == tuple(one for one in QUESTIONS if one != COMPARE)
+        assert not SUGGESTED_ACTIONS.keys() & {*questions(is_demo=True, can_compare=False)}
         await app.until(lambda: "a 4B model runs at about 15 tok/s here" in app.screen_text)
         await app.press("2")
         assert app.prompt.text == STARTS[CODE] and app.prompt.text.endswith("\n\n")  # where the code is pasted
@@ -385,8 +386,8 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         assert app.prompt.text == "2x"
         await app.press("backspace", "backspace", "4", "enter")
         await app.until(lambda: len(app.conversation.messages) == 2 and not app.chat.busy)
-        assert app.conversation.messages[0].content == QUESTIONS[3]
-        assert QUESTIONS[0] not in app.screen_text
+        assert app.conversation.messages[0].content == offered[3]
+        assert offered[0] not in app.screen_text
         await app.press("4")
         assert app.prompt.text == "4"
 
