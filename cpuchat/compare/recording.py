@@ -78,8 +78,9 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Both answers to one prompt. `how`: one after the other with the whole machine for each, or both at once.
 
-    `stopped`: the user has stopped it; there is no verdict then. `ratios` of the rates B ÷ A, smallest and largest of
-    the rounds. `known_times`: False where the times of the tokens were not kept, and all of them are at the mean rate.
+    `stopped`: the user has stopped it; there is no verdict then. `n_rounds` count: from three on, rates are their
+    medians, of fewer those of the last one. `ratios` are the smallest and the largest B ÷ A of the rates of a round.
+    `known_times`: False where the times of the tokens were not kept, and all of them are at the mean rate.
     """
 
     title: str
@@ -88,6 +89,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: str = ""
     how: Literal["sequential", "race"] = "sequential"
     verdict: Verdict = Verdict("incomplete")
+    n_rounds: int = 1
     ratios: tuple[float, float] | None = None
     stopped: bool = False
     known_times: bool = True
@@ -109,6 +111,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             prompt=turn.prompt,
             how="race" if shown.race else "sequential",
             verdict=figures.verdict,
+            n_rounds=max(figures.n_rounds, 1),
             ratios=figures.ratios,
             stopped=running is None and shown.stopped,
             known_times=all(answer.written.n_tokens or not answer.content for answer in shown.answers),

@@ -158,7 +158,9 @@ def label(recording: Recording) -> str:
     if recording.ratios is not None and recording.leader is not None:
         ends = recording.ratios if recording.leader else tuple(1 / one for one in reversed(recording.ratios))
         low, high = (units.factor(one).rstrip("×") for one in ends)
-        parts.append(f"{ratio(recording)} ({low}–{high}, {recording.verdict.n_rounds} rounds)")
+        parts.append(f"{ratio(recording)} ({low}–{high}, {recording.n_rounds} rounds)")
+    elif recording.n_rounds > 1:
+        parts.append(f"{recording.n_rounds} rounds" if recording.ratios else f"round {recording.n_rounds}")
     return " · ".join(parts)
 
 

@@ -469,12 +469,12 @@ class TablePane(VerticalScroll):
             return
         turn = comparison.turns[-1]
         figures = figures_of(turn.counted())
-        rows = compare.rows(figures, comparison.names)
+        rows = compare.rows(figures, [clean_line(name) for name in comparison.names])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         text = Text(no_wrap=False)
         for number, (label, *cells) in enumerate(rows):
             aligned = [label.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(cells, widths[1:], strict=True))]
-            text.append(clean_line("  ".join(aligned).rstrip()) + "\n", "dim" if not number else "")
+            text.append("  ".join(aligned).rstrip() + "\n", "dim" if not number else "")
         for sentence in (*compare.sentences(comparison, turn, repeat_key), self.quality):
             text.append(clean_line(sentence) + "\n" if sentence else "")
         text.rstrip()

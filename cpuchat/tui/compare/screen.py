@@ -253,15 +253,14 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             self._stage.border_subtitle = f"{both} · shared memory bus" if both else ""
 
     def _status(self) -> str:
-        names, writing = self.comparison.names, self.comparison.writing
-        if len(writing) == 2:
+        running, names = self.comparison.running, self.comparison.names
+        if running is None or not any(running.answers[side].written.n_tokens for side in self.comparison.writing):
+            return "Loading, or reading the prompt."
+        if len(self.comparison.writing) == 2:
             return "Both answer at once."
-        if not writing:
-            return ""
-        (side,) = writing
-        running = self.comparison.running
-        waits = running is not None and running.answers[1 - side].timings is None
-        return f"{names[side]} has the whole machine{f'; {names[1 - side]} waits' if waits else ''}."
+        (side,) = self.comparison.writing
+        waits = not running.race and running.answers[1 - side].timings is None
+        return f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
 
     def _show_result(self, replay: bool = False) -> None:
         """Show the last turn on the stage and in the table; a round that has just ended is replayed."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.compare.runner import Side
+from cpuchat.compare.comparison import KeptComparison
+from cpuchat.compare.runner import Round, Side, SideAnswer, Turn
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
 from cpuchat.quality.messages import Text
@@ -22,7 +24,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer, timings
 from tests.support.snapshots import snapshot
 
 
@@ -32,9 +34,12 @@ async def test_snapshots_and_a_tiny_terminal_that_shows_one_side_and_the_table()
         await snapshot(app.app, "compare-120x40")
         await app.pilot.resize_terminal(*SMALL)
         await snapshot(app.app, "compare-80x24")
+        assert "A Q8_0" in app.screen_text and "B Q4_K_M" in app.screen_text  # the tabs
         await app.pilot.resize_terminal(60, 20)
         assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
         assert "1.49× as fast" in " ".join(app.screen_text.split())
+        await app.press("t")
+        assert "B ÷ A" in app.screen_text and "bytes per token" in app.screen_text
 
 
 async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_back_is_loaded_again(
@@ -50,7 +55,10 @@ async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_
         assert app.backend.model is None
         shown = app.screen_text
         assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in shown
-        assert "First difference at token 18." in shown
+        await app.press("t")
+        assert "First difference at token 18." in app.screen_text
+        await app.press("t")
+        assert "First difference" not in app.screen_text
         assert "▸every" in shown and "▸all tokens." in shown
         await app.press("r")  # a race
         await app.until(lambda: any("one core" in notice for notice in app.notices))
@@ -93,6 +101,8 @@ async def test_next_prompt_repeat_and_medians() -> None:
         assert "round 2" in app.screen_text
         await app.press("ctrl+r")
         await app.done()
+        assert "1.49× (1.49–1.49, 3 rounds)" in app.screen_text
+        await app.press("t")
         assert "medians of 3 rounds" in app.screen_text
         assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
 
@@ -115,6 +125,44 @@ async def test_escape_stops_and_keeps_what_is_written() -> None:
         assert "One two" in app.screen_text and "stopped" in app.screen_text
         assert len(app.sides[1].requests) == 1  # the warm-up
         assert isinstance(app.app.screen, CompareScreen)
+
+
+async def test_a_stopped_repeat_leaves_the_complete_round() -> None:
+    gate = Gate()
+    sides = [
+        scripted_side(answer(TEXTS[0]), answer("Not this", gate=gate), model=Q8),
+        scripted_side(answer(TEXTS[1]), answer("Not this"), model=Q4),
+    ]
+    async with comparing(sides) as app:
+        await app.done()
+        await app.press("ctrl+r")
+        await app.until(gate.reached.is_set)  # B has answered, A has all but one word
+        await app.press("escape")
+        await app.done()
+        assert "Not this" not in app.screen_text and "sets the pace." in app.screen_text
+        (turn,) = app.screen.comparison.turns
+        assert len(turn.rounds) == 1 and turn.rounds[0].complete
+        (chat,) = app.conversation.history.store.chats()
+        stored = app.conversation.history.store.messages(chat.id)
+        assert [message.content for message in stored] == [PROMPT, *TEXTS]
+
+
+async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
+    def disturbed(text: str) -> list[Step]:
+        steps = answer(text)
+        last: Any = steps[-1]
+        return [*steps[:-1], msgspec.structs.replace(last, timings=msgspec.structs.replace(last.timings, cpu_wait=0.3))]
+
+    sides = [
+        scripted_side(disturbed(TEXTS[0]), disturbed(TEXTS[0]), model=Q8),
+        scripted_side(disturbed(TEXTS[1]), disturbed(TEXTS[1]), answer(TEXTS[1]), model=Q4),
+    ]
+    async with comparing(sides) as app:
+        await app.done()
+        (turn,) = app.screen.comparison.turns
+        assert len(turn.rounds) == 2
+        assert "Too noisy for a verdict: other programs had the cores. ^R repeats." in app.screen_text
+        assert "× as fast" not in app.screen_text
 
 
 async def test_a_side_that_does_not_load_says_why_and_the_other_answers() -> None:
@@ -169,6 +217,23 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
         assert len(app.conversation.history.store.chats()) == 1
         stored = app.conversation.history.store.messages(chat.id)
         assert [message.content for message in stored] == [PROMPT, *TEXTS]
+
+
+async def test_a_stopped_race_is_one_when_it_opens_again() -> None:
+    def prepare(conversation: Conversation) -> None:
+        kept = KeptComparison(conversation.history.store, SIDES)
+        a, b = (SideAnswer(content=text, stop_reason="end", timings=timings(36)) for text in TEXTS)
+        b.stop_reason = "cancelled"
+        kept.keep([Turn(PROMPT, [Round(race=True, answers=(a, b))])])
+
+    async with running(prepare=prepare) as app:
+        await app.ready()
+        more = scripted()
+        app.app.services.new_backend = lambda: more.pop(0)
+        (chat,) = app.conversation.history.store.chats()
+        app.chat.open_chat(chat.id)
+        await app.until(lambda: "both at once · stopped" in app.screen_text)
+        assert "Stopped: no verdict." in app.screen_text and "×" not in app.screen_text.partition("both at once")[2]
 
 
 async def test_linked_sides_scroll_together() -> None:
@@ -255,12 +320,11 @@ async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.
         await app.done()
         await app.press("q")
         await app.until(lambda: "positions scored" in app.screen_text)
-        await app.until(lambda: "Same next token" in app.screen_text and not app.screen.busy)
-        assert "Largest disagreements" in app.screen_text
+        await app.until(lambda: "Largest disagreements" in app.screen_text and not app.screen.busy)
         await app.press("f")
         await app.until(lambda: "3 questions: 0 right in both" in app.screen_text and not app.screen.busy)
-        await app.press("q")
-        assert "sets the pace." in app.screen_text
+        await app.press("q", "t")
+        assert "sets the pace." in app.screen_text and "Same next token" in app.screen_text
 
 
 async def test_two_models_with_other_tokens_are_compared_but_not_measured(

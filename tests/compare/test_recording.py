@@ -1,0 +1,110 @@
+"""Tests what is recorded of a comparison, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.recording import Recording, RecordingError, read_recording, same_words
+from cpuchat.compare.runner import Round, SideAnswer, TokenText, Turn
+from cpuchat.config.settings import Settings
+from cpuchat.present import compare
+from cpuchat.protocol.messages import TextDelta
+from tests.compare.test_figures import Q4, Q8, a_round, answered
+from tests.support.comparing import SIDES
+from tests.support.recorded import RECORDING, STOPPED
+from tests.support.scripted_backend import ScriptedBackend
+
+
+def comparison() -> Comparison:
+    return Comparison(SIDES, Settings(), backend=ScriptedBackend)
+
+
+def written(answer: SideAnswer, first_ms: float, step_ms: float) -> SideAnswer:
+    """Give the answer four words, with times."""
+    answer.written = TokenText()
+    for number, word in enumerate(("One ", "two ", "three ", "four.")):
+        answer.written.add(TextDelta(request_id=1, text=word, lengths=(len(word),), at_ms=first_ms + step_ms * number))
+    return answer
+
+
+def test_times_count_from_the_first_token_and_a_delta_spreads_its_tokens() -> None:
+    text = TokenText()
+    text.add(TextDelta(request_id=1, text="One", lengths=(3,), at_ms=210.0))
+    text.add(TextDelta(request_id=1, text=" two three", n_tokens=2, lengths=(4, 6), at_ms=250.0))
+    assert list(text.tokens()) == [("One", 0.0), (" two", 20.0), (" three", 40.0)]
+
+
+def test_a_fair_round_is_recorded_with_what_was_measured() -> None:
+    fair = a_round(written(answered(Q8, 25.0), 300.0, 40.0), written(answered(Q4, 37.0), 200.0, 27.0))
+    stopped = a_round(answered(Q8, 25.0, stop="cancelled"), answered(Q4, 37.0))
+    recording = Recording.of(comparison(), Turn("Why?", [fair, stopped]))
+    a, b = recording.sides
+    assert (recording.title, recording.prompt, recording.how) == ("Q8_0 against Q4_K_M", "Why?", "sequential")
+    assert (a.name, a.tok_s, a.first_s, a.ended) == ("Q8_0", 25.0, 0.22, True)
+    assert a.tokens == (("One ", 0.0), ("two ", 40.0), ("three ", 80.0), ("four.", 120.0))
+    assert a.bytes_per_token == pytest.approx(1.6e9) and a.peak == 51e9
+    assert b.utilization == pytest.approx(37 * 0.96 / 51)
+    assert recording.complete and recording.leader == 1 and not recording.stopped
+    assert "8 threads" in recording.machine
+    assert compare.label(recording) == "replay of two fair runs"
+
+
+def test_the_clock_says_how_far_each_is() -> None:
+    a, b = RECORDING.sides
+    assert (a.n_at(-1), a.n_at(0), a.n_at(1000), b.n_at(1000)) == (0, 1, 11, 21)
+    assert a.rate_at(1050) == pytest.approx(10.0) and a.rate_at(0) is None
+    assert RECORDING.finish_ms == b.end_ms == 2950 and RECORDING.end_ms == a.end_ms == 5900
+    assert STOPPED.finish_ms == float("inf")
+
+
+def test_a_race_shares_the_bus_and_what_was_kept_has_no_times() -> None:
+    both = comparison()
+    race = Recording.of(both, Turn("Why?", [a_round(answered(Q8, 25.0), answered(Q4, 37.0), race=True)]))
+    assert compare.label(race) == "both at once, half the cores each"
+    assert race.sides[0].utilization is None  # the peak of both halves is not known
+    kept = [answered(model, rate) for model, rate in ((Q8, 25.0), (Q4, 37.0))]
+    for answer in kept:
+        answer.written, answer.model, answer.roofline = TokenText(), None, None
+    recording = Recording.of(both, Turn("Why?", [Round(answers=(kept[0], kept[1]))]))
+    a = recording.sides[0]
+    assert len(a.tokens) == 51 and a.tokens[1][1] == pytest.approx(40.0) and a.text == kept[0].content
+    assert "at their mean rates" in compare.label(recording) and a.bytes_per_token is None
+
+
+def test_a_running_round_is_recorded_as_far_as_it_is() -> None:
+    running = Round(answers=(written(SideAnswer(), 300.0, 40.0), SideAnswer()))
+    recording = Recording.of(comparison(), Turn("Why?", [running]), running)
+    assert len(recording.sides[0].tokens) == 4 and not recording.sides[1].tokens
+    assert not recording.complete and not recording.stopped and recording.leader is None
+    assert recording.sides[0].rate_at(float("inf")) == pytest.approx(25.0)
+
+
+def test_the_label_has_the_range_of_the_leader_s_ratio() -> None:
+    assert compare.label(RECORDING) == "replay of two fair runs · 2.00× (1.90–2.10, 3 rounds)"
+    assert compare.label(STOPPED) == "one after the other · stopped"
+
+
+def test_equal_words_are_found_where_they_moved() -> None:
+    found = same_words(RECORDING)
+    assert [at for at, other in enumerate(found.equal) if other < 0] == [30]
+    assert found.share == pytest.approx(59 / 60)
+
+
+def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "pair.json"
+    RECORDING.write(file)
+    assert read_recording(file) == RECORDING
+
+
+def test_other_files_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="Cannot read"):
+        read_recording(tmp_path / "missing.json")
+    for content in ("{}", "nonsense", '{"title": "x", "sides": [1, 2]}'):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(RecordingError, match="Not a recording"):
+            read_recording(tmp_path / "bad.json")
+    with pytest.raises(RecordingError, match="Cannot write"):
+        RECORDING.write(tmp_path)  # a folder

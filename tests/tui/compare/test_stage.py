@@ -1,0 +1,102 @@
+"""Tests the stage on a recording, without a comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+
+import msgspec
+import pytest
+from textual.message import Message
+
+from cpuchat.compare.figures import Verdict
+from cpuchat.compare.recording import Recording
+from cpuchat.tui.compare.stage import Scene, Stage
+from tests.support.recorded import RECORDING, STOPPED
+from tests.support.snapshots import HostApp, snapshot
+
+WIDTHS = (200, 116, 92, 91, 76, 56, 40)
+
+
+def drawn(recording: Recording, at_ms: float = inf, width: int = 116, say: str = "Said.") -> list[str]:
+    return ["".join(text for text, _ in line) for line in Scene(recording, say).rows(at_ms, width)]
+
+
+def cells(line: str, mark: str) -> int:
+    return line.count(mark)
+
+
+def test_the_tracks_are_as_long_as_the_rates_when_the_first_side_ends() -> None:
+    for at_ms in (RECORDING.finish_ms, inf):
+        _, a, b, *_ = drawn(RECORDING, at_ms)
+        assert cells(b, "▆") == pytest.approx(2 * cells(a, "▆"), abs=2)
+        assert "⚑" in b and ("⚑" in a) == (at_ms == inf)
+    assert cells(drawn(RECORDING)[1], "┄") > 0  # what A wrote afterwards
+
+
+def test_the_ratio_and_the_sentence_come_when_they_are_known() -> None:
+    narrow = [drawn(RECORDING, at_ms, 76) for at_ms in (0, 2000, 2950, 5900)]
+    assert ["2.00×" in lines[1] for lines in narrow] == [False, False, True, True]
+    assert ["Said." in lines[-1] for lines in narrow] == [False, False, False, True]
+    assert "10.0 tok/s" in narrow[-1][0] and "20.0 tok/s" in narrow[-1][1]
+
+
+def test_the_strip_fills_as_both_have_written_and_shows_what_differs() -> None:
+    start, middle, end = (drawn(RECORDING, at_ms)[4] for at_ms in (0, 2000, inf))
+    assert cells(start, "▮") < cells(middle, "▮") < cells(end, "▮")
+    assert cells(end, "▯") == 2 and cells(middle, "▯") == 1  # with the legend
+    assert "98 %" in end and "98 %" not in middle
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_time_changes_the_number_of_rows_or_leaves_the_width(width: int) -> None:
+    for recording in (RECORDING, STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
+        heights = {len(drawn(recording, at_ms, width)) for at_ms in (0, 500, 2950, 4000, inf)}
+        assert len(heights) == 1
+        assert all(len(line) <= width for line in drawn(recording, inf, width))
+
+
+def test_without_a_verdict_there_is_no_ratio() -> None:
+    for recording in (STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
+        assert "×" not in "".join(drawn(recording, inf, 76))
+    assert "⚑" not in drawn(STOPPED, inf, 76)[0]
+
+
+def test_weights_in_the_cache_and_unknown_bytes_draw_no_bus() -> None:
+    cached = tuple(msgspec.structs.replace(side, cached=True) for side in RECORDING.sides)
+    assert any("fit in L3" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=cached)))
+    unknown = tuple(msgspec.structs.replace(side, bytes_per_token=None, bandwidth=()) for side in RECORDING.sides)
+    assert not any("memory bus" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=unknown)))
+
+
+def test_an_agreement_takes_the_place_of_the_share() -> None:
+    lines = Scene(RECORDING, "Said.", "96 % (95–97) · 3 places matter").rows(inf, 116)
+    assert any("3 places matter" in text for line in lines for text, _ in line)
+
+
+async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stage, "LEAST_S", 0.1)
+    monkeypatch.setattr(Stage, "MOST_S", 0.1)
+    stage, ended = Stage(), asyncio.Event()
+
+    class Host(HostApp):
+        def on_stage_replayed(self, event: Message) -> None:
+            ended.set()
+
+    app = Host(stage, css="Stage { border: round $foreground; }", theme="textual-dark")
+    async with app.run_test(size=(120, 12)) as pilot:
+        stage.replay()  # nothing yet
+        assert not stage.replaying
+        stage.show(RECORDING)
+        await pilot.pause()
+        await snapshot(app, "stage-120")
+        stage.replay()
+        assert stage.replaying and "faster" in str(stage.border_title)
+        await asyncio.wait_for(ended.wait(), 10)
+        assert not stage.replaying
+        await snapshot(app, "stage-120")
+        await pilot.resize_terminal(60, 12)
+        await snapshot(app, "stage-60")
+        stage.show(STOPPED)
+        stage.replay()
+        assert not stage.replaying
