@@ -156,8 +156,11 @@ def read_recording(path: Path) -> Recording:
 
 
 def _medians(figures: Figures, index: int) -> dict[Name, float]:
-    values = {name: (row.a, row.b)[index] for name, row in figures.rows.items()}
-    return {name: value.median for name, value in values.items() if value is not None}
+    found: dict[Name, float] = {}
+    for name, row in figures.rows.items():
+        if (value := (row.a, row.b)[index]) is not None:
+            found[name] = value.median
+    return found
 
 
 def _side(name: str, answer: SideAnswer, medians: dict[Name, float], shared: float | None) -> RecordedSide:
