@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the picture
 DEMO = HERE.parent / "cpuchat/models/demo"
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
-PLACED = re.compile("[\u2248\u2500-\u25ff\u2800-\u28ff]")
+PLACED = re.compile("[\u2248\u2500-\u25ff\u2691\u2800-\u28ff]")
 
 
 def for_rsvg(svg: str) -> str:
@@ -76,10 +76,18 @@ async def compare(pilot: Any) -> None:
     await until(pilot, lambda: conversation.model is not None and not conversation.busy)
     await pilot.press("ctrl+l")
     await until(pilot, lambda: pilot.app.screen.has_class("-measured") and not pilot.app.screen.busy)
-    rounds = pilot.app.screen.comparison.turns[-1].rounds
-    for n in range(2, 6):  # answers of 0.03 s: their medians tell more than one of them
+    turn = pilot.app.screen.comparison.turns[-1]
+
+    def is_idle() -> bool:
+        return not any(worker.group == "round" and worker.is_running for worker in pilot.app.workers)
+
+    while len(turn.rounds) < 16 and len([one for one in turn.rounds if not one.disturbed]) < 5:
+        n = len(turn.rounds)  # answers of 0.03 s: their medians tell more than one of them
+        await until(pilot, is_idle)
         await pilot.press("ctrl+r")
-        await until(pilot, lambda n=n: len(rounds) == n and not pilot.app.screen.busy)
+        await until(pilot, lambda n=n: len(turn.rounds) > n and is_idle())
+    stage = pilot.app.screen.query_one("#stage")
+    await until(pilot, lambda: not stage.replaying)
     await pilot.pause(0.6)
 
 

@@ -112,14 +112,9 @@ def figures_of(rounds: Sequence[Round]) -> Figures:
     counted = complete if len(complete) >= MIN_ROUNDS else (complete or list(rounds))[-1:]
     rows: dict[Name, Row] = {name: Row(name, *(_value(name, counted, side) for side in (0, 1))) for name in NAMES}
     rows = {name: row for name, row in rows.items() if row.a is not None or row.b is not None}
-    ratios = [both[1] / both[0] for one in counted if all(both := _rates(one))]
+    ratios = [one.ratio for one in counted if one.ratio is not None]
     spread = (min(ratios), max(ratios)) if len(ratios) >= MIN_ROUNDS else None
     return Figures(rows, _verdict(rows, counted), len(complete), rounds[-1].race, spread)
-
-
-def _rates(one: Round) -> tuple[float, float]:
-    a, b = (figure("tok_s", answer, race=one.race) or 0.0 for answer in one.answers)
-    return a, b
 
 
 def _value(name: Name, rounds: Sequence[Round], side: int) -> Value | None:

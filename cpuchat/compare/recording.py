@@ -97,8 +97,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
-        shown = running or turn.counted()[-1]
         figures = figures_of(turn.counted()) if running is None else Figures()
+        shown = running or _typical(turn.counted(), figures.verdict.speed)
         peak = comparison.peak.bytes_per_s if shown.race and comparison.peak is not None else None
         a, b = (
             _side(name, answer, _medians(figures, index), peak)
@@ -157,9 +157,19 @@ def read_recording(path: Path) -> Recording:
         raise RecordingError(f"Not a recording: {path}.", "Record the comparison again.") from None
 
 
+def _typical(rounds: Sequence[Round], speed: float) -> Round:
+    """Return the round with the same answers as the last one whose ratio is nearest to that of the medians."""
+    texts = [answer.content for answer in rounds[-1].answers]
+    alike = [one for one in rounds if [answer.content for answer in one.answers] == texts]
+    return min(reversed(alike), key=lambda one: abs((one.ratio or speed) - speed))
+
+
 def _medians(figures: Figures, index: int) -> dict[Name, float]:
-    values = {name: (row.a, row.b)[index] for name, row in figures.rows.items()}
-    return {name: value.median for name, value in values.items() if value is not None}
+    found: dict[Name, float] = {}
+    for name, row in figures.rows.items():
+        if (value := (row.a, row.b)[index]) is not None:
+            found[name] = value.median
+    return found
 
 
 def _side(name: str, answer: SideAnswer, medians: dict[Name, float], shared: float | None) -> RecordedSide:

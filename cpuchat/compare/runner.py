@@ -363,6 +363,12 @@ class Round:
         """Other programs had the cores for a part of it, so that its speeds are not those of the sides."""
         return any(one.timings is not None and (one.timings.cpu_wait or 0.0) > MAX_CPU_WAIT for one in self.answers)
 
+    @property
+    def ratio(self) -> float | None:
+        """Return the decoding rates B ÷ A."""
+        a, b = (one.timings.predicted_per_second if one.timings is not None else None for one in self.answers)
+        return b / a if a and b else None
+
     def difference(self) -> Difference | None:
         """Return where the two texts diverge; None while they do not."""
         a, b = self.answers

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.compare.runner import Side
+from cpuchat.protocol.messages import TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.compare.screen import CompareScreen
 from tests.support.chat_app import RunningApp, running
@@ -36,7 +37,11 @@ def faster(steps: list[Step], factor: float) -> list[Step]:
     """The same answer, so many times as fast."""
     last: Any = steps[-1]
     timings = msgspec.structs.replace(last.timings, predicted_ms=last.timings.predicted_ms / factor, ttft_ms=180.0)
-    return [*steps[:-1], msgspec.structs.replace(last, timings=timings)]
+    sooner = [
+        msgspec.structs.replace(step, at_ms=step.at_ms / factor) if isinstance(step, TextDelta) else step
+        for step in steps[:-1]
+    ]
+    return [*sooner, msgspec.structs.replace(last, timings=timings)]
 
 
 def scripted() -> list[ScriptedBackend]:

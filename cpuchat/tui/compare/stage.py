@@ -128,7 +128,7 @@ class Scene:
         for part, size in zip("ab", sizes, strict=True):
             if size:
                 filled = max(1, round(cells * size / most))
-                line += [(f"{part.upper()} ", part), ("█" * filled + " " * (cells - filled), part),
+                line += [(f"{part.upper()} ", part), (_TRACK * filled + " " * (cells - filled), part),
                          (f" {units.size(round(size)):<9}", "value")]  # fmt: skip
         if all(side.cached for side in sides):
             line.append(("memory bus  idle: weights fit in L3", "label"))
@@ -254,6 +254,8 @@ class Stage(Widget):
         & > .stage--value { color: $foreground; }
         & > .stage--same { color: $foreground 60%; }
         & > .stage--differs { color: $limit; text-style: bold; }
+        &:ansi > .stage--a, &:ansi > .stage--a-ratio { color: ansi_magenta; }
+        &:ansi > .stage--b, &:ansi > .stage--b-ratio { color: ansi_default; }
         &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
     }
     """
