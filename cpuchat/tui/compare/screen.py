@@ -25,7 +25,8 @@ from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
-from cpuchat.tui.compare.pane import AgainstPane, QualityTab, SidePane
+from cpuchat.tui.compare.pane import AgainstPane, SidePane
+from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
