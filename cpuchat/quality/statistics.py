@@ -112,7 +112,7 @@ def summarize(windows: Sequence[Scores]) -> Summary:
     median, p99, p999 = np.percentile(kld, (50, 99, 99.9))
     return Summary(
         n=len(scores),
-        same_top=_share(scores.same_top, sizes),
+        same_top=clustered_share(scores.same_top, sizes),
         kld=_clustered(kld, sizes),
         kld_median=float(median),
         kld_99=float(p99),
@@ -164,8 +164,9 @@ def _clustered(values: np.ndarray, sizes: Sequence[int], z: float = Z95) -> Esti
     return Estimate(mean, error, student(z, windows - 1) * error)
 
 
-def _share(same: np.ndarray, sizes: Sequence[int]) -> Interval:
-    """Return a share with the interval of as many independent positions as would have the same standard error."""
+def clustered_share(same: np.ndarray, sizes: Sequence[int]) -> Interval:
+    """Return a share (of `same`, 0 or 1) with the interval of as many independent positions as would have the same
+    standard error; `sizes` are those of the clusters, in order."""
     found = _clustered(same.astype(np.float64), sizes)
     p, n = found.value, len(same)
     if len(sizes) < 2:
