@@ -181,7 +181,8 @@ class Comparison:
             if self.sides[0].path != self.sides[1].path:
                 require_same_vocabulary(*(read_model(Path(side.path)) for side in self.sides))
         except CpuchatError as error:
-            return error.message
+            last.agreement_note = f"{error.message} Only the texts are compared."
+            return last.agreement_note
         return ""
 
     async def agree(self, tell: Callable[[float], None] = lambda share: None) -> Agreement | None:

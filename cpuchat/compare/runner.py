@@ -344,7 +344,7 @@ class Round:
     """Both answers to one prompt. `first` (0 or 1) is the side that answered first, or has the first half of the cores.
 
     `race`: both answered at the same time; `race_bytes` is what each read per second while both did, None where that
-    is not known. `agreement` is None before it is known.
+    is not known. `agreement` is None before it is known; `agreement_note` is why it never will be.
     """
 
     first: int = 0
@@ -353,6 +353,7 @@ class Round:
     memory: MemoryTogether | None = None
     race_bytes: tuple[float, float] | None = None
     agreement: Agreement | None = None
+    agreement_note: str = ""
     branches: list[Branch] = field(default_factory=list)
 
     @property

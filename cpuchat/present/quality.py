@@ -148,12 +148,13 @@ def disagreement(one: Disagreement) -> str:
     if len(before) > _CONTEXT_COLUMNS:
         before = "…" + before[1 - _CONTEXT_COLUMNS :]
     return (
-        f"{before} ▸ {_token(one.token)} · base {_token(one.base_top)} {100 * one.base_p:.0f} %, "
-        f"other {_token(one.other_top)} {100 * one.other_p:.0f} % · KLD {one.kld:.2f}"
+        f"{before} ▸ {token(one.token)} · base {token(one.base_top)} {100 * one.base_p:.0f} %, "
+        f"other {token(one.other_top)} {100 * one.other_p:.0f} % · KLD {one.kld:.2f}"
     )
 
 
-def _token(text: str) -> str:
+def token(text: str) -> str:
+    """Quote the text of a token so that white space is seen: `“⏎”`, `“␣␣”`."""
     shown = clean_line(text.replace(chr(10), "⏎")) or "␣" * len(text)  # of a token of spaces, nothing would be seen
     return f"“{shown}”"
 
