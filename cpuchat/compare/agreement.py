@@ -234,7 +234,8 @@ def _shared_rows(size: int) -> Iterator[str]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if size > shutil.disk_usage(folder).free:
             raise UsageError(f"{paths.shown(folder)} needs {size / 1e9:.1f} GB for the predictions.", "Make room.")
-        file: IO[bytes] = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115
+        make = tempfile.TemporaryFile if hasattr(os, "O_TMPFILE") else tempfile.NamedTemporaryFile
+        file: IO[bytes] = make(dir=folder)
     else:
         file = os.fdopen(os.memfd_create("cpuchat-rows"), "w+b")
     with file:
