@@ -206,6 +206,14 @@ def place(one: Place, other: str) -> str:
     )
 
 
+def candidates(one: Place, writer: str, other: str) -> str:
+    """`Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %.`"""
+    return (
+        f"{writer} wrote {token(one.text)} ({_share(one.p)}); "
+        f"{other}: {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}."
+    )
+
+
 def _share(p: float) -> str:
     return f"{100 * p:.0f} %" if p >= 0.01 else "<1 %"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.resources
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Self
 
@@ -214,6 +215,15 @@ def _read() -> Iterator[Published]:
 
 
 PUBLISHED = tuple(_read())
+
+
+def published_family(name: str) -> list[Published]:
+    """Return the values that are published with a share of equal tokens for the model that `name` says, or else for the
+    one with the most of them."""
+    models = Counter(row.model for row in PUBLISHED if row.same_top is not None)
+    known = [model for model, matcher in _MATCHERS.items() if matcher.search(name) and model in models]
+    model = known[0] if known else models.most_common(1)[0][0]
+    return [row for row in PUBLISHED if row.model == model and row.same_top is not None]
 
 
 def published_for(name: str, quantization: str) -> list[Published]:

@@ -7,10 +7,12 @@ from importlib import metadata
 from pathlib import Path
 from textwrap import fill
 from time import monotonic
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import ScrollableContainer
 from textual.content import Content
 from textual.message import Message
@@ -29,13 +31,16 @@ from cpuchat.quality.measure import Answered, QualityMeasurement, ask_all, count
 from cpuchat.quality.questions import load as builtin_questions
 from cpuchat.quality.texts import builtin_texts
 from cpuchat.session.conversation import Conversation
+from cpuchat.tui import keys
 
 _REDRAW_SECONDS = 0.5
 _NARROWEST = 40
 
 
 class QualityTab(ScrollableContainer, can_focus=True):
-    """Measures A against B on the built-in texts; what was measured before is shown at once and resumed."""
+    """Measures B against A on the built-in texts; what was measured before is shown at once and resumed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("quality_tab")
 
     class Changed(Message):
         """There is more to show, or it has ended."""
@@ -51,7 +56,8 @@ class QualityTab(ScrollableContainer, can_focus=True):
         self._drawn = 0.0
         self._problem = ""
         self._asking = ""
-        self._answers: tuple[list[Answered], list[Answered]] | None = None
+        self._answers: tuple[list[Answered], list[Answered]] = [], []
+        self._shows_figures = False
 
     def compose(self) -> ComposeResult:
         yield self._text
@@ -62,11 +68,16 @@ class QualityTab(ScrollableContainer, can_focus=True):
 
     @property
     def summary(self) -> str:
-        """`Same next token 94.1 % (93.6–94.6) · KLD 0.0213 ± 0.0004`; "" before there is a figure."""
+        """`Same next token 94.1 % (93.6–94.6): about 1 token in 17 would differ …`; "" before there is a figure."""
         found = self._measurement.comparisons[0].summary() if self._measurement is not None else None
         if found is None:
             return ""
-        return f"Same next token {quality.share(found.same_top)} · KLD {quality.kld(found.kld)}"
+        return f"Same next token {quality.share(found.same_top)}: {quality.in_words(found)}."
+
+    def action_figures(self) -> None:
+        """Show or hide the table with KLD and perplexity."""
+        self._shows_figures = not self._shows_figures
+        self._draw()
 
     def start(self) -> None:
         """Measure what is not measured yet."""
@@ -88,21 +99,22 @@ class QualityTab(ScrollableContainer, can_focus=True):
     @work(exclusive=True, group="quality")
     async def _ask(self) -> None:
         questions = builtin_questions()
-        self.border_subtitle, self._problem, self._answers = "Esc stops", "", None
+        self.border_subtitle, self._problem = "Esc stops and keeps the answers", ""
+        if all(len(one) == len(questions) for one in self._answers):
+            self._answers = [], []
 
         async def side(index: int, conversation: Conversation) -> list[Answered]:
             def tell(n: int) -> None:
                 self._asking = f"{'AB'[index]}: {n} of {len(questions)} questions"
                 self._told()
 
-            tell(0)
-            return await ask_all(conversation.generate_detached, questions, tell)
+            tell(len(self._answers[index]))
+            return await ask_all(conversation.generate_detached, questions, tell, self._answers[index])
 
         try:
             self._asking = "Loading"
             self._draw()
-            base, other = await self._comparison.each(side)
-            self._answers = base, other
+            await self._comparison.each(side)
         except CpuchatError as error:
             self._problem = str(error)
         finally:
@@ -157,15 +169,26 @@ class QualityTab(ScrollableContainer, can_focus=True):
         if status:
             text.append(fill(clean_line(status), width) + "\n\n", "bold")
         if measurement is not None and (rows := quality.rows(measurement)):
-            heading, *lines = quality.narrow(rows, width)
-            text.append(heading + "\n", "dim")
-            text.append("\n".join([*lines, "", *(fill(line, width) for line in quality.verdicts(measurement))]) + "\n")
-        if self._answers is not None:
-            text.append("\n" + fill(quality.flips(count_flips(*self._answers)), width) + "\n")
-            for line in quality.changed_answers(builtin_questions(), *self._answers):
-                text.append(fill(line, width, initial_indent="  ", subsequent_indent="    ") + "\n")
+            text.append("\n".join(fill(line, width) for line in quality.headlines(measurement)) + "\n\n", "bold")
+            line, ends, *legend = quality.strip(measurement.comparisons[0], width)
+            text.append(f"{line}\n").append(f"{ends}\n", "dim")
+            text.append("\n".join(fill(one, width) for one in legend) + "\n\n")
+            if self._shows_figures:
+                heading, *lines = quality.narrow(rows, width)
+                text.append(heading + "\n", "dim").append("\n".join(lines) + "\n\n")
+            text.append("\n".join(fill(line, width) for line in quality.verdicts(measurement)) + "\n")
+        self._append_answers(text, width)
         if measurement is not None and (worst := measurement.comparisons[0].worst):
             text.append("\nLargest disagreements (text ▸ next token)\n", "dim")
             text.append("\n".join(fill(quality.disagreement(one), width, subsequent_indent="  ") for one in worst))
         self._text.update(text)
         self.post_message(self.Changed())
+
+    def _append_answers(self, text: Text, width: int) -> None:
+        n = min(map(len, self._answers))
+        if not n:
+            return
+        base, other = (one[:n] for one in self._answers)
+        text.append("\n" + fill(quality.flips(count_flips(base, other)), width) + "\n")
+        for line in quality.changed_answers(builtin_questions()[:n], base, other):
+            text.append(fill(line, width, initial_indent="  ", subsequent_indent="    ") + "\n")
