@@ -258,7 +258,7 @@ KEYS: tuple[Key, ...] = (
     # Enter is bound by the list itself; here for footer and help.
     Key("places.choose", "enter", "select", "go there", "In the places that matter: go there, with both candidates",
         COMPARE, footer=True, palette=False),
-    Key("places.continue", "b", "continue", "other's choice", "In the places that matter: continue with the other's choice",
+    Key("places.continue", "b", "continue", "other's choice", "In the places that matter: write the other's choice",
         COMPARE, footer=True, palette=False),
     Key("compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
     Key("compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),

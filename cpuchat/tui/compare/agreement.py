@@ -17,8 +17,8 @@ from cpuchat.compare.runner import SideAnswer
 from cpuchat.present import compare
 from cpuchat.tui import keys
 
-STYLES: dict[Step, str] = {"differs": "underline on $warning 10%", "matters": "bold underline2 on $error 20%"}
-"""A tint with a mark of its own: one underline, or bold with two. What agrees is not marked."""
+STYLES: dict[Step, str] = {"differs": "underline on $warning 10%", "matters": "bold underline on $error 20%"}
+"""A tint with a mark of its own: underlined, or bold too. What agrees is not marked."""
 
 
 def content_spans(agreement: Agreement, side: int, answer: SideAnswer) -> list[tuple[int, int, Step]]:
@@ -85,9 +85,9 @@ class PlacesList(OptionList):
         self._places = []
         self.border_title = Content(clean_line(compare.agreement(agreement, self._names)))
         self.clear_options()
-        self.add_options(self._options(agreement))
+        self.add_options(self._listed(agreement))
 
-    def _options(self, agreement: Agreement) -> Iterator[Option]:
+    def _listed(self, agreement: Agreement) -> Iterator[Option]:
         for side, answer in enumerate(agreement.answers):
             for place in answer.places:
                 line = clean_line(compare.place(place, self._names[1 - side]))
