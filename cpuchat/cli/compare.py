@@ -391,10 +391,11 @@ def _print(
                 one["questions"] = _flips_json(counted, questions, answers[one["path"]])
         print_json(found)
         return
-    for line in words.headlines(measurement):
-        terminal.line(line)
     rows = words.rows(measurement)
     if rows:
+        for line in words.headlines(measurement):
+            terminal.line(line)
+        terminal.line()
         for line in table([words.HEADINGS, *rows]):
             terminal.line(line)
         terminal.line()
