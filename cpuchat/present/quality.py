@@ -186,17 +186,17 @@ def _values(comparison: QualityLoss) -> list[Published]:
     return [one for one in found if one.same_family] or found[:1]
 
 
-def verdicts(measurement: QualityMeasurement) -> list[str]:
-    """Return sentences: what was measured, and which files must not be ranked."""
+def verdicts(measurement: QualityMeasurement, *, figures: bool = True) -> list[str]:
+    """Return sentences: what was measured, and which files must not be ranked. Without `figures`, no perplexity, and no
+    sources: those of the strip are below it."""
     measured = [one for one in measurement.comparisons if one.windows]
     found = [(label(one), summary) for one in measured if (summary := one.summary()) is not None]
     if not found:
         return ["No windows measured yet."]
     fewest = min(summary.n for _, summary in found)
-    sentences = [
-        f"{units.plural(fewest, 'position')} scored; base {measurement.header.quantization or measurement.base.stem}, "
-        f"perplexity {found[0][1].ppl_base:,.2f}."
-    ]
+    perplexity = f", perplexity {found[0][1].ppl_base:,.2f}" if figures else ""
+    base = measurement.header.quantization or measurement.base.stem
+    sentences = [f"{units.plural(fewest, 'position')} scored; base {base}{perplexity}."]
     if fewest < MIN_POSITIONS:
         sentences.append("Too few positions for a reliable estimate: use a longer text.")
     for first, second in combinations(measured, 2):
@@ -207,9 +207,8 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
             sentences.append(f"{name} is indistinguishable from the base on this text.")
     sources = {one.source: None for comparison in measurement.comparisons for one in _values(comparison)}
     if sources:
-        sentences.append(
-            f"Published values ({', '.join(sources)}) were measured on other texts: compare the order of magnitude."
-        )
+        named = f" ({', '.join(sources)})" if figures else ""
+        sentences.append(f"Published values{named} were measured on other texts: compare the order of magnitude.")
     return sentences
 
 
@@ -230,7 +229,7 @@ def token(text: str) -> str:
     return f"“{shown}”"
 
 
-def status(measurement: QualityMeasurement) -> str:
+def status(measurement: QualityMeasurement, *, figures: bool = True) -> str:
     """One line about a running measurement: `12 of 32 windows · same next token 94.1 % · KLD 0.0213 · 47 s left`."""
     progress: Progress = measurement.progress
     if progress.loading or not progress.total:
@@ -240,7 +239,7 @@ def status(measurement: QualityMeasurement) -> str:
     if summary is not None:
         name = f"{label(measurement.comparisons[0])}: " if len(measurement.comparisons) > 1 else ""
         parts.append(f"{name}same next token {100 * summary.same_top.value:.1f} %")
-        parts.append(f"KLD {summary.kld.value:.4f}")
+        parts += [f"KLD {summary.kld.value:.4f}"] * figures
     if progress.seconds_left is not None:
         parts.append(units.time_left(progress.seconds_left))
     return " · ".join(parts)

@@ -320,12 +320,14 @@ async def ask_all(
     questions: Sequence[Question],
     tell: Callable[[int], None] = lambda _: None,
     done: list[Answered] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> list[Answered]:
     """Ask every question by itself, greedily and without drafters.
 
     Args:
         tell: called with the number of questions answered so far.
         done: the answers to the first questions, which is extended: what was stopped is resumed with it.
+        is_stopped: returns whether to stop between two questions.
 
     Raises:
         MeasureFailed: the engine failed, or it was stopped.
@@ -333,7 +335,10 @@ async def ask_all(
     found = done if done is not None else []
     hint = "Run again to resume." if done is not None else "Run it again: the questions start over."
     for question in questions[len(found) :]:
-        text = await _ask(answer, question.prompt, (f"Stopped at {len(found)} of {len(questions)}.", hint))
+        stopped = f"Stopped at {len(found)} of {len(questions)}.", hint
+        if is_stopped():
+            raise MeasureFailed(*stopped)
+        text = await _ask(answer, question.prompt, stopped)
         found.append(Answered(text, is_right(question, text)))
         tell(len(found))
     return found

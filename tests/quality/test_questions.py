@@ -290,6 +290,8 @@ async def test_questions_that_were_stopped_are_resumed() -> None:
     done: list[Answered] = []
     with pytest.raises(MeasureFailed, match=r"^Stopped at 1 of 3\. Run again to resume\.$"):
         await ask_all(answer, questions, done=done)
+    with pytest.raises(MeasureFailed, match="Stopped at 1 of 3"):  # between two questions
+        await ask_all(answer, questions, done=done, is_stopped=lambda: True)
     stopped_at = ""
     assert await ask_all(answer, questions, done=done) is done
     assert [one.right for one in done] == [True] * 3 and asked == ["0", "1", "1", "2"]

@@ -109,7 +109,8 @@ class QualityTab(ScrollableContainer, can_focus=True):
                 self._told()
 
             tell(len(self._answers[index]))
-            return await ask_all(conversation.generate_detached, questions, tell, self._answers[index])
+            answer, comparison = conversation.generate_detached, self._comparison
+            return await ask_all(answer, questions, tell, self._answers[index], lambda: comparison.stopped)
 
         try:
             self._asking = "Loading"
@@ -165,7 +166,7 @@ class QualityTab(ScrollableContainer, can_focus=True):
         width = max(self.scrollable_content_region.width, _NARROWEST)
         status = self._problem or self._asking
         if not status and self.running and measurement is not None:
-            status = quality.status(measurement)
+            status = quality.status(measurement, figures=self._shows_figures)
         if status:
             text.append(fill(clean_line(status), width) + "\n\n", "bold")
         if measurement is not None and (rows := quality.rows(measurement)):
@@ -176,7 +177,10 @@ class QualityTab(ScrollableContainer, can_focus=True):
             if self._shows_figures:
                 heading, *lines = quality.narrow(rows, width)
                 text.append(heading + "\n", "dim").append("\n".join(lines) + "\n\n")
-            text.append("\n".join(fill(line, width) for line in quality.verdicts(measurement)) + "\n")
+            text.append(
+                "\n".join(fill(line, width) for line in quality.verdicts(measurement, figures=self._shows_figures))
+                + "\n"
+            )
         self._append_answers(text, width)
         if measurement is not None and (worst := measurement.comparisons[0].worst):
             text.append("\nLargest disagreements (text ▸ next token)\n", "dim")
