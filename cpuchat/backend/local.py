@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
@@ -39,11 +39,14 @@ from cpuchat.protocol.messages import (
     Measure,
     Measured,
     ModelLoaded,
+    Score,
     TextDelta,
+    TokensScored,
     WorkerReady,
 )
 
-_FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, Failed)
+_FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, TokensScored, Failed)
+_E = TypeVar("_E", Measured, TokensScored)
 _ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
 
 
@@ -168,11 +171,18 @@ class LocalBackend(ModelBackend[WorkerProcess]):
 
     async def measure(self, request: Measure) -> Measured | Failed:
         """Time random tokens with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""
+        return await self._request(request, Measured)
+
+    async def score(self, request: Score) -> TokensScored | Failed:
+        """Run one command of a scoring job with the loaded model; cancelled as `measure`."""
+        return await self._request(request, TokensScored)
+
+    async def _request(self, request: Measure | Score, final: type[_E]) -> _E | Failed:
         if self.model is None:
             return msgspec.structs.replace(NO_MODEL, hint="Load one first.")
         command = msgspec.structs.replace(request, request_id=next(self._request_ids))
         async with self._exchange(command) as exchange:
-            while not isinstance(event := await exchange.next_event(), Measured | Failed):
+            while not isinstance(event := await exchange.next_event(), (final, Failed)):
                 pass
             return event
 
@@ -230,7 +240,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
             self.spawner.close()
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, command: LoadModel | Generate | Measure) -> AsyncIterator[_Exchange]:
+    async def _exchange(self, command: LoadModel | Generate | Measure | Score) -> AsyncIterator[_Exchange]:
         """Send a command and yield its exchange; on an early exit, cancel the command and drain its events."""
         worker = self._process
         assert worker is not None

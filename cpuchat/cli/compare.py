@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
 from cpuchat.base.paths import read_text, shown
 from cpuchat.cli.options import file_option, overridden, placement_options, setting
 from cpuchat.cli.output import json_line, print_json, write_output
@@ -45,7 +45,8 @@ Examples:
 A and B are values for --model, each optionally followed by its own settings: drafters, draft-model, draft-depth,
 threads, cores, memory, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters unless their
 settings say otherwise. One answers after the other, each on the whole machine; where memory is too small for both, they
-are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown.
+are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown. Then each side
+predicts both answers: how many of A's words B would have written, and where it matters.
 
 Exit codes: 0 both answered, 2 wrong usage or settings, 3 no such model, {Interrupted.exit_code} stopped by Ctrl+C;
 if one side failed, its exit code as in `cpuchat ask --help`, and the other side is still shown."""
@@ -61,6 +62,10 @@ if one side failed, its exit code as in `cpuchat ask --help`, and the other side
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds, 1 to 100. Default: 1.")
 @setting("chat.max_tokens")
+@click.option(
+    "--agreement/--no-agreement", default=None,
+    help="Let each side predict both answers, token by token. Default: unless they are loaded in turn.",
+)  # fmt: skip
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when all rounds are complete.")
 @file_option("--export", help="Write a Markdown report.")
@@ -70,6 +75,7 @@ def compare(
     prompt: tuple[str, ...],
     concurrent: bool,
     rounds: int,
+    agreement: bool | None,
     system: str | None,
     as_json: bool,
     export: Path | None,
@@ -99,7 +105,7 @@ def compare(
     text = compose(text, standard_input(as_json), raw=False)
     terminal = Terminal(quiet=as_json)
     return asyncio.run(_Run(sides, chosen, terminal, stream=not (as_json or concurrent)).run(
-        text, rounds, race=concurrent, as_json=as_json, export=export
+        text, rounds, race=concurrent, agreement=agreement, as_json=as_json, export=export
     ))  # fmt: skip
 
 
@@ -116,7 +122,9 @@ class _Run:
         self._shown: int | None = None  # whose text is being printed
         self._stopping: asyncio.Task[None] | None = None
 
-    async def run(self, prompt: str, rounds: int, *, race: bool, as_json: bool, export: Path | None) -> int:
+    async def run(
+        self, prompt: str, rounds: int, *, race: bool, agreement: bool | None, as_json: bool, export: Path | None
+    ) -> int:
         from cpuchat.cli.session import each_interrupt
 
         comparison = self._comparison
@@ -129,6 +137,8 @@ class _Run:
                 for _ in range(1, rounds):
                     if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
                         await comparison.repeat(race=race)
+                if agreement if agreement is not None else not comparison.in_turn:
+                    await self._agree(wanted=agreement is True)
         finally:
             watching.cancel()
             self._terminal.clear_progress()
@@ -141,6 +151,16 @@ class _Run:
         if comparison.stopped:
             return Interrupted.exit_code
         return self._failure()
+
+    async def _agree(self, *, wanted: bool) -> None:
+        comparison = self._comparison
+        if comparison.stopped or not comparison.turns[-1].rounds[-1].complete:
+            return
+        try:
+            await comparison.agree(lambda share: self._terminal.status(f"agreement · {100 * share:.0f} %"))
+        except CpuchatError as error:  # the answers are there
+            if wanted:
+                self._terminal.warn(f"cpuchat: no agreement: {error}")
 
     async def _watch(self) -> None:
         """Read the counters of energy and memory traffic while one side answers."""
@@ -214,6 +234,9 @@ class _Run:
         for sentence in words.sentences(comparison, turn):
             for line in paragraph(sentence):
                 terminal.line(line)
+        if turn.rounds and (found := turn.rounds[-1].agreement) is not None:
+            for line in words.places(found, comparison.names):
+                terminal.line(f"  {line}")
 
     def _failure(self) -> int:
         """Return the exit code of the first side that failed."""
@@ -370,6 +393,9 @@ def _print(
         return
     rows = words.rows(measurement)
     if rows:
+        for line in words.headlines(measurement):
+            terminal.line(line)
+        terminal.line()
         for line in table([words.HEADINGS, *rows]):
             terminal.line(line)
         terminal.line()

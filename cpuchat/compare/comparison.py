@@ -16,9 +16,11 @@ import msgspec
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base.errors import ChatsError, MeasureFailed, UsageError
+from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageError
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
+from cpuchat.compare.agreement import Agreement, Place, score_answers
 from cpuchat.compare.runner import (
+    Branch,
     Round,
     Runner,
     Side,
@@ -34,8 +36,10 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.protocol.messages import AnyEvent
+from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
+from cpuchat.quality.measure import require_same_vocabulary
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.machine import Peak
 
@@ -163,8 +167,7 @@ class Comparison:
                 if self.in_turn:
                     await self.runners[1 - side].conversation.backend.unload()
                 if not await self._load(side, spec, Round()):
-                    failed = self.runners[side].failed
-                    raise MeasureFailed(failed.message if failed else "Stopped.", failed.hint if failed else "")
+                    raise self._load_failure(side)
                 self._writing = {side}
                 found.append(await do(side, self.runners[side].conversation))
             return found
@@ -172,11 +175,93 @@ class Comparison:
             self.busy = False
             self._writing.clear()
 
+    def agreement_refused(self) -> str:
+        """Return why the agreement on the last answers cannot be had, "" when it can. Blocks: use in a thread."""
+        last = self.turns[-1].rounds[-1] if self.turns and self.turns[-1].rounds else None
+        if last is None or any(one.as_written() is None for one in last.answers):
+            return "The tokens of these answers are unknown. Repeat the prompt."
+        try:
+            if self.sides[0].path != self.sides[1].path:
+                require_same_vocabulary(*(read_model(Path(side.path)) for side in self.sides))
+        except CpuchatError as error:
+            last.agreement_note = f"{error.message} Only the texts are compared."
+            return last.agreement_note
+        return ""
+
+    async def agree(self, tell: Callable[[float], None] = lambda share: None) -> Agreement | None:
+        """Let both sides predict the last answers of both, token by token; the round has the result. Sides that are
+        loaded in turn are loaded once more. None: stopped.
+
+        Args:
+            tell: called with the share that is done (0-1).
+
+        Raises:
+            UsageError: something is running, or it cannot be measured. MeasureFailed: a side failed.
+        """
+        self._refuse_while_busy()
+        self.busy, self.stopped = True, False
+        loaded = -1
+
+        async def run(side: int, command: Score) -> TokensScored:
+            nonlocal loaded
+            if self.in_turn and loaded != side:
+                await self.runners[1 - side].conversation.backend.unload()
+                if not await self._load(side, self._own_specs()[side], Round()):
+                    raise self._load_failure(side)
+                loaded = side
+            if self.stopped:
+                raise MeasureFailed("Stopped.", "")
+            return await self.runners[side].score(command)
+
+        try:
+            if refused := await asyncio.to_thread(self.agreement_refused):
+                raise UsageError(refused, "")
+            last = self.turns[-1].rounds[-1]
+            a, b = (one.as_written() for one in last.answers)
+            assert a is not None and b is not None
+            n_vocab = (await asyncio.to_thread(read_model, Path(self.sides[0].path))).n_vocab
+            last.agreement = await score_answers((a, b), n_vocab, run, in_turn=bool(self.in_turn), tell=tell)
+            return last.agreement
+        except MeasureFailed:
+            if self.stopped:
+                return None
+            raise
+        finally:
+            await asyncio.gather(*(runner.end_scoring() for runner in self.runners))
+            self.busy = False
+
+    async def continue_with(self, side: int, place: Place) -> Branch:
+        """Let `side` continue its last answer from `place` with the other's choice; the last round has the branch. What
+        it writes is told as an answer's, and the next prompt continues the answer that was there before.
+
+        Raises:
+            UsageError: something is running. MeasureFailed: the side does not load.
+        """
+        self._refuse_while_busy()
+        self.busy, self.stopped = True, False
+        last, tell = self.turns[-1].rounds[-1], self._teller(side)
+        try:
+            if self.in_turn:
+                await self.runners[1 - side].conversation.backend.unload()
+            if not await self._load(side, self._own_specs()[side], Round()):
+                raise self._load_failure(side)
+            self._writing = {side}
+            answer = await self.runners[side].continue_from(last.answers[side], place, tell, lambda: self.stopped)
+            last.branches.append(Branch(side, place, answer))
+            return last.branches[-1]
+        finally:
+            self.busy = False
+            self._writing.clear()
+
+    def _load_failure(self, side: int) -> MeasureFailed:
+        failed = self.runners[side].failed
+        return MeasureFailed(failed.message if failed else "Stopped.", failed.hint if failed else "")
+
     async def stop(self) -> None:
         """Stop the running round, which ends with what is written."""
         if self.busy:
             self.stopped = True
-            await asyncio.gather(*(runner.conversation.stop() for runner in self.runners))
+            await asyncio.gather(*(runner.stop() for runner in self.runners))
 
     async def close(self) -> None:
         """End both workers."""

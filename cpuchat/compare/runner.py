@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import Backend
-from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.base.text import common_prefix
+from cpuchat.compare.agreement import Agreement, Place, Written
 from cpuchat.config.settings import Settings, explained
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.choice import choose_draft
@@ -34,7 +35,9 @@ from cpuchat.protocol.messages import (
     Message,
     ModelLoaded,
     Sampling,
+    Score,
     TextDelta,
+    TokensScored,
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
@@ -289,6 +292,11 @@ class TokenText:
             yield self.text[start:end], round(at_ms - self._times[0], 3)
             start = end
 
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return where the text of each token ends."""
+        return self._ends
+
     def token_at(self, character: int) -> int:
         """Return the number of the token that wrote this character, from 1; one more than all at the end."""
         return bisect_right(self._ends, character) + 1
@@ -316,10 +324,13 @@ def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> Differenc
 
 @dataclass
 class SideAnswer:
-    """One side's answer. `timings` and `roofline` are None until it is complete; `failed` is why it is not."""
+    """One side's answer. `timings` and `roofline` are None until it is complete; `failed` is why it is not. The tokens
+    are () where nobody told them."""
 
     content: str = ""
     reasoning: str = ""
+    prompt_tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
     written: TokenText = field(default_factory=TokenText)
     stop_reason: str = ""
     timings: Timings | None = None
@@ -333,13 +344,29 @@ class SideAnswer:
         """It has ended by itself, or at its token limit."""
         return self.timings is not None and self.stop_reason != "cancelled" and self.failed is None
 
+    def as_written(self) -> Written | None:
+        """Return what was written, token by token; None where that is not known."""
+        if not self.tokens or self.written.n_tokens != len(self.tokens):
+            return None
+        return Written(self.prompt_tokens, self.tokens, self.written.text, self.written.ends)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """How a side goes on when it writes the other's choice at a place. `answer` has the whole text, and the figures of
+    its new part."""
+
+    side: int
+    place: Place
+    answer: SideAnswer
+
 
 @dataclass
 class Round:
     """Both answers to one prompt. `first` (0 or 1) is the side that answered first, or has the first half of the cores.
 
     `race`: both answered at the same time; `race_bytes` is what each read per second while both did, None where that
-    is not known.
+    is not known. `agreement` is None before it is known; `agreement_note` is why it never will be.
     """
 
     first: int = 0
@@ -347,6 +374,9 @@ class Round:
     answers: tuple[SideAnswer, SideAnswer] = field(default_factory=lambda: (SideAnswer(), SideAnswer()))
     memory: MemoryTogether | None = None
     race_bytes: tuple[float, float] | None = None
+    agreement: Agreement | None = None
+    agreement_note: str = ""
+    branches: list[Branch] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -398,6 +428,7 @@ class Runner:
         self.side = side
         self.settings = settings
         self.conversation = Conversation(settings=settings, backend=backend, store=None, library=library)
+        self.conversation.tells_tokens = True
         self.conversation.logs_speed = False  # on half of the cores, or with other settings than the user's
         self.failed: Failed | None = None
         self.model: ModelInfo | None = None
@@ -454,16 +485,68 @@ class Runner:
             stream = conversation.regenerate()
         else:
             stream, self.n_prompts = conversation.send(turns[-1].prompt), len(turns)
+        await self._stream(stream, into, tell, stopped)
+
+    async def _stream(
+        self,
+        stream: AsyncGenerator[AnyEvent, None],
+        into: SideAnswer,
+        tell: Callable[[AnyEvent], None],
+        stopped: Callable[[], bool],
+    ) -> None:
         try:
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
                     self._take(event, into)
                     tell(event)
                     if stopped():  # asked for when it had not begun
-                        await conversation.stop()
+                        await self.conversation.stop()
         except CpuchatError as error:
             into.failed = _failed(error)
             tell(into.failed)
+
+    async def score(self, command: Score) -> TokensScored:
+        """Run a command of a scoring job.
+
+        Raises:
+            MeasureFailed: the worker failed, was stopped, or cannot score.
+        """
+        run = getattr(self.conversation.backend, "score", None)
+        if run is None:
+            raise MeasureFailed("This engine does not tell its predictions.", "Compare models that run in cpuchat.")
+        found: TokensScored | Failed = await run(command)
+        if isinstance(found, Failed):
+            raise MeasureFailed(found.message, found.hint)
+        return found
+
+    async def end_scoring(self) -> None:
+        """Let the worker free what scoring took."""
+        backend = self.conversation.backend
+        if hasattr(backend, "score") and backend.model is not None:
+            await self.score(Score())
+
+    async def continue_from(
+        self, answer: SideAnswer, place: Place, tell: Callable[[AnyEvent], None], stopped: Callable[[], bool]
+    ) -> SideAnswer:
+        """Let the model continue its last answer up to `place`, followed by the other's choice there. The history keeps
+        the answer that it has."""
+        history = self.conversation.history
+        kept, n_reasoning = list(history.messages), len(answer.reasoning)
+        text = answer.written.text[: place.character] + place.top
+        in_content = place.character >= n_reasoning and bool(answer.content)
+        reasoning, content = (text[:n_reasoning], text[n_reasoning:]) if in_content else (text, "")
+        new = SideAnswer(content=content, reasoning=reasoning)
+        try:
+            await history.edit_answer(kept[-1].id, content, reasoning)
+            await self._stream(self.conversation.continue_answer(), new, tell, stopped)
+        finally:
+            history.messages = kept
+        return new
+
+    async def stop(self) -> None:
+        """Stop what runs."""
+        await self.conversation.stop()
+        await self.conversation.backend.cancel()  # scoring is no matter of the conversation
 
     def _take(self, event: AnyEvent, into: SideAnswer) -> None:
         match event:
@@ -477,6 +560,7 @@ class Runner:
                 self.model = event.model
             case GenerationFinished():
                 into.timings, into.stop_reason = event.timings, event.stop_reason
+                into.prompt_tokens, into.tokens = event.prompt_tokens, event.tokens
                 into.roofline, into.model = self.conversation.figures().roofline, self.model
             case Failed():
                 into.failed, into.stop_reason = event, event.code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
@@ -111,6 +111,7 @@ class Answer:
         self._sampler = self._make_sampler()
         self._speculation: SpeculationFigures | None = None
         self._reuse: Reuse | None = None
+        self._prompt_tokens: list[int] = []
         self._calls: CallSplitter | None = None
         self._is_disturbed = False  # other programs had the cores for part of the decoding
         self._waited: float | None = None
@@ -152,7 +153,7 @@ class Answer:
             if not largest or self._sequence.n_ctx < largest:
                 error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
             raise
-        self._reuse = start.reuse
+        self._reuse, self._prompt_tokens = start.reuse, prompt.tokens
         # Beside the prefill, and where most of the prompt is reused, beside the first tokens.
         self._output_thread.run(loaded.speculator.index_prompt(command.speculation, prompt.tokens))
         prefilled = self._prefill(prompt, start)
@@ -167,7 +168,7 @@ class Answer:
             cpu_wait = self._look_at_cores()
         finally:
             store.record(prompt, result.tokens)
-        self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait))
+        self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait), result.tokens)
 
     def _check(self) -> None:
         """Raise Aborted once the request is cancelled."""
@@ -309,8 +310,8 @@ class Answer:
             return figures
         return msgspec.structs.replace(figures, plain_ms=None, disturbed=True)
 
-    def _finish(self, stop_reason: StopReason, timings: Timings) -> None:
-        sequence = self._sequence
+    def _finish(self, stop_reason: StopReason, timings: Timings, tokens: Iterable[int] = ()) -> None:
+        sequence, tells = self._sequence, self._command.tells_tokens
         reuse = self._reuse
         if reuse is not None and (note := self._loaded.states.take_note()):
             reuse = msgspec.structs.replace(reuse, note=note)
@@ -324,6 +325,8 @@ class Answer:
                 timings=timings,
                 matches_grammar=self._sampler.matches_grammar,
                 calls=self._calls.calls if self._calls is not None else (),
+                prompt_tokens=tuple(self._prompt_tokens) if tells else (),
+                tokens=tuple(tokens) if tells else (),
             )
         )
 

@@ -16,7 +16,9 @@ from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculat
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, available_for_model, describe_with_limits
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper
+from cpuchat.engine.scoring import Scorer
 from cpuchat.engine.states.files import DiskWriter, StateFiles, WriteBudget
 from cpuchat.engine.states.store import StateStore
 from cpuchat.engine.text.reasoning import MARKER_TOKENS
@@ -33,7 +35,9 @@ from cpuchat.protocol.messages import (
     Measure,
     Measured,
     ModelLoaded,
+    Score,
     TokensCounted,
+    TokensScored,
 )
 from cpuchat.protocol.model_info import ModelInfo
 
@@ -61,6 +65,7 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._answer: Answer | None = None
         self._setup: SpeculationSetup | None = None
+        self._scorer: Scorer | None = None
         self._template: TemplateHelper | None = None
 
     def cancel(self) -> None:
@@ -158,6 +163,29 @@ class Engine:
             seconds, cpu_wait = measure(self._ready(), command)
             self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
 
+    def score(self, command: Score) -> None:
+        """Run one command of a scoring job. Ends with `TokensScored` or `Failed`."""
+        with self._answering(command.request_id):
+            try:
+                if not command.tokens:
+                    self._end_scoring()
+                    self._emit(TokensScored(request_id=command.request_id))
+                    return
+                if self._scorer is None or not self._scorer.fits(command):
+                    self._end_scoring()
+                    self._scorer = Scorer(self._ready(), command)
+                self._emit(self._scorer.score(command))
+            except Aborted:
+                self._end_scoring()
+                raise Interrupted("Stopped.") from None
+            except OSError as error:
+                raise UsageError(f"The models cannot exchange their predictions: {error.strerror}.", "") from None
+
+    def _end_scoring(self) -> None:
+        if self._scorer is not None:
+            self._scorer.close()
+        self._scorer = None
+
     @contextlib.contextmanager
     def _answering(self, request_id: int) -> Iterator[None]:
         """Compute for one request; what fails becomes `Failed`."""
@@ -182,7 +210,8 @@ class Engine:
         self._writer.resume()
 
     def forget(self, chat_id: str) -> None:
-        """Drop a deleted chat from memory and disk."""
+        """Drop a deleted chat from memory and disk; end a scoring job."""
+        self._end_scoring()
         if self._loaded is not None:
             self._loaded.forget(chat_id)
 
@@ -215,6 +244,7 @@ class Engine:
         self._free_model()
 
     def _free_model(self) -> None:
+        self._end_scoring()
         if self._setup is not None:
             self._setup.free()
         if self._model is not None:

@@ -77,7 +77,7 @@ class Lockstep:
         self._abort = AbortFlag()
         n_vocab = read_model(Path(start.base)).n_vocab
         self._rows = max(min(_ROWS_BYTES // (4 * n_vocab), start.n_ctx // 2), 1)
-        self._comparer = RowComparer(len(start.cpus), n_vocab)
+        self._comparer = RowComparer(start.cpus, n_vocab)
         self._base: Model | None = None
         self._others: list[Model] = []
 
@@ -172,7 +172,7 @@ class Lockstep:
                 window, parts = windows[number], []
                 _begin(model, window)
                 for start, end in window.blocks(self._rows):
-                    base_rows = list(rows[start - window.first : end - window.first])
+                    base_rows = rows[start - window.first : end - window.first]
                     tokens = window.tokens[start + 1 : end + 1]
                     parts.append(self._comparer.compare(base_rows, _evaluate(model, window, start, end), tokens))
                 self._report(model.vocab, other, number, window, parts)

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cpuchat.base.text import clean, clean_line
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, ScoredToken
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import MEMORY_BUSY, MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Difference, MemoryTogether, Round, SideAnswer, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
+from cpuchat.present.quality import token
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak, ProcessMemory
 from cpuchat.telemetry.meter import Figures as MeterFigures
@@ -191,6 +195,48 @@ def difference(found: Difference | None, done: Round) -> str:
     return "Same text up to the end of the shorter answer."
 
 
+def agreement(found: Agreement, names: Sequence[str]) -> str:
+    """`Q4_K_M would have written 96 % of Q8_0's words (94–98); 3 places matter.`"""
+    answer, n = found.answers[0], len(found.answers[0].places)
+    low, high = (f"{100 * bound:.0f}" for bound in (answer.words.low, answer.words.high))
+    matter = f"; {units.plural(n, 'place')} {'matters' if n == 1 else 'matter'}" if n else ""
+    if not n and answer.words.value < 1:
+        matter = "; no place matters"
+    share = _percent(answer.words.value) if answer.words.value in (0, 1) else f"{_below_whole(answer.words.value)} %"
+    return f"{names[1]} would have written {share} of {names[0]}'s words ({low}–{high}){matter}."
+
+
+def _below_whole(share: float) -> int:
+    """Return a percentage, 1 to 99: neither all nor none."""
+    return min(max(round(100 * share), 1), 99)
+
+
+def place(one: Place, other: str) -> str:
+    """`…each weight is ▸ “fetched” 62 % · Q4_K_M “read” 71 %, “fetched” 4 %`: after ▸ the writer's choice."""
+    before = clean_line(one.before.replace("\n", "⏎"))
+    return (
+        f"{before} ▸ {token(one.text)} {_share(one.p)} · "
+        f"{other} {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}"
+    )
+
+
+def candidates(one: Place, writer: str, other: str) -> str:
+    """`Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %.`"""
+    return (
+        f"{writer} wrote {token(one.text)} ({_share(one.p)}); "
+        f"{other}: {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}."
+    )
+
+
+def _share(p: float) -> str:
+    return f"{100 * p:.0f} %" if p >= 0.01 else "<1 %"
+
+
+def places(found: Agreement, names: Sequence[str]) -> list[str]:
+    """Return a line for each place of A's answer that matters."""
+    return [place(one, names[1]) for one in found.answers[0].places]
+
+
 def shared_memory(found: MemoryTogether | None) -> str:
     """`Together 1.2 GB: 800 MB of weights are shared and counted once.`; "" where nothing is shared."""
     if found is None or not found.shared:
@@ -224,6 +270,7 @@ def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]
         *failures(turn.rounds[-1], comparison.names),
         verdict(figures.verdict, comparison.names, repeat),
         difference(shown.difference(), shown),
+        agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
         f"While both decoded: {race.removeprefix('both ')}." if race else "",
         RACE_NOTE if shown.race else "",
         shared_memory(shown.memory),
@@ -269,6 +316,26 @@ def _round_json(one: Round) -> dict[str, Any]:
         "race_bytes_per_s": list(one.race_bytes) if one.race_bytes is not None else None,
         "memory": one.memory and asdict(one.memory),
         "answers": [_answer_json(answer) for answer in one.answers],
+        "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,
+        "branches": [
+            {"side": "AB"[branch.side], "token": branch.place.token, "answer": _answer_json(branch.answer)}
+            for branch in one.branches
+        ],
+    }
+
+
+def _agreement_json(found: Agreement) -> dict[str, Any]:
+    """Return each answer's figures, with the tokens as objects."""
+
+    def answer(one: AnswerAgreement) -> dict[str, Any]:
+        names = ScoredToken.__struct_fields__
+        tokens = [{name: getattr(token, name) for name in names} | {"step": token.step} for token in one.tokens]
+        return msgspec.to_builtins(msgspec.structs.replace(one, tokens=())) | {"tokens": tokens}
+
+    return {
+        "answers": [answer(one) for one in found.answers],
+        "evaluating_s": list(found.evaluating),
+        "comparing_s": found.comparing,
     }
 
 
@@ -323,9 +390,24 @@ def _turn(comparison: Comparison, turn: Turn) -> list[str]:
     figures = figures_of(turn.counted())
     parts += ["### B against A", _table(rows(figures, comparison.names))]
     parts += sentences(comparison, turn)
+    parts += _places(comparison, turn.rounds[-1])
     if figures.medians:
         parts.append(f"Medians of {figures.n_rounds} rounds, with their range.")
     return parts
+
+
+def _places(comparison: Comparison, done: Round) -> list[str]:
+    if done.agreement is None or not done.agreement.answers[0].places:
+        return []
+    head = ("before", f"A {comparison.names[0]}", "", f"B {comparison.names[1]}", "", "A's choice with B")
+    body = [
+        (
+            one.before.replace("\n", "⏎"), token(one.text), _share(one.p),
+            token(one.top), _share(one.p_top), _share(one.p_other),
+        )
+        for one in done.agreement.answers[0].places
+    ]  # fmt: skip
+    return ["### Places that matter", _table([head, *body])]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

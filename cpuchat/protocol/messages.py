@@ -197,7 +197,7 @@ class Generate(Command, frozen=True):
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
     markers are part of the answer's text. `tools` are what the model may call. `owner`: whose prompt it is; what was
     evaluated for another owner is not reused. `keeps`: on disk too, although it has no `chat_id`. `continues`: the last
-    of `messages` is an answer, which the model goes on writing.
+    of `messages` is an answer, which the model goes on writing. `tells_tokens`: `GenerationFinished` has the token IDs.
     """
 
     request_id: int = 0
@@ -222,6 +222,27 @@ class Generate(Command, frozen=True):
     owner: str = ""
     keeps: bool = False
     continues: bool = False
+    tells_tokens: bool = False
+
+
+class Score(Command, frozen=True):
+    """Predict each of the last `n` of `tokens` from those before it, to compare that with what another worker predicts.
+
+    The first `n_prompt` tokens are a prompt: its state is reused. A job has several such commands; `n_ctx` is the
+    longest text of the job, `n_rows` the largest `n`. The rows of logits, float32 of shape (n, n_vocab), begin at row
+    `at` of `file`. Without `bases` they are written; else those of another worker are read and compared, once for each
+    of `bases`: which rows are the base's. Ends with `TokensScored` or `Failed`; one without `tokens` ends the job.
+    """
+
+    request_id: int = 0
+    tokens: tuple[int, ...] = ()
+    n: int = 0
+    n_prompt: int = 0
+    n_ctx: int = 0
+    n_rows: int = 0
+    file: str = ""
+    at: int = 0
+    bases: tuple[Literal["file", "own"], ...] = ()
 
 
 class Measure(Command, frozen=True):
@@ -374,7 +395,8 @@ class ServerLoad(Event, frozen=True):
 class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
     `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so. `calls`
-    are the calls of tools in it, which are no part of its text.
+    are the calls of tools in it, which are no part of its text. `prompt_tokens` and `tokens`, those of the answer, are
+    told where the request asks for them.
     """
 
     request_id: int
@@ -383,6 +405,8 @@ class GenerationFinished(Event, frozen=True):
     note: str = ""
     matches_grammar: bool | None = True
     calls: tuple[ToolCall, ...] = ()
+    prompt_tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 class CallsMade(Event, frozen=True):
@@ -408,6 +432,30 @@ class Measured(Event, frozen=True):
     request_id: int
     seconds: float
     cpu_wait: float | None = None
+
+
+class ScoredRows(Data, frozen=True):
+    """Figures of `n` tokens: those of `quality.statistics.Scores` as float32, little-endian; `ranks` (int32, from 1) of
+    each token with the other, `tops` the text of the other's most probable token, `tops_p` (float32) its probability.
+    """
+
+    kld: bytes
+    base_nll: bytes
+    other_nll: bytes
+    same_top: bytes
+    ranks: bytes
+    tops: tuple[str, ...]
+    tops_p: bytes
+
+
+class TokensScored(Event, frozen=True):
+    """`compared` has an entry for each of the request's `bases`. Evaluating took `seconds`, the rest of the command
+    `compare_seconds`."""
+
+    request_id: int
+    compared: tuple[ScoredRows, ...] = ()
+    seconds: float = 0.0
+    compare_seconds: float = 0.0
 
 
 class TokensCounted(Event, frozen=True):
@@ -438,11 +486,11 @@ class Failed(Event, frozen=True):
         return cls(error.code, error.message, error.hint, request_id, n_tokens, alone)
 
 
-AnyCommand = LoadModel | Generate | Measure | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
+AnyCommand = LoadModel | Generate | Measure | Score | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
     | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | CallsMade
-    | CallDone | Measured | TokensCounted
+    | CallDone | Measured | TokensScored | TokensCounted
     | Failed
 )  # fmt: skip
 

@@ -31,7 +31,6 @@ from cpuchat.protocol.options import MIN_CTX
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
 from cpuchat.quality.questions import Question, is_right, mcnemar
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
-from cpuchat.telemetry.units import plural
 
 _KEPT_FILES = 50
 
@@ -317,25 +316,35 @@ def count_flips(base: Sequence[Answered], other: Sequence[Answered]) -> Flips:
 
 
 async def ask_all(
-    answer: Answering, questions: Sequence[Question], tell: Callable[[int], None] = lambda _: None
+    answer: Answering,
+    questions: Sequence[Question],
+    tell: Callable[[int], None] = lambda _: None,
+    done: list[Answered] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> list[Answered]:
     """Ask every question by itself, greedily and without drafters.
 
     Args:
         tell: called with the number of questions answered so far.
+        done: the answers to the first questions, which is extended: what was stopped is resumed with it.
+        is_stopped: returns whether to stop between two questions.
 
     Raises:
         MeasureFailed: the engine failed, or it was stopped.
     """
-    found: list[Answered] = []
-    for question in questions:
-        text = await _ask(answer, question.prompt, f"Stopped at {len(found)} of {plural(len(questions), 'question')}.")
+    found = done if done is not None else []
+    hint = "Run again to resume." if done is not None else "Run it again: the questions start over."
+    for question in questions[len(found) :]:
+        stopped = f"Stopped at {len(found)} of {len(questions)}.", hint
+        if is_stopped():
+            raise MeasureFailed(*stopped)
+        text = await _ask(answer, question.prompt, stopped)
         found.append(Answered(text, is_right(question, text)))
         tell(len(found))
     return found
 
 
-async def _ask(answer: Answering, prompt: str, stopped: str) -> str:
+async def _ask(answer: Answering, prompt: str, stopped: tuple[str, str]) -> str:
     parts: list[str] = []
 
     def add(delta: TextDelta) -> None:
@@ -343,5 +352,5 @@ async def _ask(answer: Answering, prompt: str, stopped: str) -> str:
             parts.append(delta.text)
 
     request = Generate(messages=(Message(role="user", content=prompt),), max_tokens=MAX_TOKENS)
-    await answer_greedily(answer, request, add, if_stopped=(stopped, "Run it again: the questions start over."))
+    await answer_greedily(answer, request, add, if_stopped=stopped)
     return "".join(parts)

@@ -1,12 +1,13 @@
 """What the app and the measuring process (`engine.lockstep`) tell each other, in lines of JSON; and comparing rows of
-logits, which runs between two passes of the models, on all of their cores.
+logits, which runs between two passes of the models, on all of their cores, here and in `engine.scoring`.
 
 The process ends with its input, so that it never outlives its parent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -103,37 +104,48 @@ class Tops(msgspec.Struct, frozen=True):
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__))
 
 
-class RowComparer:
-    """Compares rows on `threads` threads; numpy releases the GIL over whole rows.
+Rows = Sequence[np.ndarray] | np.ndarray
 
-    Make it before the calling thread is pinned: its threads inherit the CPUs. Not while `compare` runs, and `close` it.
+
+class RowComparer:
+    """Compares rows on a thread for each of `cpus`; numpy releases the GIL over whole rows. `close` it.
+
+    The thread that makes it may be pinned to one CPU, which other threads would inherit.
     """
 
-    def __init__(self, threads: int, n_vocab: int) -> None:
+    def __init__(self, cpus: Sequence[int], n_vocab: int) -> None:
         self.n_vocab = n_vocab
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compare")
+        self._threads = threads = len(cpus)
+        pin = getattr(os, "sched_setaffinity", lambda *_: None)
+        self._pool = ThreadPoolExecutor(threads, "compare", initializer=pin, initargs=(0, tuple(cpus)))
         self._scratch = [(np.empty(n_vocab, np.float32), np.empty(n_vocab, np.float32)) for _ in range(threads)]
-        for _ in self._pool.map(lambda _: None, range(threads)):  # starts the threads now
-            pass
 
-    def compare(
-        self, base: Sequence[np.ndarray], other: Sequence[np.ndarray], tokens: Sequence[int]
-    ) -> tuple[Scores, Tops]:
+    def compare(self, base: Rows, other: Rows, tokens: Sequence[int]) -> tuple[Scores, Tops]:
         """Compare rows of logits, float32 of shape (n_vocab,), after each of which the text goes on with one of
         `tokens`."""
         n = len(tokens)
         out = np.empty((4, n), np.float32)
         tops = Tops.empty(n)
+        self._each(n, lambda i, scratch: _compare_row(base[i], other[i], tokens[i], i, out, tops, scratch))
+        return Scores(*out), tops
 
+    def ranks(self, rows: Rows, tokens: Sequence[int]) -> np.ndarray:
+        """Return the rank of each token in its row, from 1: int32 of shape (n,)."""
+        found = np.empty(len(tokens), np.int32)
+
+        def rank(i: int, _: object) -> None:
+            found[i] = 1 + np.count_nonzero(rows[i] > rows[i][tokens[i]])
+
+        self._each(len(tokens), rank)
+        return found
+
+    def _each(self, n: int, do: Callable[[int, tuple[np.ndarray, np.ndarray]], None]) -> None:
         def part(start: int) -> None:
-            scratch = self._scratch[start]
             for i in range(start, n, self._threads):
-                _compare_row(base[i], other[i], tokens[i], i, out, tops, scratch)
+                do(i, self._scratch[start])
 
         for _ in self._pool.map(part, range(self._threads)):
             pass
-        return Scores(*out), tops
 
     def close(self) -> None:
         self._pool.shutdown()

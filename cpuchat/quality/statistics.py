@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.resources
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Self
 
@@ -112,7 +113,7 @@ def summarize(windows: Sequence[Scores]) -> Summary:
     median, p99, p999 = np.percentile(kld, (50, 99, 99.9))
     return Summary(
         n=len(scores),
-        same_top=_share(scores.same_top, sizes),
+        same_top=clustered_share(scores.same_top, sizes),
         kld=_clustered(kld, sizes),
         kld_median=float(median),
         kld_99=float(p99),
@@ -164,8 +165,9 @@ def _clustered(values: np.ndarray, sizes: Sequence[int], z: float = Z95) -> Esti
     return Estimate(mean, error, student(z, windows - 1) * error)
 
 
-def _share(same: np.ndarray, sizes: Sequence[int]) -> Interval:
-    """Return a share with the interval of as many independent positions as would have the same standard error."""
+def clustered_share(same: np.ndarray, sizes: Sequence[int]) -> Interval:
+    """Return a share (of `same`, 0 or 1) with the interval of as many independent positions as would have the same
+    standard error; `sizes` are those of the clusters, in order."""
     found = _clustered(same.astype(np.float64), sizes)
     p, n = found.value, len(same)
     if len(sizes) < 2:
@@ -213,6 +215,15 @@ def _read() -> Iterator[Published]:
 
 
 PUBLISHED = tuple(_read())
+
+
+def published_family(name: str) -> list[Published]:
+    """Return the values that are published with a share of equal tokens for the model that `name` says, or else for the
+    one with the most of them."""
+    models = Counter(row.model for row in PUBLISHED if row.same_top is not None)
+    known = [model for model, matcher in _MATCHERS.items() if matcher.search(name) and model in models]
+    model = known[0] if known else models.most_common(1)[0][0]
+    return [row for row in PUBLISHED if row.model == model and row.same_top is not None]
 
 
 def published_for(name: str, quantization: str) -> list[Published]:

@@ -65,7 +65,8 @@ class Conversation:
     `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
     not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes.
     `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code
-    context_full) unless the chat knows what to do. `frame_seconds` pass between two events with text.
+    context_full) unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`:
+    the last event of an answer has the IDs of its tokens.
 
     Args:
         store: None keeps nothing.
@@ -100,6 +101,7 @@ class Conversation:
         self.tools: ToolLoop | None = None
         """What answers may call; given up with the conversation."""
         self.frame_seconds = FRAME_SECONDS
+        self.tells_tokens = False
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self.preset = ChatPreset(self.history)
@@ -383,6 +385,7 @@ class Conversation:
             chat_id=self.chat.id,
             speculation=self.speculation,
             frame_seconds=self.frame_seconds,
+            tells_tokens=self.tells_tokens,
             **more,
         )
 

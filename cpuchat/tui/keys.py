@@ -255,6 +255,13 @@ KEYS: tuple[Key, ...] = (
     Key("compare.replay", "space", "replay", "replay", "Replay both answers on one clock", COMPARE, words="race"),
     Key("compare.questions", "f", "questions", "questions",
         "Ask both questions with known answers, and show what B answers differently", COMPARE, footer=True),
+    Key("quality_tab.figures", "k", "figures", "KLD, perplexity", "On the quality tab: show or hide KLD and perplexity",
+        COMPARE, footer=True, palette=False),
+    # Enter is bound by the list itself; here for footer and help.
+    Key("places.choose", "enter", "select", "go there", "In the places that matter: go there, with both candidates",
+        COMPARE, footer=True, palette=False),
+    Key("places.continue", "b", "continue", "other's choice", "In the places that matter: write the other's choice",
+        COMPARE, footer=True, palette=False),
     Key("compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
     Key("compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),
     Key("compare.export", "e", "export", "export", "Export to Markdown", COMPARE),

@@ -32,6 +32,7 @@ from cpuchat.protocol.messages import (
     Generate,
     LoadModel,
     Measure,
+    Score,
     Shutdown,
     ShuttingDown,
     TokensCounted,
@@ -208,6 +209,8 @@ class _EngineThread(threading.Thread):
                     engine.generate(command, arrived)
                 case Measure():
                     engine.measure(command)
+                case Score():
+                    engine.score(command)
                 case ForgetChat():
                     engine.forget(command.chat_id)
                 case CountTokens():
@@ -233,7 +236,7 @@ class _EngineThread(threading.Thread):
 
 def _request_id(command: AnyCommand) -> int:
     """Return the request id; 0 for commands that cannot be cancelled."""
-    return command.request_id if isinstance(command, LoadModel | Generate | Measure) else 0
+    return command.request_id if isinstance(command, LoadModel | Generate | Measure | Score) else 0
 
 
 def serve(input_descriptor: int, output_descriptor: int) -> int:

@@ -52,8 +52,9 @@ def test_both_are_measured_and_asked_and_what_is_measured_is_read_and_shown_as_a
 
     printed = run(*arguments).stdout
     lines = printed.splitlines()
-    assert "same next token" in lines[0] and "KLD mean" in lines[0]
-    assert lines[1].startswith("Q4_K_M") and "%" in lines[1] and "±" in lines[1]
+    assert lines[0].startswith("Q4_K_M: ") and "would differ" in lines[0]
+    assert "same next token" in lines[2] and "KLD mean" in lines[2]
+    assert lines[3].startswith("Q4_K_M") and "%" in lines[3] and "±" in lines[3]
     assert "positions scored; base Q8_0" in printed
     assert "were measured on other texts" in printed
     assert "▸" in printed

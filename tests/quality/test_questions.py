@@ -7,13 +7,17 @@ import io
 import json
 import math
 import re
+from collections.abc import AsyncGenerator
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import UsageError
+from cpuchat.base.errors import MeasureFailed, UsageError
 from cpuchat.base.text import is_safe
+from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished, TextDelta
+from cpuchat.protocol.timings import Timings
+from cpuchat.quality.measure import Answered, ask_all
 from cpuchat.quality.questions import MAX_BYTES, Check, Question, is_right, load, mcnemar
 
 QUESTIONS = load()
@@ -265,6 +269,32 @@ def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=re.escape(says)) as raised:
             load(file)
         assert file.name in raised.value.message
+
+
+# Asking.
+
+
+async def test_questions_that_were_stopped_are_resumed() -> None:
+    questions = [Question(id=str(n), prompt=f"{n}", answer=f"{n}", check="number") for n in range(3)]
+    asked: list[str] = []
+    stopped_at = "1"
+
+    async def answer(request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        prompt = request.messages[0].content
+        asked.append(prompt)
+        yield TextDelta(request_id=1, text=prompt)
+        yield GenerationFinished(
+            request_id=1, stop_reason="cancelled" if prompt == stopped_at else "end", timings=Timings()
+        )
+
+    done: list[Answered] = []
+    with pytest.raises(MeasureFailed, match=r"^Stopped at 1 of 3\. Run again to resume\.$"):
+        await ask_all(answer, questions, done=done)
+    with pytest.raises(MeasureFailed, match="Stopped at 1 of 3"):  # between two questions
+        await ask_all(answer, questions, done=done, is_stopped=lambda: True)
+    stopped_at = ""
+    assert await ask_all(answer, questions, done=done) is done
+    assert [one.right for one in done] == [True] * 3 and asked == ["0", "1", "1", "2"]
 
 
 # McNemar's test.

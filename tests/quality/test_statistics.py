@@ -10,6 +10,7 @@ import pytest
 from cpuchat.measure.rounds import student
 from cpuchat.quality.messages import RowComparer
 from cpuchat.quality.statistics import Z95, Interval, Scores, indistinguishable, summarize, wilson
+from tests.support.cores import ONE_CPU
 
 
 def scores(kld: list[float], base: list[float], other: list[float], same: list[int]) -> Scores:
@@ -101,7 +102,7 @@ def test_intervals_that_touch_overlap() -> None:
 
 @pytest.fixture
 def comparer():
-    made = RowComparer(2, 1000)
+    made = RowComparer(ONE_CPU * 2, 1000)
     yield made
     made.close()
 

@@ -20,7 +20,9 @@ from cpuchat.tui.chat.composer import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
+from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import OtherSideScreen
+from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
@@ -64,7 +66,8 @@ def test_every_action_of_the_table_exists() -> None:
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
-              "other_side": OtherSideScreen, "replay": ReplayScreen, "plan": PlanScreen, "plan_page": PlanPage,
+              "quality_tab": QualityTab, "places": PlacesList, "replay": ReplayScreen,
+              "other_side": OtherSideScreen, "plan": PlanScreen, "plan_page": PlanPage,
               "plan_machines": MachinesPage, "tune": TuneScreen, "keys": KeysScreen, "why": WhyScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")

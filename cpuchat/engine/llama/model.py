@@ -445,15 +445,47 @@ class Model:
             )
 
     def _make_context(self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...]) -> None:
+        n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
+        self._context = self._new_context(n_threads, self.options.n_ctx, self.plan.n_outputs)
+        if isinstance(threads, ThreadPool):
+            self.pool = threads
+        else:
+            self.pool = self._own_pool = ThreadPool(threads, self.options.poll, roams)
+        self.pool.attach(self._context)
+        self.sequence = self._new_sequence(self._context)
+
+    def sequence_beside(self, n_ctx: int, n_outputs: int) -> Sequence:
+        """Return an empty sequence for `n_ctx` tokens in a context of its own, which computes on the same threads and
+        gives `n_outputs` rows of logits for a batch. Free it with `free_sequence`, before this model.
+
+        Raises:
+            DoesNotFit: there is not enough memory.
+        """
+        n_ctx = self.sequence.n_ctx if self._is_long(self.sequence.n_ctx) else min(n_ctx, self.sequence.n_ctx)
+        # The rows in llama.cpp's output buffer, and in the graph's.
+        need = 8 * n_outputs * self.vocab.n_tokens + self.plan.need.kv * n_ctx // self.sequence.n_ctx
+        if need > available_for_model():
+            raise DoesNotFit(f"Scoring {n_ctx:,} tokens needs {need / 1e9:.2f} GB more.", "Close other programs.")
+        context = self._new_context(self.pool.n_threads, n_ctx, n_outputs)
+        self.pool.attach(context)
+        return self._new_sequence(context)
+
+    @staticmethod
+    def free_sequence(sequence: Sequence) -> None:
+        """Free a sequence and its context."""
+        bindings.detach_threadpool(sequence.context)
+        sequence.free()
+        llama.llama_free(sequence.context)
+
+    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int) -> Any:
         options = self.options
         params = llama.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
+        params.n_ctx = n_ctx
+        params.n_batch, params.n_ubatch = max(options.n_batch, n_outputs), max(options.n_ubatch, n_outputs)
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
-        params.n_outputs_max = self.plan.n_outputs
-        params.n_threads = params.n_threads_batch = (
-            threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
-        )
+        params.n_outputs_max = n_outputs
+        params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = _FLASH[options.flash_attn]
         params.type_k, params.type_v = _CACHE_TYPES[options.type_k], _CACHE_TYPES[options.type_v]
         # Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
@@ -461,21 +493,20 @@ class Model:
         params.swa_full = False
         if has_recurrent_state(self._model):
             request_rollback(params, self.plan.n_rs_seq)
-        self._context = llama.llama_init_from_model(self._model, params)
-        if not self._context:
-            raise _context_error(options.n_ctx)
-        if not llama.llama_get_memory(self._context):
+        context = llama.llama_init_from_model(self._model, params)
+        if not context:
+            raise _context_error(n_ctx)
+        if not llama.llama_get_memory(context):
+            llama.llama_free(context)
             raise ModelUnsupported(
                 f"{self.header.path.name} is not a chat model: it has no KV cache.",
                 "Choose a text generation model.",
             )
-        if isinstance(threads, ThreadPool):
-            self.pool = threads
-        else:
-            self.pool = self._own_pool = ThreadPool(threads, options.poll, roams)
-        self.pool.attach(self._context)
-        self.sequence = Sequence(
-            self._context,
+        return context
+
+    def _new_sequence(self, context: Any) -> Sequence:
+        return Sequence(
+            context,
             n_vocab=self.vocab.n_tokens,
             abort=self._abort,
             is_recurrent=has_recurrent_state(self._model),
@@ -538,9 +569,7 @@ class Model:
 
     def state_key(self) -> str:
         """Return everything that a saved KV state depends on, besides the text."""
-        header, options = self.header, self.options
-        # Models with two sets of RoPE factors choose by the length of the context (llama_model::get_rope_factors).
-        trained = header.number("rope.scaling.original_context_length")
+        options = self.options
         return "|".join(
             (
                 self.info.fingerprint,
@@ -548,10 +577,15 @@ class Model:
                 options.type_v,
                 options.flash_attn,
                 str(self.plan.experts or ""),
-                "long" if trained and self.sequence.n_ctx > trained else "",
+                "long" if self._is_long(self.sequence.n_ctx) else "",
                 bindings.engine_info().llama_commit,
             )
         )
+
+    def _is_long(self, n_ctx: int) -> bool:
+        """Models with two sets of RoPE factors choose by the length of the context (llama_model::get_rope_factors)."""
+        trained = self.header.number("rope.scaling.original_context_length")
+        return bool(trained) and n_ctx > trained
 
     def free(self) -> None:
         """Free everything in the order that llama.cpp needs. Calling it again does nothing."""

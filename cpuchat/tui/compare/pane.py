@@ -1,43 +1,34 @@
-"""What comparing shows beside the stage: each side's answers as they are written, the table of B against A, the
-quality loss of B, and the screen that chooses the other side.
+"""What comparing shows beside the stage: each side's answers as they are written, the table of B against A, and the
+screen that chooses the other side.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from textwrap import fill
-from time import monotonic
 from typing import ClassVar
 
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import ScrollableContainer, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
-from textual.worker import Worker
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import Side, SideAnswer, Turn
-from cpuchat.config.settings import Settings
-from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.places import LocalModel
-from cpuchat.present import answers, compare, quality
+from cpuchat.present import answers, compare
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -48,10 +39,6 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     TextDelta,
 )
-from cpuchat.quality.measure import Answered, QualityMeasurement, ask_all, count_flips
-from cpuchat.quality.questions import load as builtin_questions
-from cpuchat.quality.texts import builtin_texts
-from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import PrefillClock
 from cpuchat.tui import keys
@@ -178,147 +165,6 @@ class SidePane(Transcript):
         super().watch_scroll_y(old_value, new_value)
         if not self._steering:
             self.post_message(self.Scrolled(self, new_value))
-
-
-_REDRAW_SECONDS = 0.5
-_NARROWEST = 40
-
-
-class QualityTab(ScrollableContainer, can_focus=True):
-    """Measures A against B on the built-in texts; what was measured before is shown at once and resumed."""
-
-    class Changed(Message):
-        """There is more to show, or it has ended."""
-
-    def __init__(self, comparison: Comparison, settings: Settings) -> None:
-        super().__init__(id="quality")
-        self.border_title = Content(clean_line(f"Quality of {comparison.names[1]} against {comparison.names[0]}"))
-        self._comparison = comparison
-        self._settings = settings
-        self._text = Static()
-        self._measurement: QualityMeasurement | None = None
-        self._worker: Worker[None] | None = None
-        self._drawn = 0.0
-        self._problem = ""
-        self._asking = ""
-        self._answers: tuple[list[Answered], list[Answered]] | None = None
-
-    def compose(self) -> ComposeResult:
-        yield self._text
-
-    @property
-    def running(self) -> bool:
-        return self._worker is not None and self._worker.is_running
-
-    @property
-    def summary(self) -> str:
-        """`Same next token 94.1 % (93.6–94.6) · KLD 0.0213 ± 0.0004`; "" before there is a figure."""
-        found = self._measurement.comparisons[0].summary() if self._measurement is not None else None
-        if found is None:
-            return ""
-        return f"Same next token {quality.share(found.same_top)} · KLD {quality.kld(found.kld)}"
-
-    def start(self) -> None:
-        """Measure what is not measured yet."""
-        if not self.running:
-            self._worker = self._measure()
-
-    def ask(self) -> None:
-        """Ask both sides questions with known answers, and count those that only one answers right."""
-        if not self.running:
-            self._worker = self._ask()
-
-    async def stop(self) -> None:
-        """Stop; the estimate so far stays."""
-        if self._asking:
-            await self._comparison.stop()
-        elif self._worker is not None:
-            self._worker.cancel()
-
-    @work(exclusive=True, group="quality")
-    async def _ask(self) -> None:
-        questions = builtin_questions()
-        self.border_subtitle, self._problem, self._answers = "Esc stops", "", None
-
-        async def side(index: int, conversation: Conversation) -> list[Answered]:
-            def tell(n: int) -> None:
-                self._asking = f"{'AB'[index]}: {n} of {len(questions)} questions"
-                self._told()
-
-            tell(0)
-            return await ask_all(conversation.generate_detached, questions, tell)
-
-        try:
-            self._asking = "Loading"
-            self._draw()
-            base, other = await self._comparison.each(side)
-            self._answers = base, other
-        except CpuchatError as error:
-            self._problem = str(error)
-        finally:
-            self._worker, self._asking = None, ""
-            self._end()
-
-    @work(exclusive=True, group="quality")
-    async def _measure(self) -> None:
-        self.border_subtitle, self._problem = "Esc stops and keeps the estimate", ""
-        try:
-            measurement = self._measurement = await asyncio.to_thread(self._prepare)
-            placement = await asyncio.to_thread(lambda: place(read_topology(), PlacementSpec.of(self._settings)))
-            self._draw()
-            await measurement.run(placement, lambda _: self._told())
-        except CpuchatError as error:
-            self._problem = str(error)
-        except asyncio.CancelledError:
-            self._problem = "Stopped. q resumes."
-            raise
-        finally:
-            self._worker = None
-            self._end()
-
-    def _end(self) -> None:
-        if self.is_attached:
-            self.border_subtitle = "q shows the answers · f asks questions"
-            self._draw()
-
-    def _prepare(self) -> QualityMeasurement:
-        base, other = (Path(side.path) for side in self._comparison.sides)
-        measurement = QualityMeasurement(
-            base, [other], builtin_texts(), engine=metadata.version("llama-cpp-python"), folder=paths.quality_dir()
-        )
-        measurement.restore()
-        return measurement
-
-    def on_resize(self) -> None:
-        if self._measurement is not None or self._problem:
-            self._draw()
-
-    def _told(self) -> None:
-        if monotonic() - self._drawn >= _REDRAW_SECONDS:
-            self._draw()
-
-    def _draw(self) -> None:
-        self._drawn = monotonic()
-        text, measurement = Text(no_wrap=True), self._measurement
-        width = max(self.scrollable_content_region.width, _NARROWEST)
-        status = self._problem or self._asking
-        if not status and self.running and measurement is not None:
-            status = quality.status(measurement)
-        if status:
-            text.append(fill(clean_line(status), width) + "\n\n", "bold")
-        if measurement is not None and (rows := quality.rows(measurement)):
-            heading, *lines = quality.narrow(rows, width)
-            text.append(heading + "\n", "dim")
-            text.append("\n".join([*lines, "", *(fill(line, width) for line in quality.verdicts(measurement))]) + "\n")
-        if self._answers is not None:
-            text.append("\n" + fill(quality.flips(count_flips(*self._answers)), width) + "\n")
-            for line in quality.changed_answers(builtin_questions(), *self._answers):
-                text.append(fill(line, width, initial_indent="  ", subsequent_indent="    ") + "\n")
-        if measurement is not None and (worst := measurement.comparisons[0].worst):
-            text.append("\nLargest disagreements (text ▸ next token)\n", "dim")
-            text.append("\n".join(fill(quality.disagreement(one), width, subsequent_indent="  ") for one in worst))
-        self._text.update(text)
-        self.post_message(self.Changed())
 
 
 _SETTINGS: tuple[tuple[str, dict[str, str]], ...] = (

@@ -26,7 +26,8 @@ from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
-from cpuchat.tui.compare.pane import QualityTab, SidePane, TablePane
+from cpuchat.tui.compare.pane import SidePane, TablePane
+from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen

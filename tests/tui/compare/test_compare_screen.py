@@ -308,11 +308,11 @@ def test_the_sides_of_these_tests_are_told_apart() -> None:
 @pytest.mark.usefixtures("one_core")
 async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(kind="prose", content="The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60)
-    monkeypatch.setattr("cpuchat.tui.compare.pane.builtin_texts", lambda: (text,))
+    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_texts", lambda: (text,))
     questions = [
         Question(id=f"sum-{n}", prompt=f"What is {n} + {n}?", answer=f"{2 * n}", check="number") for n in range(3)
     ]
-    monkeypatch.setattr("cpuchat.tui.compare.pane.builtin_questions", lambda: questions)
+    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_questions", lambda: questions)
     monkeypatch.setattr(
         "tests.support.comparing.SIDES", tuple(Side.of(Library([]).resolve(n)) for n in ("demo", "demo-q4"))
     )

@@ -1,0 +1,119 @@
+"""Predicts the tokens of a written text, and compares the predictions with those of another worker (`Score`).
+
+Each row of logits has the size of the vocabulary. One worker writes a block of rows to a file in memory that both
+share, the other one reads them from there and compares them with its own: nothing of the size of vocabulary × text is
+kept, a row is copied once, and neither of them waits inside a command for the other.
+
+That takes as many rows for a pass as a prefill has tokens in an efficient batch, and contexts for chats have few. So
+the text is evaluated in a context of its own, which gets a copy of the prompt's state and is freed afterwards: what
+is measured of an answer, memory among it, stays what it is in a chat.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from cpuchat.base.text import common_prefix
+from cpuchat.engine.answer import LoadedModel
+from cpuchat.engine.states.prompt import Prompt
+from cpuchat.protocol.messages import Score, ScoredRows, TokensScored
+from cpuchat.quality.messages import RowComparer
+from cpuchat.quality.statistics import Scores
+
+
+class Scorer:
+    """Runs the commands of one job. Used and closed on the engine's thread.
+
+    Raises:
+        DoesNotFit: there is not enough memory for its context.
+    """
+
+    def __init__(self, loaded: LoadedModel, command: Score) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._sizes = command.n_ctx, command.n_rows
+        self._sequence = self._model.sequence_beside(command.n_ctx, command.n_rows)
+        self._comparer: RowComparer | None = None
+
+    def fits(self, command: Score) -> bool:
+        """Return whether the command belongs to the same job."""
+        return self._sizes == (command.n_ctx, command.n_rows)
+
+    def close(self) -> None:
+        """Free everything."""
+        self._model.free_sequence(self._sequence)
+        if self._comparer is not None:
+            self._comparer.close()
+
+    def score(self, command: Score) -> TokensScored:
+        """Run one command.
+
+        Raises:
+            Aborted: cancelled; the scorer must be closed.
+            GenerationFailed: llama.cpp rejected a batch. OSError: the file cannot be used.
+        """
+        start = perf_counter()
+        rows = self._rows(list(command.tokens), command.n, command.n_prompt)
+        evaluated = perf_counter()
+        self._model.pool.rest()  # its threads would spin on the cores that comparing needs
+        compared = self._compare(command, rows) if command.bases else ()
+        if not command.bases:
+            with Path(command.file).open("r+b", buffering=0) as file:
+                file.seek(command.at * rows[0].nbytes)
+                for row in rows:
+                    file.write(row.data)
+        done = perf_counter()
+        return TokensScored(
+            request_id=command.request_id,
+            compared=compared,
+            seconds=evaluated - start,
+            compare_seconds=done - evaluated,
+        )
+
+    def _rows(self, tokens: list[int], n: int, n_prompt: int) -> list[np.ndarray]:
+        """Return the rows of logits after which each of the last `n` tokens follows: views, valid until the next
+        pass."""
+        sequence, first = self._sequence, len(tokens) - n - 1  # the token after which the first of them follows
+        rows: list[np.ndarray] = []
+        held = min(common_prefix(sequence.tokens, tokens), first)
+        if not held or sequence.truncate(held) < held:
+            row = self._restore(tokens[:n_prompt])
+            if row is not None and first == n_prompt - 1:
+                rows.append(row)
+            else:
+                sequence.truncate(min(len(sequence), first))
+        for at in range(len(sequence), first, sequence.n_ubatch):
+            sequence.extend(tokens[at : min(at + sequence.n_ubatch, first)])
+        batch = tokens[len(sequence) : -1]
+        if batch:
+            sequence.extend(batch, n_outputs=len(batch))
+        return rows + [sequence.logits(i) for i in range(len(batch))]
+
+    def _restore(self, prompt: list[int]) -> np.ndarray | None:
+        """Copy what the chat's memory holds of a prompt; returns the logits after it where they are kept."""
+        states, source = self._loaded.states, self._model.sequence
+        text = b"".join(map(states.piece, prompt))
+        start = states.begin(Prompt(text, prompt), "", "")
+        self._sequence.clear()
+        if not start.n or not self._sequence.set_state(source.tokens, source.state()):
+            return None
+        return start.row.copy() if start.row is not None else None
+
+    def _compare(self, command: Score, rows: list[np.ndarray]) -> tuple[ScoredRows, ...]:
+        n_vocab, vocab = len(rows[0]), self._model.vocab
+        if self._comparer is None:
+            self._comparer = RowComparer(self._model.pool.cpus, n_vocab)
+        given = np.memmap(command.file, np.float32, "r", 4 * n_vocab * command.at, (len(rows), n_vocab))
+        tokens = command.tokens[-command.n :]
+        found: list[ScoredRows] = []
+        for base in command.bases:
+            pair = (given, rows) if base == "file" else (rows, given)
+            scores, tops = self._comparer.compare(*pair, tokens)
+            arrays = {name: getattr(scores, name).astype("<f4").tobytes() for name in Scores.__struct_fields__}
+            ranks = self._comparer.ranks(pair[1], tokens).astype("<i4").tobytes()
+            texts = tuple(vocab.raw_piece(int(top)).decode("utf-8", "replace") for top in tops.other)
+            found.append(ScoredRows(**arrays, ranks=ranks, tops=texts, tops_p=tops.other_p.astype("<f4").tobytes()))
+        return tuple(found)

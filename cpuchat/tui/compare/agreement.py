@@ -1,0 +1,110 @@
+"""The agreement of both sides on an answer: tints for the text, and the list of places that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.content import Content, Span
+from textual.message import Message
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from cpuchat.base.text import clean_line
+from cpuchat.compare.agreement import Agreement, Place, Step, spans
+from cpuchat.compare.runner import SideAnswer
+from cpuchat.present import compare
+from cpuchat.tui import keys
+
+STYLES: dict[Step, str] = {"differs": "underline on $warning 10%", "matters": "bold underline on $error 20%"}
+"""A tint with a mark of its own: underlined, or bold too. What agrees is not marked."""
+
+
+def content_spans(agreement: Agreement, side: int, answer: SideAnswer) -> list[tuple[int, int, Step]]:
+    """Return the ranges of characters of `answer.content` that the other side would have written differently."""
+    start = len(answer.reasoning)
+    return spans(agreement.answers[side].tokens, start, start + len(answer.content))
+
+
+def reasoning_spans(agreement: Agreement, side: int, answer: SideAnswer) -> list[tuple[int, int, Step]]:
+    """Return the same for `answer.reasoning`."""
+    return spans(agreement.answers[side].tokens, 0, len(answer.reasoning))
+
+
+def tinted(text: str, ranges: Sequence[tuple[int, int, Step]]) -> Content:
+    """Return `text` with its ranges tinted."""
+    return Content(text, [Span(start, end, STYLES[step]) for start, end, step in ranges])
+
+
+class PlacesList(OptionList):
+    """Lists the places that matter, those of A's answer before those of B's."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [key.binding() for key in keys.KEYS if key.id == "places.continue"]
+    KEYS: ClassVar = "places"
+    DEFAULT_CSS = """
+    PlacesList {
+        border: round $border-blurred;
+        border-title-color: $hint;
+        border-title-style: none;
+        border-subtitle-color: $hint;
+        background: $background;
+        height: auto;
+        max-height: 12;
+        padding: 0 1;
+        scrollbar-size: 1 1;
+        &:focus { border: round $border; border-title-color: $foreground; }
+    }
+    """
+
+    class _OfPlace(Message):
+        """`side` has written the answer with this place."""
+
+        def __init__(self, places: PlacesList, side: int, place: Place) -> None:
+            super().__init__()
+            self.places, self.side, self.place = places, side, place
+
+        @property
+        def control(self) -> PlacesList:
+            return self.places
+
+    class Chosen(_OfPlace):
+        """Go to this place (`place.character` of what was written, the reasoning first), and show both candidates."""
+
+    class Continued(_OfPlace):
+        """Continue the answer of `side` with the other's choice (`Comparison.continue_with`)."""
+
+    def __init__(self, agreement: Agreement, names: Sequence[str], *, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+        self._names = names
+        self._places: list[tuple[int, Place]] = []
+        self.show(agreement)
+
+    def show(self, agreement: Agreement) -> None:
+        """List the places of this agreement."""
+        self._places = []
+        self.border_title = Content(clean_line(compare.agreement(agreement, self._names)))
+        self.clear_options()
+        self.add_options(self._listed(agreement))
+
+    def _listed(self, agreement: Agreement) -> Iterator[Option]:
+        for side, answer in enumerate(agreement.answers):
+            for place in answer.places:
+                line = clean_line(compare.place(place, self._names[1 - side]))
+                self._places.append((side, place))
+                yield Option(Content(f"{'AB'[side]}  {line}"), id=str(len(self._places) - 1))
+        if not self._places:
+            yield Option("No place matters.", disabled=True)
+
+    def candidates(self, side: int, place: Place) -> str:
+        """Return both candidates of a place with what each side gives them, for a notice where the place is."""
+        return clean_line(compare.candidates(place, self._names[side], self._names[1 - side]))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.post_message(self.Chosen(self, *self._places[int(event.option.id or 0)]))
+
+    def action_continue(self) -> None:
+        """Continue with the other's choice at the marked place."""
+        if self._places and self.highlighted is not None:
+            self.post_message(self.Continued(self, *self._places[self.highlighted]))

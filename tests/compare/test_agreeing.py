@@ -1,0 +1,146 @@
+"""Tests agreement with real workers: against `cpuchat quality` on the same tokens, stopped, and where it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuchat.base.errors import UsageError
+from cpuchat.base.line_process import LineOutput
+from cpuchat.compare.agreement import Place
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.runner import Side, SideAnswer
+from cpuchat.engine.lockstep import Lockstep, Window
+from cpuchat.present import compare as words
+from cpuchat.protocol.messages import TextDelta
+from cpuchat.quality.measure import scores_of
+from cpuchat.quality.messages import Answer, Scored, Start
+from cpuchat.quality.statistics import Summary, summarize
+from tests.compare.test_comparison import Watched, demo
+from tests.support.cores import ONE_CPU
+
+pytestmark = pytest.mark.slow
+PROMPT = "List ten facts."  # the demo's two files begin their answers to this with different words
+
+
+@pytest.fixture(autouse=True)
+def on_a_measured_machine(measured_machine: None) -> None:
+    """Avoid the bandwidth measurement: every test here may load models."""
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    found = Watched(demo(), demo("demo-q4"), max_tokens=40)
+    yield found
+    await found.comparison.close()
+
+
+class _After(Window):
+    """A window of which the tokens of an answer are scored."""
+
+    n_prompt = 0
+
+    @property
+    def first(self) -> int:
+        return self.n_prompt - 1
+
+
+def as_quality_measures(base: Side, other: Side, answer: SideAnswer) -> Summary:
+    """What the process of `cpuchat quality` finds on the tokens of an answer."""
+    stream = io.BytesIO()
+    start = Start(base=base.path, others=(other.path,), cpus=ONE_CPU, texts=(), n_ctx=512)
+    window = _After("answer", [*answer.prompt_tokens, *answer.tokens])
+    _After.n_prompt = len(answer.prompt_tokens)
+    with contextlib.closing(Lockstep(start, LineOutput(stream))) as lockstep:
+        lockstep._base = lockstep._load(base.path)
+        lockstep._load_others([0])
+        lockstep._together(lockstep._base, [(0, lockstep._others[0])], 0, window)
+    lines = [msgspec.json.decode(line, type=Answer) for line in stream.getvalue().splitlines()]
+    (scored,) = (line for line in lines if isinstance(line, Scored))
+    return summarize([scores_of(scored)])
+
+
+async def test_the_figures_are_those_of_quality_on_the_same_tokens(watched: Watched) -> None:
+    comparison = watched.comparison
+    done = await comparison.ask(PROMPT)
+    assert all(len(one.tokens) == one.written.n_tokens for one in done.answers)
+    found = await comparison.agree()
+    assert found is not None and done.agreement is found
+    for writer, answer in enumerate(done.answers):
+        sides = comparison.sides[writer], comparison.sides[1 - writer]
+        expected, own = as_quality_measures(*sides, answer), found.answers[writer]
+        assert expected.n == len(own.tokens)
+        assert own.same_top == pytest.approx(expected.same_top.value, abs=1e-9)
+        assert own.kld == pytest.approx(expected.kld.value, abs=5e-5)
+        assert own.ppl == pytest.approx(expected.ppl_base, abs=5e-4)
+        assert own.ppl_other == pytest.approx(expected.ppl_other, abs=5e-4)
+        assert "".join(done.answers[writer].written.text[t.start : t.end] for t in own.tokens) == answer.content
+    assert f"## Prompt\n\n> {PROMPT}" in (text := words.markdown(comparison))
+    assert "would have written" in text
+    assert len(words.as_json(comparison)["turns"][0]["rounds"][0]["agreement"]["answers"][1]["tokens"]) > 8
+
+
+async def test_a_prompt_after_an_agreement_and_a_branch_continues_the_answers(watched: Watched) -> None:
+    comparison = watched.comparison
+    done = await comparison.ask(PROMPT)
+    assert await comparison.agree() is not None
+    before = done.answers[0]
+    place = Place(token=3, character=before.written.ends[2], before="", text="", p=1, p_other=0, top=" speed", p_top=1)
+    watched.events.clear()
+    branch = await comparison.continue_with(0, place)
+    assert branch.answer.content.startswith(before.written.text[: before.written.ends[2]] + " speed")
+    assert branch.answer.timings is not None and done.branches == [branch]
+    assert watched.order(TextDelta) == [0]
+    history = comparison.runners[0].conversation.history.messages
+    assert [one.content for one in history] == [PROMPT, before.content]
+    second = await comparison.ask("And then?")
+    assert second.complete and second.agreement is None
+    assert await comparison.agree() is not None
+
+
+async def test_a_stop_drops_the_agreement_and_keeps_the_answers(watched: Watched) -> None:
+    comparison = watched.comparison
+    done = await comparison.ask(PROMPT)
+    stopping = []
+
+    def stop(share: float) -> None:
+        comparison.stopped = True
+        stopping.append(share)
+
+    assert await comparison.agree(stop) is None
+    assert done.agreement is None and done.complete and not comparison.busy
+    assert len(stopping) == 1
+    assert await comparison.agree() is not None
+
+
+async def test_other_vocabularies_have_no_agreement(tiny_model: Path) -> None:
+    watched = Watched(demo(), Side.of(tiny_model), max_tokens=8)
+    comparison = watched.comparison
+    try:
+        done = await comparison.ask("Hello")
+        with pytest.raises(UsageError, match="Only the texts are compared"):
+            await comparison.agree()
+        assert done.agreement_note in words.sentences(comparison, comparison.turns[-1])
+    finally:
+        await comparison.close()
+
+
+async def test_sides_that_are_loaded_in_turn_find_the_same(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = watched.comparison
+    await comparison.ask(PROMPT)
+    together = await comparison.agree()
+    comparison.in_turn = "Not enough memory for both."
+    in_turn = await comparison.agree()
+    assert together is not None and in_turn is not None
+    for one, other in zip(together.answers, in_turn.answers, strict=True):
+        assert one.words == other.words and one.kld == pytest.approx(other.kld, abs=5e-5)
+
+
+async def test_without_answers_there_is_nothing_to_agree_on(watched: Watched) -> None:
+    with pytest.raises(UsageError):
+        await Comparison.agree(watched.comparison)

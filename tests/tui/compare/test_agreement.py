@@ -1,0 +1,98 @@
+"""Tests the list of places that matter and the tints of an answer, by themselves."""
+
+from __future__ import annotations
+
+from textual.widgets import Static
+
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, ScoredToken
+from cpuchat.compare.runner import SideAnswer
+from cpuchat.quality.statistics import Interval
+from cpuchat.tui.compare.agreement import PlacesList, content_spans, reasoning_spans, tinted
+from tests.support.snapshots import HostApp, snapshot
+
+NAMES = ("Q8_0", "Q4_K_M")
+TEXT = "Each weight is fetched once and used for every token."
+
+
+def place(word: str, top: str, p_other: float, text: str = TEXT) -> Place:
+    at = text.index(word)
+    return Place(
+        token=at, character=at, before=text[:at], text=word, p=0.62, p_other=p_other, top=top, p_top=0.71
+    )  # fmt: skip
+
+
+def token(word: str, p_other: float, rank: int, text: str = TEXT) -> ScoredToken:
+    at = text.index(word)
+    return ScoredToken(at, at + len(word), 0.62, p_other, rank, 0.4, " x", 0.71)
+
+
+def agreed(*places: Place, tokens: tuple[ScoredToken, ...] = ()) -> AnswerAgreement:
+    share = 1 - len(places) / 10
+    return AnswerAgreement(
+        tokens=tokens, n_words=10, words=Interval(share, share - 0.1, min(share + 0.1, 1)), places=places,
+        same_top=0.9, kld=0.02, ppl=1.4, ppl_other=1.5,
+    )  # fmt: skip
+
+
+def agreement(a: AnswerAgreement, b: AnswerAgreement) -> Agreement:
+    return Agreement(answers=(a, b), evaluating=(1.0, 1.0), comparing=0.1)
+
+
+TOKENS = (token("fetched", 0.04, 3), token("used", 0.3, 2), token("every", 0.9, 1))
+BOTH = agreement(
+    agreed(place("fetched", "read", 0.04), place("every", "all", 0.003), tokens=TOKENS),
+    agreed(place("used", "kept", 0.08)),
+)
+
+
+class ListApp(HostApp):
+    """A host that keeps what the list has posted."""
+
+    def __init__(self, *widgets: object) -> None:
+        super().__init__(*widgets)  # type: ignore[arg-type]
+        self.posted: list[tuple[str, int, Place]] = []
+
+    def on_places_list_chosen(self, event: PlacesList.Chosen) -> None:
+        self.posted.append(("chosen", event.side, event.place))
+
+    def on_places_list_continued(self, event: PlacesList.Continued) -> None:
+        self.posted.append(("continued", event.side, event.place))
+
+
+async def test_the_list_and_a_tinted_answer() -> None:
+    answer = SideAnswer(content=TEXT)
+    spans = content_spans(BOTH, 0, answer)
+    assert [(TEXT[start:end], step) for start, end, step in spans] == [("fetched", "matters"), ("used", "differs")]
+    app = ListApp(PlacesList(BOTH, NAMES), Static(tinted(TEXT, spans)))
+    async with app.run_test(size=(100, 12)) as pilot:
+        app.query_one(PlacesList).focus()
+        await pilot.pause()
+        await snapshot(app, "agreement-places")
+
+
+async def test_reasoning_is_tinted_where_it_is_shown() -> None:
+    answer = SideAnswer(reasoning=TEXT[:25], content=TEXT[25:])
+    assert [step for *_, step in reasoning_spans(BOTH, 0, answer)] == ["matters"]
+    ((start, end, step),) = content_spans(BOTH, 0, answer)
+    assert (answer.content[start:end], step) == ("used", "differs")
+
+
+async def test_enter_and_b_post_the_side_and_the_place() -> None:
+    app = ListApp(PlacesList(BOTH, NAMES))
+    async with app.run_test(size=(100, 12)) as pilot:
+        listed = app.query_one(PlacesList)
+        listed.focus()
+        await pilot.press("home", "down", "enter", "end", "b")
+        await pilot.pause()
+        a, b = BOTH.answers
+        assert app.posted == [("chosen", 0, a.places[1]), ("continued", 1, b.places[0])]
+        assert listed.candidates(0, a.places[0]) == "Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %."
+
+
+async def test_without_places_nothing_is_posted() -> None:
+    app = ListApp(PlacesList(agreement(agreed(), agreed()), NAMES))
+    async with app.run_test(size=(100, 12)) as pilot:
+        app.query_one(PlacesList).focus()
+        await pilot.press("enter", "b")
+        await pilot.pause()
+        assert app.posted == []
