@@ -384,7 +384,7 @@ def renamed(text: str, keymap: Mapping[str, str]) -> str:
     """
     if not keymap:
         return text
-    taken = Counter(one for key in KEYS for one in key.keys.split(","))
+    taken = Counter(one for one, _ in {(one, key.action) for key in KEYS for one in key.keys.split(",")})
     now = {
         display(one, short=False): display(keymap[key.id].partition(",")[0], short=False) or "the palette"
         for key in KEYS

@@ -273,14 +273,21 @@ async def test_one_key_compares_the_demo_with_its_other_quantization() -> None:
 
 
 async def test_the_third_question_of_an_empty_chat_compares() -> None:
+    async with running(ScriptedBackend()) as app:
+        await app.ready()
+        await app.press("3", "enter")
+        await app.until(lambda: isinstance(app.app.screen, OtherSideScreen))
+        assert app.prompt.text == ""
+
+
+async def test_the_demo_model_is_compared_with_its_smaller_file_at_once() -> None:
     demo = Library([]).resolve("demo")
     backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
     async with running(backend, model=demo) as app:
         await app.ready()
         app.app.services.new_backend = lambda: ScriptedBackend()
-        await app.press("3", "enter")
+        await app.press("ctrl+l")
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
-        assert app.prompt.text == ""
 
 
 async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -> None:
