@@ -282,6 +282,8 @@ class ChatScreen(TypingScreen):
                 self.list_chats()
             case "saving":
                 self._show_save_problem()
+            case "ceilings":
+                self._figures.show()
             case "model":
                 if (model := self.conversation.model) is not None:
                     self._show_loaded(model)
