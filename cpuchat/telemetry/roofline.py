@@ -305,8 +305,10 @@ def _memory_ceilings(
         return missing(no_limit), missing(no_limit)
     written, measured_plain = _average(now), now.plain_tok_s or 0.0
     drafted = now.whole.draft_n > 0
+    calibrated = _unless_exceeded(read / bytes_read(model.work, 1, 0), 1e3 / model.pass_ms[0] if model.pass_ms else 0.0)
     ceiling = read / bytes_read(model.work, 1, now.n_past)
     plain = _unless_exceeded(ceiling, measured_plain if drafted else max(written, measured_plain))
+    plain = plain if calibrated.value is not None else calibrated
     if not drafted:
         return plain, missing("nothing drafted")
     each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]

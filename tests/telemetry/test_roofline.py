@@ -104,6 +104,12 @@ def test_both_memory_ceilings_go_when_one_was_exceeded():
     assert (now.ceiling_plain.value, now.ceiling_accepted.value, now.rough) == (None, None, True)
 
 
+def test_calibrated_plain_decoding_withdraws_a_ceiling_before_the_first_answer():
+    for plain_ms, ceiling in ((50.0, 25.0), (30.0, None)):
+        now = roofline(with_(pass_ms=(plain_ms,)), Decoding(n_past=0))
+        assert (now.ceiling_plain.value, now.rough) == (ceiling, ceiling is None)
+
+
 def test_a_ceiling_that_an_answer_exceeded_comes_back_with_the_next_measurement_only():
     meter = started()
     written(meter, 30, 4)
