@@ -79,10 +79,10 @@ def _reused(frame: Frame) -> list[Line]:
     figures = frame.figures
     if figures.phase in ("idle", "loading") or figures.prefill_cached.value is None:
         return [[]]
-    total = f" of {figures.prefill_total:,}" if figures.reuse else ""
-    return [
-        frame.item(f"{'reused':<{_LABEL - 1}}", f"{figures.prefill_cached.value:>{_NUMBER + 1},}{total}", " tokens")
-    ]
+    if not figures.reuse:
+        return [_labelled(frame, "reused", f"{figures.prefill_cached.value:,}", "tokens")]
+    both = f"{figures.prefill_cached.value:,} of {figures.prefill_total:,}"
+    return [frame.item("reused", f"{both:>{frame.width - 13}}", " tokens")]
 
 
 TIMING = (

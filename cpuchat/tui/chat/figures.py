@@ -239,9 +239,11 @@ def _first(frame: Frame) -> Line:
     figures = frame.figures
     if figures.ttft_s.value is not None:
         number, unit = units.duration(figures.ttft_s.value)
-        return frame.item("first token", f"{number:>{5 if frame.height == 1 else 6}}", f" {unit}")
+        return frame.item("first token ", number.rjust(0 if frame.height == 1 else 6), f" {unit}")
     reused = figures.prefill_cached.value
-    return frame.item("reused", f"{reused:>11,}", " tokens") if figures.phase == "prefill" and reused else []
+    if figures.phase != "prefill" or not reused:
+        return []
+    return frame.item("reused ", f"{reused:,}".rjust(0 if frame.height == 1 else 11), " tokens")
 
 
 def _drafts(frame: Frame) -> Line:
@@ -308,7 +310,10 @@ def presentation(frame: Frame) -> list[Line]:
         if frame.width < _UNITS_FROM and column:  # then the sign stands below, too
             text, label = text.rstrip("%×"), f"{text[-1]} {label}" if text[-1] in "%×" else label
         at = max(column * frame.width // 3, _cells(rows[0]) + 3 * bool(column))
-        for row, drawn in zip(rows, [*big_digits(text, scale), label], strict=True):
+        digits = big_digits(text, scale)
+        if at + max(len(digits[0]), len(label)) > frame.width:
+            break
+        for row, drawn in zip(rows, [*digits, label], strict=True):
             row.append(frame.text("label" if drawn is label else style, " " * (at - _cells(row)) + drawn))
     if not number:
         rows[2] = [frame.text("label", title(figures))]
@@ -322,8 +327,9 @@ def one_line(frame: Frame) -> Line:
     """Draw the brief figures in one line, as many as have room."""
     _, unit, _ = _headline(frame)
     if (share := _progress(frame.figures)) is not None:
-        line = [*_read(frame), frame.text("label", " " if _read(frame) else "loading "), *frame.bar(share, 16)]
-        line += [frame.text("label", " "), *(_pace(frame) or frame.item("", f"{percent(share)} %"))]
+        head, tail = _read(frame) or frame.item("loading", ""), _pace(frame) or frame.item("", f"{percent(share)} %")
+        space, room = frame.item(" ", ""), frame.width - _cells(head) - _cells(tail) - 2
+        line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:
         line = large(frame)[0] if unit else [frame.text("label", title(frame.figures))]
     rows = _drafts(frame), _memory(frame), _audio(frame), _first(frame), _context(frame)
