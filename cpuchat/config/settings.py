@@ -339,6 +339,7 @@ class UiSection(Section):
         "auto"  # cpuchat or cpuchat-light
     )
     telemetry: Annotated[bool, Setting("Figures", "panel or line with live figures (F3)")] = True
+    all_figures: Annotated[bool, Setting("All figures", "each with its source, in the panel (F3 twice)")] = False
     sidebar: Annotated[bool, Setting("Chat list", "at the left (F8)")] = True
     show_reasoning: Annotated[bool, Setting("Show reasoning", "unfolded (F7)")] = False
     color_drafts: Annotated[bool, Setting("Color drafted tokens", "by the drafter that proposed them (Ctrl+T)")] = False

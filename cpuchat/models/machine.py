@@ -7,6 +7,7 @@ not used. With another build of the engine they are, and marked so.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
@@ -183,18 +184,23 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
 
 
 def reach_of(model: ModelInfo, memory: str = "") -> Reach:
-    """Return what the cores of a loaded model reach with it by the cost model, computing in passes as long as
-    micro-batches; nothing before any probe.
+    """Return what the cores of a loaded model reach with it: the newest measured peak, and by the cost model, computing
+    in passes as long as micro-batches; not the latter before any probe.
 
     Args:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
+    computing = model.compute_cpus or model.cpus
+    newest = read_bandwidth.known_peak(computing, memory)
+    rough = newest is not None and read_bandwidth.known_peak(computing, memory, disturbed=False) is None
+    measured = Reach(peak_bytes_per_s=newest.bytes_per_s if newest is not None else 0.0, rough=rough)
     peak = read_bandwidth.known_peak(model.cpus, memory, disturbed=False)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
     if costs is None or not probed or model.work is None:
-        return Reach()
+        return measured
     profile = scaled(costs.profile, 1 / factor_of(costs.factors, Path(model.path)))
-    return Reach(compute_ceiling(profile, model.work, N_PAST), profile.read_rate(model.work.weight_bytes))
+    compute, read = compute_ceiling(profile, model.work, N_PAST), profile.read_rate(model.work.weight_bytes)
+    return dataclasses.replace(measured, compute_tok_s=compute, read_bytes_per_s=read)
 
 
 def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = None) -> None:

@@ -302,6 +302,7 @@ class ChatSession:
         reach = await run_in_daemon_thread(partial(reach_of, model, engine.memory if engine is not None else ""))
         if self.conversation.model is model:
             self.conversation.meter.predicted(reach)
+            self._emit(events.Changed("ceilings"))
 
     def find_model(self, name: str) -> Source:
         """Return the model that a preset or the user names; reads files. Raises ModelNotFound, UsageError."""

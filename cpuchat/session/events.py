@@ -43,10 +43,10 @@ class Changed:
     `state`: something began to run, or ended. `queue`: other messages are queued. `chats`: a chat is new, or has
     another title or place in the list. `saving`: the answer cannot be saved (`ChatHistory.save_problem`), or is saved
     now. `question`: it is stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it.
-    `tools`: others are offered.
+    `ceilings`: the meter has those of a newer measurement. `tools`: others are offered.
     """
 
-    what: Literal["state", "queue", "chats", "saving", "question", "model", "tools"]
+    what: Literal["state", "queue", "chats", "saving", "question", "model", "ceilings", "tools"]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ class Figures:
     """The current figures.
 
     `load_fraction` 0-1, None: not loading, or of an unknown size. `prefill_*` in tokens of the prompt;
-    `prefill_cached` of them were reused from the KV cache; `reuse` as in `Timings`.
+    `prefill_cached` of them were reused from the KV cache; `reuse` as in `Timings`. The rest takes `prefill_left_s`;
+    None before that can be told.
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `stop_reason` is
     None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample per half second of
@@ -142,6 +143,7 @@ class Figures:
     approximate: bool
     ahead: int
     reuse: Reuse | None
+    prefill_left_s: float | None = None
     speech: Speech = field(default_factory=Speech)
 
     @property
@@ -436,12 +438,18 @@ class Meter:
             failed=self._failed,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
             roofline=self._roofline.roofline(
-                live, decode, self._predicted_n, self._n_past or 0, self._speculation.asked.depth
+                live,
+                decode,
+                self._predicted_n,
+                self._n_past or 0,
+                self._speculation.asked.depth,
+                stored=not self._request_id,
             ),
             server=server,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             ahead=self._ahead if self._phase == "prefill" else 0,
             reuse=prefill.reuse if prefill else None,
+            prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
         )
 
     def _unreported(self) -> dict[str, str]:

@@ -6,9 +6,11 @@ Definitions: docs/figures.md. Bandwidths in bytes per second, rates in tokens pe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
+
+import msgspec
 
 from cpuchat.costs.model import bytes_read
 from cpuchat.protocol.model_info import ModelInfo
@@ -33,6 +35,9 @@ _CALIBRATED = 32  # tokens of the largest measured pass
 _WORTH_TELLING = 1.1
 _FAR_BELOW = 0.5
 _LEAST_PASSES = 20
+_ENOUGH = 16  # tokens of an average
+BY_MEMORY = frozenset({"ceiling_plain", "ceiling_accepted"})
+CEILINGS = (*sorted(BY_MEMORY), "ceiling_compute")
 
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
@@ -76,7 +81,8 @@ class Roofline:
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
     together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that
-    was exceeded is missing. `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one
+    an answer exceeded is missing. `rough`: other programs ran while the peak was measured, or more was read than that.
+    `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one
     measured sentence. `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in
     what the counter reads, also while nothing is written.
     """
@@ -89,6 +95,7 @@ class Roofline:
     utilization: Metric[float] = _NO_FIGURE
     off: str = ""
     remark: str = ""
+    rough: bool = False
     ceiling_plain: Metric[float] = _NO_FIGURE
     ceiling_accepted: Metric[float] = _NO_FIGURE
     ceiling_compute: Metric[float] = _NO_FIGURE
@@ -125,10 +132,12 @@ class Decoding:
 @dataclass(frozen=True, slots=True)
 class Reach:
     """What the cores of the loaded model reach by the cost model: tok/s if only computing took time, and bytes per
-    second of its weights. 0: not known."""
+    second of its weights; and the newest measured peak, which is `rough` if other programs ran. 0: not known."""
 
     compute_tok_s: float = 0.0
     read_bytes_per_s: float = 0.0
+    peak_bytes_per_s: float = 0.0
+    rough: bool = False
 
 
 def peak_of(model: ModelInfo) -> Peak | None:
@@ -164,8 +173,10 @@ def roofline(
     machine: MachineSample | None = None,
     joules_per_token: float | None = None,
     reach: Reach = Reach(),
+    exceeded: Collection[str] = (),
 ) -> Roofline:
-    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time.
+    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time. The ceilings
+    named in `exceeded` were, by earlier answers: they are missing, too.
 
     Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them.
     """
@@ -190,7 +201,12 @@ def roofline(
     over_peak = counted is not None and utilization is not None and utilization > OFF
     most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
     plain, accepted = _memory_ceilings(model, now, most, no_limit)
+    if not BY_MEMORY.isdisjoint(exceeded):
+        plain, accepted = (missing(_TOO_LOW if one.value is not None else one.why) for one in (plain, accepted))
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
+    if "ceiling_compute" in exceeded and compute.value is not None:
+        compute = missing(_TOO_LOW)
+    off = _off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else "")
     return Roofline(
         bandwidth=Metric.of(bandwidth, no_figure),
         source="estimated" if counted is None else counted.source,
@@ -198,8 +214,9 @@ def roofline(
         counted=Metric.of(counted, no_counter),
         peak=Metric.of(peak, "not measured · run cpuchat probe"),
         utilization=Metric.of(utilization, no_limit or no_figure),
-        off=_off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else ""),
+        off=off,
         remark=remark,
+        rough=bool(off) or (reach.rough and not cached) or plain.why == _TOO_LOW,
         ceiling_plain=plain,
         ceiling_accepted=accepted,
         ceiling_compute=compute,
@@ -286,14 +303,18 @@ def _memory_ceilings(
     """Return the ceilings without drafts and at this acceptance; `read` in bytes per second."""
     if no_limit or model.work is None:
         return missing(no_limit), missing(no_limit)
-    written, measured_plain = _fastest(now), now.plain_tok_s or 0.0
+    written, measured_plain = _average(now), now.plain_tok_s or 0.0
     drafted = now.whole.draft_n > 0
+    calibrated = _unless_exceeded(read / bytes_read(model.work, 1, 0), 1e3 / model.pass_ms[0] if model.pass_ms else 0.0)
     ceiling = read / bytes_read(model.work, 1, now.n_past)
     plain = _unless_exceeded(ceiling, measured_plain if drafted else max(written, measured_plain))
+    plain = plain if calibrated.value is not None else calibrated
     if not drafted:
         return plain, missing("nothing drafted")
     each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]
-    return plain, _unless_exceeded(read * max(tokens / nbytes for tokens, nbytes in each if nbytes), written)
+    accepted = _unless_exceeded(read * max(tokens / nbytes for tokens, nbytes in each if nbytes), written)
+    wrong = plain.value is None or accepted.value is None  # then `read` is, on which both rest
+    return (missing(_TOO_LOW), missing(_TOO_LOW)) if wrong else (plain, accepted)
 
 
 def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
@@ -301,11 +322,12 @@ def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
     if prefill is None:
         return missing(f"needs a prompt of {LEAST_PREFILL} tokens")
     ceiling = prefill * max(part.tokens_per_pass / part.n_per_pass for part in _parts(now))
-    return _unless_exceeded(ceiling, max(_fastest(now), now.plain_tok_s or 0.0))
+    return _unless_exceeded(ceiling, max(_average(now), now.plain_tok_s or 0.0))
 
 
-def _fastest(now: Decoding) -> float:
-    return max(now.tok_s or 0.0, now.average_tok_s or 0.0)
+def _average(now: Decoding) -> float:
+    """Return tok/s of the answer; 0 before it is long enough to contradict a limit: a fast second is no proof."""
+    return now.average_tok_s or 0.0 if now.whole.tokens >= _ENOUGH else 0.0
 
 
 def _unless_exceeded(ceiling: float, measured: float) -> Metric[float]:
@@ -416,6 +438,7 @@ class RooflineMeter:
         self._model: ModelInfo | None = None
         self._reach = Reach()
         self._prefill: float | None = None  # best rate since the model was loaded
+        self._exceeded: set[str] = set()  # ceilings, by answers of this model
         self._machine: MachineSample | None = None
         self.reset()
 
@@ -429,12 +452,14 @@ class RooflineMeter:
 
     def model(self, model: ModelInfo | None) -> None:
         """Set the loaded model, or None."""
-        self._model, self._prefill, self._reach = model, None, Reach()
+        self._model, self._prefill, self._reach, self._exceeded = model, None, Reach(), set()
         self.reset()
 
     def predicted(self, reach: Reach) -> None:
-        """Set what the cores of the loaded model reach by the cost model."""
-        self._reach = reach
+        """Set what the cores of the loaded model reach by the newest measurement, which the ceilings rest on then."""
+        self._reach, self._exceeded = reach, set()
+        if self._model is not None and reach.peak_bytes_per_s:
+            self._model = msgspec.structs.replace(self._model, peak_read=reach.peak_bytes_per_s)
 
     @property
     def prefill_tok_s(self) -> float:
@@ -466,9 +491,11 @@ class RooflineMeter:
         self._n_past = max(0, timings.n_past - timings.predicted_n // 2)
 
     def roofline(
-        self, live: float | None, average: float | None, predicted_n: int, n_past: int, depth: int
+        self, live: float | None, average: float | None, predicted_n: int, n_past: int, depth: int, stored: bool = False
     ) -> Roofline:
-        """Return the current figures. `live` is None when no answer is running; `depth` is the user's, 0 = adaptive."""
+        """Return the current figures. `live` is None when no answer is running; `depth` is the user's, 0 = adaptive;
+        `stored`: the answer is of an earlier run.
+        """
         whole, figures = self._whole, self._figures
         machine = self._machine
         if whole is None:
@@ -488,7 +515,11 @@ class RooflineMeter:
             draft_ms=figures.draft_ms if figures is not None else 0.0,
             plain_tok_s=1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None,
         )
-        return roofline(self._model, now, self._prefill, machine, self._average.joules_per_token, self._reach)
+        joules = self._average.joules_per_token
+        found = roofline(self._model, now, self._prefill, machine, joules, self._reach, self._exceeded)
+        if not stored:
+            self._exceeded.update(name for name in CEILINGS if getattr(found, name).why == _TOO_LOW)
+        return found
 
     def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:
         """Return (the whole answer, about its last second)."""

@@ -21,6 +21,7 @@ from cpuchat.tui.widgets.key_footer import KeyFooter
 
 FIGURES = (
     ("tok/s", "decoding speed over the last second; once the answer is done, from its first token to its last"),
+    ("timeline", "tok/s of the last minute, up to the limit that applies, which is the line above it"),
     ("first token", "time from sending to the first token"),
     ("prefill", "prompt tokens evaluated per second; reused tokens do not count"),
     (
@@ -45,14 +46,16 @@ DRAFTING = (
     ("% time", "share of the decoding time spent waiting for drafts"),
 )  # fmt: skip
 MACHINE = (
-    ("bandwidth", "weights and KV cache read per second, of the read bandwidth of these cores. “estimated” (≈) "
+    ("bandwidth", "weights and KV cache read per second, of the read bandwidth of these cores. “estimated” "
      "is computed from the model; otherwise the name of the hardware counter"),
     ("peak", "read bandwidth of the cores in use, measured at the first load; ╎ marks it on the bar"),
-    ("limit w/o drafts", "of plain decoding: peak bandwidth ÷ bytes per token"),
+    ("limit without drafts", "of plain decoding: peak bandwidth ÷ bytes per token"),
     ("limit with drafts", "of drafting at the current acceptance and depth"),
     ("limit by compute", "if only compute took time, from the prefill speed"),
     ("peak too low", "the bandwidth exceeds 105 % of the measured peak, because other programs ran during that "
      "measurement. `cpuchat probe` repeats it"),
+    ("rough speeds", "other programs ran, or an answer was faster than a limit: that one is not shown until the next "
+     "measurement, which is made when the machine is idle"),
     ("placement", "which cores compute, and where memory is allocated. Applying one measures short answers before "
      "and after, and keeps it if the gain is significant"),
 )  # fmt: skip

@@ -47,7 +47,7 @@ from cpuchat.protocol.options import UNQUANTIZED
 from cpuchat.protocol.timings import LEAST_TOKENS
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
-from cpuchat.telemetry.roofline import fits_cache
+from cpuchat.telemetry.roofline import OFF, fits_cache
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
@@ -409,6 +409,8 @@ def compare_placements(
             most = _ceiling(candidate, topology, basis, depth)
             if most is not None and candidate.placement.is_split:  # both models read the same memory
                 tok_s = min(tok_s, most.tok_s)
+            if most is not None and max(tok_s, _measured(figures) if candidate is used else 0.0) > OFF * most.tok_s:
+                most = None  # the bandwidth was measured too low
         options.append(
             PlacementOption(
                 candidate.name,
@@ -451,7 +453,7 @@ def _basis(
         return None, "The weights fit in the L3 cache, so memory bandwidth is not the limit and no speed is predicted."
     if survey is not None:
         peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
-    elif measured := model.peak_read or (costs.peak if costs is not None else 0.0):
+    elif measured := _newest_peak(model, figures) or (costs.peak if costs is not None else 0.0):
         peak, source = measured, "the measured bandwidth of the cores in use"
     elif theoretical is not None:
         peak, source = theoretical.bytes_per_s, "the theoretical peak (press m to measure)"
@@ -478,6 +480,11 @@ def _basis(
         source,
         figures.roofline.limit == "compute",
     ), ""
+
+
+def _newest_peak(model: ModelInfo, figures: Figures) -> float:
+    peak = figures.roofline.peak.value
+    return model.peak_read if peak is None else peak.bytes_per_s
 
 
 def _ceiling(candidate: PlacementCandidate, topology: Topology, basis: _Basis, depth: int) -> Ceiling | None:
@@ -533,9 +540,13 @@ def _scale(predicted: float, figures: Figures) -> float:
     slower, no answer was long enough, or other programs had the cores. Of very small models much of a token's time is
     spent outside of passes.
     """
-    measured = figures.decode_tok_s.value or 0.0
-    counts = figures.predicted_n >= LEAST_TOKENS and not figures.drafting.counts.disturbed
-    return measured / predicted if counts and 0 < measured < predicted else 1.0
+    measured = 0.0 if figures.drafting.counts.disturbed else _measured(figures)
+    return measured / predicted if 0 < measured < predicted else 1.0
+
+
+def _measured(figures: Figures) -> float:
+    """Return the measured speed of the last answer in tok/s; 0 where it was not long enough."""
+    return figures.decode_tok_s.value or 0.0 if figures.predicted_n >= LEAST_TOKENS else 0.0
 
 
 def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:

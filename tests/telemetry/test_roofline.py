@@ -92,6 +92,38 @@ def test_a_ceiling_that_was_exceeded_is_none(prefill: float, plain_tok_s: float,
     assert now.limit != "compute" or "ceiling_compute" not in exceeded
 
 
+def test_neither_a_fast_second_nor_a_few_tokens_withdraw_a_ceiling():
+    burst = dataclasses.replace(decoding(20), tok_s=60.0)
+    few = Evaluated(tokens=8, passes=8)
+    for now in (burst, Decoding(60.0, 60.0, few, few)):
+        assert roofline(MODEL, now).ceiling_plain.value == pytest.approx(25)
+
+
+def test_both_memory_ceilings_go_when_one_was_exceeded():
+    now = roofline(WITH_DRAFT, dataclasses.replace(decoding(25, DRAFTED), plain_tok_s=30.0))
+    assert (now.ceiling_plain.value, now.ceiling_accepted.value, now.rough) == (None, None, True)
+
+
+def test_calibrated_plain_decoding_withdraws_a_ceiling_before_the_first_answer():
+    for plain_ms, ceiling in ((50.0, 25.0), (30.0, None)):
+        now = roofline(with_(pass_ms=(plain_ms,)), Decoding(n_past=0))
+        assert (now.ceiling_plain.value, now.rough) == (ceiling, ceiling is None)
+
+
+def test_a_ceiling_that_an_answer_exceeded_comes_back_with_the_next_measurement_only():
+    meter = started()
+    written(meter, 30, 4)
+    assert meter.figures().roofline.ceiling_plain.value is None
+    meter.request_started(10.0)
+    assert (meter.figures().roofline.ceiling_plain.value, meter.figures().roofline.rough) == (None, True)
+    meter.predicted(Reach(peak_bytes_per_s=70 * GB))
+    now = meter.figures().roofline
+    assert now.ceiling_plain.value == pytest.approx(35) and not now.rough
+    assert now.peak.value is not None and now.peak.value.bytes_per_s == 70 * GB
+    meter.predicted(Reach(peak_bytes_per_s=70 * GB, rough=True))
+    assert meter.figures().roofline.rough
+
+
 def test_compute_is_the_best_that_was_measured():
     assert roofline(MODEL, decoding(20)).ceiling_compute.value is None
     assert roofline(MODEL, decoding(20), 90.0).ceiling_compute.value == pytest.approx(90)

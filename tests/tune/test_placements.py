@@ -158,6 +158,20 @@ def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(tmp
         assert not any("scaled" in one.about for one in same.options)
 
 
+def test_a_ceiling_below_what_was_predicted_or_measured_is_not_shown(tmp_path: Path) -> None:
+    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
+    model = on(topology, ON_8_CORES)
+
+    def in_use(tok_s: float) -> PlacementOption:
+        answered = dataclasses.replace(figures(), decode_tok_s=Metric(tok_s), predicted_n=40)
+        return compare_placements(topology, surveyed(topology), None, model, answered, PlacementSpec()).options[0]
+
+    most = in_use(1.0).ceiling
+    assert most is not None and "At most" in in_use(1.0).about
+    faster = in_use(1.2 * most.tok_s)
+    assert faster.ceiling is None and "At most" not in faster.about
+
+
 def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, tmp_path: Path) -> None:
     header, topology = read_model(small_model), read_topology()
     cpus = choose_cores(topology).cpus

@@ -35,7 +35,6 @@ _MEMORY = 2_000_000_000
 its repacked copy as much."""
 _BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels."
 _ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
-_DISTURBED = "Pass costs not measured: other programs are running; trying again in an hour."
 
 
 class IdleProbe(ABC):
@@ -176,6 +175,7 @@ class PassProbe(IdleProbe):
     """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
 
     It waits while other programs compute or serve models, and gives way when they begin to, and when somebody types.
+    What they disturbed is measured again an hour later, without a word.
     """
 
     NAME, CHECKS, NEEDS_MODEL = "pass-probe", 6, False
@@ -247,7 +247,6 @@ class PassProbe(IdleProbe):
             fitted = await run_in_daemon_thread(lambda: save_passes(found, placement, peak.bytes_per_s))
         if fitted is None:
             self._retry_at = monotonic() + RETRY_SECONDS
-            self._report_once(_DISTURBED)
             return
         self._known = spec
         await self._session.show_ceiling()

@@ -43,7 +43,7 @@ from cpuchat.tui.chat.menus import Menus, chat_provider, model_provider
 from cpuchat.tui.chat.probes import BuildProbe, ChatTitler, PassProbe
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
-from cpuchat.tui.chat.telemetry import LiveFigures, TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.telemetry import LiveFigures, Presentation, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import STARTS, SUGGESTED_ACTIONS, WelcomePane, questions, start_of
 from cpuchat.tui.markdown.render import warm_up
@@ -102,6 +102,7 @@ class ChatScreen(TypingScreen):
 
     def compose(self) -> ComposeResult:
         yield self._status
+        yield Presentation()
         with Horizontal(id="body"):
             yield self._chats
             with Vertical(id="middle"):
@@ -282,6 +283,8 @@ class ChatScreen(TypingScreen):
                 self.list_chats()
             case "saving":
                 self._show_save_problem()
+            case "ceilings":
+                self._figures.show()
             case "model":
                 if (model := self.conversation.model) is not None:
                     self._show_loaded(model)
@@ -492,8 +495,17 @@ class ChatScreen(TypingScreen):
         self.refresh_bindings()
 
     def action_telemetry(self) -> None:
-        self.toggle_class("-no-telemetry")
-        self.services.save_settings({"ui": {"telemetry": not self.has_class("-no-telemetry")}})
+        """Show the figures in brief, then all of them where there is room for a panel, then none."""
+        panel, hidden = self.query_one(TelemetryPanel), self.has_class("-no-telemetry")
+        everything = self.has_class("-wide") and not hidden and not panel.has_class("-all")
+        panel.set_class(everything, "-all")
+        self.set_class(not hidden and not everything, "-no-telemetry")
+        self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})
+        self._figures.show()
+
+    def action_present(self) -> None:
+        """Toggle large figures over the chat."""
+        self.toggle_class("-present")
         self._figures.show()
 
     def action_drafting(self) -> None:
@@ -910,6 +922,8 @@ class ChatScreen(TypingScreen):
         ui = self.services.settings.ui
         self.set_class(not ui.sidebar, "-no-sidebar")
         self.set_class(not ui.telemetry, "-no-telemetry")
+        self.query_one(TelemetryPanel).set_class(ui.all_figures, "-all")
+        self._figures.show()
         self._transcript.color_drafts(ui.color_drafts)
 
     @work

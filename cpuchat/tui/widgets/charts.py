@@ -31,11 +31,11 @@ def nice_max(value: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
-def bar(fraction: float, width: int, peak: float | None = None) -> list[tuple[str, str]]:
+def bar(fraction: float, width: int, *peaks: float) -> list[tuple[str, str]]:
     """Draw a bar of `width` cells as (text, part), part being "fill", "track" or "peak".
 
     `fraction` of the width is filled, in steps of an eighth of a cell; values outside 0..1 are cut off, and a value
-    above zero is never drawn as nothing. `peak` sets a mark.
+    above zero is never drawn as nothing. Each of `peaks` sets a mark.
     """
     fraction = min(1.0, max(0.0, fraction if fraction == fraction else 0.0))
     eighths = round(fraction * width * 8)
@@ -44,7 +44,7 @@ def bar(fraction: float, width: int, peak: float | None = None) -> list[tuple[st
     full, part = divmod(eighths, 8)
     filled = "█" * full + (_EIGHTHS[part] if part else "")
     cells = [(char, "fill") for char in filled] + [(TRACK, "track")] * (width - len(filled))
-    if peak is not None and width:
+    for peak in peaks if width else ():
         cells[min(width - 1, max(0, int(peak * width)))] = (PEAK, "peak")
     merged: list[tuple[str, str]] = []
     for char, kind in cells:
@@ -95,6 +95,27 @@ def braille(values: Sequence[float], columns: int, rows: int, top: float) -> lis
         for dot in range(round(share * (height - 1)) + 1):
             grid[rows - 1 - dot // 4][x // 2] |= _DOTS[x % 2][dot % 4]
     return ["".join(chr(0x2800 + cell) for cell in row) for row in grid]
+
+
+# Five rows of up to three dots each, an octal digit per row.
+_GLYPHS = {
+    "0": "75557", "1": "26227", "2": "71747", "3": "71717", "4": "55711", "5": "74717", "6": "74757", "7": "71244",
+    "8": "75757", "9": "75717", ".": "00001", ",": "00013", "%": "51245", "×": "05250",
+}  # fmt: skip
+_HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
+
+
+def big_digits(text: str, scale: int = 1) -> list[str]:
+    """Draw a number, with %, × and separators, in half blocks: 3 rows, of `scale` 2 5, of 3 8. Others are left out."""
+    dots: list[list[int]] = [[] for _ in range(5)]
+    for glyph in (_GLYPHS[char] for char in text if char in _GLYPHS):
+        wide = max(int(octal).bit_length() for octal in glyph)
+        for row, octal in zip(dots, glyph, strict=True):
+            row += [*([0] if row else []), *(int(octal) >> bit & 1 for bit in reversed(range(wide)))]
+    lines = [[dot for dot in row for _ in range(scale)] for row in dots for _ in range(scale)]
+    lines += [[0] * len(lines[0])] * (len(lines) % 2)
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return ["".join(_HALVES[both] for both in zip(upper, lower, strict=True)) for upper, lower in pairs]
 
 
 CLASSES = {f"progress--{part}" for part in ("fill", "track", "dim", "failed")}

@@ -27,7 +27,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Reuse, Timings
 from cpuchat.tui import services
 from cpuchat.tui.chat.chat_list import ChatList, Chats
-from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.telemetry import Presentation, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import COPY
 from cpuchat.tui.chat.welcome import CODE, DRAFTS, RACE, STARTS, SUGGESTED_ACTIONS, WHAT, questions
 from cpuchat.tui.compare.replay import ReplayScreen
@@ -330,13 +330,32 @@ async def test_a_small_screen_has_one_line_of_figures_and_chats_on_demand() -> N
 async def test_panes_hide_and_that_and_the_loaded_model_are_remembered() -> None:
     async with running(size=WIDE) as app:
         await app.ready()
+        panel = app.chat.query_one(TelemetryPanel)
         await app.press("f8", "f3")
         assert not app.chat.query_one(ChatList).display
-        assert not app.chat.query_one(TelemetryPanel).display
+        assert panel.display and panel.has_class("-all")  # in brief, all figures, none
+        await app.until(lambda: app.conversation.settings.ui.all_figures)
+        await app.press("f3")
+        assert not panel.display
         await app.until(lambda: not app.conversation.settings.ui.telemetry and app.conversation.settings.model.last)
     remembered = settings.load().ui
-    assert (remembered.sidebar, remembered.telemetry) == (False, False)
+    assert (remembered.sidebar, remembered.telemetry, remembered.all_figures) == (False, False, False)
     assert settings.load().model.last == MODEL.path
+
+
+async def test_a_presentation_is_over_the_chat_in_the_place_of_panel_or_line() -> None:
+    async with running(ScriptedBackend([answer(LONG)]), size=WIDE) as app:
+        await app.ready()
+        large = app.chat.query_one(Presentation)
+        app.chat.action_present()
+        for size, one in ((WIDE, TelemetryPanel), (SMALL, TelemetryLine)):
+            await app.pilot.resize_terminal(*size)
+            await app.until(lambda width=size[0]: large.display and large.region.width == width)
+            assert not app.chat.query_one(one).display and app.prompt.region.bottom < size[1]
+        await app.send("Why?")
+        assert any("tok/s" in strip.text for strip in large._rows)
+        app.chat.action_present()
+        await app.until(lambda: app.chat.query_one(TelemetryLine).display and not large.display)
 
 
 async def test_snapshots_of_the_chat() -> None:

@@ -31,7 +31,11 @@ def drafting_backend(text: str = TEXT, gate: Gate | None = None) -> ScriptedBack
 
 
 def panel(app: RunningApp) -> str:
-    return "\n".join(strip.text for strip in app.chat.query_one(TelemetryPanel)._rows)
+    """Return all figures."""
+    shown = app.chat.query_one(TelemetryPanel)
+    shown.add_class("-all")
+    shown._draw()
+    return "\n".join(strip.text for strip in shown._rows)
 
 
 async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_much_as_there_is_room_for() -> None:

@@ -1,0 +1,349 @@
+"""Draws the figures of an answer: in brief for the panel, in one line for narrow screens, and large for an audience.
+
+All of them draw the same figures with the same words. What is not known is not there: its row stays empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+
+from cpuchat.base.text import clean_line
+from cpuchat.present import answers as words
+from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import ProcessMemory
+from cpuchat.telemetry.meter import Figures
+from cpuchat.tui.chat.status import WARNING_SHARE
+from cpuchat.tui.widgets.charts import bar, big_digits, braille, nice_max, over_time
+
+Line = list[Segment]
+TALL = 13
+"""Rows from which on the panel has large digits."""
+SCALE = 1.1
+"""End of the bandwidth bar as a multiple of the peak: more than the peak is an error that must be visible."""
+PARTS = ("label", "value", "now", "fill", "track", "limit")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is drawn, in so many cells; `draft` is the draft model's name in short."""
+
+    figures: Figures
+    memory: ProcessMemory | None
+    width: int
+    height: int
+    styles: dict[str, Style]
+    draft: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Return whether no answer is running. During one, rows without a figure keep their place."""
+        return self.figures.phase not in ("prefill", "decoding")
+
+    @property
+    def approximately(self) -> str:
+        """Return the mark behind the unit of figures that are counted by the parts that a server sends."""
+        return " ≈" if self.figures.approximate else ""
+
+    def text(self, part: str, text: str) -> Segment:
+        return Segment(text, self.styles[part])
+
+    def item(self, before: str, number: str, after: str = "") -> Line:
+        """Draw a value between two texts."""
+        drawn = [self.text("label", before), self.text("value", number), self.text("label", after)]
+        return [segment for segment in drawn if segment.text]
+
+    def bar(self, fraction: float, width: int, *marks: float, warns: bool = False) -> Line:
+        """Draw a bar with marks in the color of limits; `warns`: all of it in that color."""
+        limits = ("peak", "fill") if warns else ("peak",)
+        return [self.text("limit" if part in limits else part, text) for text, part in bar(fraction, width, *marks)]
+
+    def gauge(self, fraction: float, label: str, *marks: float, warns: bool = False) -> Line:
+        """Draw a bar before `label`, in the cells that it leaves."""
+        drawn = self.bar(fraction, self.width - len(label) - 1, *marks, warns=warns)
+        return [*drawn, self.text("value", f" {label}")]
+
+    def sentence(self, text: str, most: int, part: str = "label") -> list[Line]:
+        """Draw a sentence over as many rows as it needs, at most so many."""
+        rows = textwrap.wrap(clean_line(text), max(8, self.width), max_lines=most, placeholder=" …")
+        return [[self.text(part, row)] for row in rows]
+
+
+def fit(text: str, width: int) -> str:
+    """Return `text`, cut to `width` characters."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f}"
+
+
+def title(figures: Figures) -> str:
+    """Return of what the figures are: `Now · reading the prompt`, `Last answer · stopped`."""
+    what, state = "Now", ""
+    match figures.phase:
+        case "loading":
+            state = "loading"
+        case "prefill":
+            state = "queued" if figures.ahead else "reading the prompt"
+        case "done":
+            what = "Last answer"
+            state = words.stop_reason(figures.stop_reason) if figures.stop_reason else "failed"
+        case _:
+            pass
+    return f"{what} · {state}" if state else what
+
+
+def rough(figures: Figures) -> str:
+    """Return the mark of figures that other programs or a wrong measurement blurred; "" for others."""
+    return "rough speeds" if figures.roofline.rough or figures.drafting.counts.disturbed else ""
+
+
+def _progress(figures: Figures) -> float | None:
+    """Return the share of the model that is loaded or of the prompt that is read."""
+    if figures.phase == "prefill" and figures.prefill_total:
+        return min(1.0, figures.prefill_processed / figures.prefill_total)
+    return figures.load_fraction if figures.phase == "loading" else None
+
+
+def _headline(frame: Frame) -> tuple[str, str, str]:
+    """Return the number that matters now, its unit and its style; without one "", and the state in words."""
+    figures = frame.figures
+    if (share := _progress(figures)) is not None:
+        return f"{int(100 * share)}%", "", "now"
+    unit = f" tok/s{frame.approximately}"
+    if figures.live_tok_s.value is not None:
+        return units.rate(figures.live_tok_s.value), unit, "now"
+    if figures.phase == "done" and figures.decode_tok_s.value is not None:
+        return units.rate(figures.decode_tok_s.value), unit, "value"
+    idle = "ready" if figures.n_ctx.value or figures.server is not None else clean_line(figures.n_ctx.why)
+    return "", idle if figures.phase == "idle" else "", "label"
+
+
+def speed_up(frame: Frame, part: str) -> Line:
+    """Draw ` 1.64×` in six cells, in the style of `part` (slower than plain: as a limit); nothing when unknown."""
+    factor = frame.figures.drafting.speed_up.value
+    return [] if factor is None else [frame.text(part if factor >= 1 else "limit", f"{units.factor(factor):>6}")]
+
+
+_END = 19  # cell at which the large figure ends, whose four digits and comma take as many
+
+
+def large(frame: Frame) -> list[Line]:
+    """Draw the figure that matters now: in three rows of large digits, or in one row."""
+    number, unit, part = _headline(frame)
+    beside = speed_up(frame, part) if "tok/s" in unit else []
+    if not number:
+        state = [frame.text(part, f"{unit:^{frame.width}}" if frame.height > 1 else unit)]
+        return [[], state, []] if frame.height >= TALL else [state]
+    if frame.height < TALL:
+        return [
+            [frame.text(part, f"{number:>{5 if frame.height == 1 else _END - 6}}"), frame.text("label", unit), *beside]
+        ]
+    rows = [[frame.text(part, row.rjust(_END))] for row in big_digits(number)]
+    rows[1] += beside
+    rows[2].append(frame.text("label", unit))
+    return rows
+
+
+def _limit(figures: Figures) -> tuple[str, float]:
+    """Return the lowest limit that applies now, in words and in tok/s; 0 without one."""
+    now, drafting = figures.roofline, figures.drafting
+    plain, accepted = now.ceiling_plain.value or 0.0, now.ceiling_accepted.value or 0.0
+    drafts = accepted and (not drafting.reason or (figures.tok_s.value or 0.0) > plain)
+    memory = ("limit with drafts", accepted) if drafts else ("limit without drafts", plain)
+    compute = ("limit by compute", now.ceiling_compute.value or 0.0)
+    if now.fits_cache or 0 < compute[1] < memory[1]:
+        return compute
+    return memory
+
+
+_MINUTE = 120  # samples of Figures.history, two per second
+
+
+def timeline(frame: Frame, rows: int) -> list[Line]:
+    """Draw tok/s of the last minute up to the limit, which is the line above it; without a limit to a round number."""
+    history = frame.figures.history
+    name, limit = _limit(frame.figures)
+    if not limit and not history:
+        return [[]] * rows
+    top = limit or nice_max(max(history))
+    if limit:
+        value = f" {units.rate(limit)} {name}"
+        head = [frame.text("limit", f"{'╌' * (frame.width - len(value))}{value}")]
+    else:
+        head = frame.item(f"{'tok/s, last minute':<{frame.width - 8}}", "", f"{f'0–{top:g}':>8}")
+    return [head, *([frame.text("fill", row)] for row in _curve(history, frame.width, rows - 1, top))]
+
+
+@functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
+def _curve(history: tuple[float, ...], width: int, rows: int, top: float) -> list[str]:
+    return braille(over_time(history, _MINUTE, 2 * width), width, rows, top) if history else [""] * rows
+
+
+def shape(frame: Frame, rows: int) -> list[Line]:
+    """Draw the timeline; in its place, while something is read, its progress, rate and time left."""
+    figures = frame.figures
+    if (share := _progress(figures)) is None:
+        return timeline(frame, rows)
+    lines = [_read(frame), frame.bar(share, frame.width), _pace(frame)]
+    return [*lines, *([[]] * rows)][:rows]
+
+
+def _read(frame: Frame) -> Line:
+    figures = frame.figures
+    if figures.phase == "loading":
+        return []
+    return frame.item("", f"{figures.prefill_processed:,}", f" of {figures.prefill_total:,} tokens")
+
+
+def _pace(frame: Frame) -> Line:
+    """Draw `171 tok/s · 21 s left` of a prompt, what is known of it."""
+    figures = frame.figures
+    rate, left = figures.prefill_tok_s.value, figures.prefill_left_s
+    line = [] if rate is None or figures.phase == "loading" else frame.item("", units.rate(rate), " tok/s")
+    ahead = "" if left is None else f"{' · ' if line else ''}{units.time_left(left)}"
+    return [*line, frame.text("label", ahead)] if ahead else line
+
+
+_LABEL, _FIGURE, _TAIL = 8, 5, 6
+_BAR = 4  # cells of a bar on a line of many figures
+
+
+def _labelled(frame: Frame, label: str, figure: str, after: str = "") -> Line:
+    """Draw label and figure in fixed columns; close together on a line of many figures."""
+    return frame.item(
+        *(f"{label} ", figure)
+        if frame.height == 1
+        else (f"{label:<{_LABEL}}", f"{figure:>{_FIGURE + figure.endswith(' ')}}"),
+        after,
+    )
+
+
+def _bar_row(
+    frame: Frame, label: str, figure: str, share: float, tail: str = "", *marks: float, warns: bool = False
+) -> Line:
+    """Draw `memory   86 % ███████▏╎─ 0.5B`; the bar has the room of a missing `tail`."""
+    room = _BAR if frame.height == 1 else frame.width - _LABEL - _FIGURE - 1 - (_TAIL + 1 if tail else 0)
+    line = [*_labelled(frame, label, f"{figure} "), *frame.bar(share, room, *marks, warns=warns)]
+    return [*line, frame.text("label", f" {fit(tail, _TAIL)}")] if tail else line
+
+
+def _first(frame: Frame) -> Line:
+    """Draw the time to the first token; before it, how much of the prompt was reused."""
+    figures = frame.figures
+    if figures.ttft_s.value is not None:
+        number, unit = units.duration(figures.ttft_s.value)
+        return frame.item("first token ", number.rjust(0 if frame.height == 1 else 6), f" {unit}")
+    reused = figures.prefill_cached.value
+    if figures.phase != "prefill" or not reused:
+        return []
+    return frame.item("reused ", f"{reused:,}".rjust(0 if frame.height == 1 else 11), " tokens")
+
+
+def _drafts(frame: Frame) -> Line:
+    """Draw the acceptance of drafts and who drafts, or that drafting is off."""
+    now, figures = frame.figures.drafting, frame.figures
+    if figures.server is None and figures.phase in ("decoding", "done") and (now.reason or not now.wanted):
+        return _labelled(frame, "drafts", "off")
+    share = now.acceptance_now.value
+    if share is None:
+        return []
+    ranked = sorted(now.counts.by_drafter, key=lambda one: one.draft_n_accepted)
+    name = ranked[-1].name if ranked else now.counts.drafter
+    name = frame.draft if name == "draft" and frame.draft else name
+    tail = "server" if now.counts.source else "" if frame.height == 1 else name
+    return _bar_row(frame, "drafts", f"{percent(share)} %", share, tail)
+
+
+def _memory(frame: Frame) -> Line:
+    """Draw the bandwidth in use against the measured peak, with marks at that and at the limits."""
+    figures, now = frame.figures, frame.figures.roofline
+    share, rate = now.utilization.value, figures.tok_s.value
+    if now.fits_cache and now.bandwidth.value is not None:
+        return _labelled(frame, "memory", "in L3")
+    if share is None:
+        return []
+    marks = [1.0]
+    if rate and (limit := _limit(figures)[1]) and share * limit / rate < SCALE:
+        marks.append(share * limit / rate)
+    return _bar_row(frame, "memory", f"{percent(share)} %", share / SCALE, "", *(mark / SCALE for mark in marks))
+
+
+def _context(frame: Frame) -> Line:
+    used, size = frame.figures.n_past.value, frame.figures.n_ctx.value
+    if not size or used is None:
+        return _labelled(frame, "context", f"{used:,}", " tokens") if used else []
+    share, (number, of) = used / size, units.context(used, size).split("/")
+    return _bar_row(frame, "context", number, share, of, warns=share >= WARNING_SHARE)
+
+
+def brief(frame: Frame) -> list[Line]:
+    """Draw the figure that matters now, its timeline, and four more figures, each in its place in every phase."""
+    tall = frame.height >= TALL
+    rows = [*large(frame), *shape(frame, 5 if tall else 3), *([[]] if tall else [])]
+    return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _audio(frame)]
+
+
+def presentation(frame: Frame) -> list[Line]:
+    """Draw three figures that are read from the back of a room, and the timeline."""
+    number, _, part = _headline(frame)
+    figures, share = frame.figures, frame.figures.roofline.utilization.value
+    factor, first, left = figures.drafting.speed_up.value, figures.ttft_s.value, figures.prefill_left_s
+    shown = [(number, "tok/s" if _progress(figures) is None else "", part)]
+    if left is not None:
+        shown.append((f"{left:.0f}", "seconds left", "value"))
+    elif factor is not None:
+        shown.append((units.factor(factor), "vs plain", "value" if factor >= 1 else "limit"))
+    elif first is not None:
+        shown.append((f"{first:.2f}", "s to the first token", "value"))
+    if share is not None:
+        shown.append((f"{percent(share)}%", "memory", "value"))
+    scale = 3 if frame.width >= 150 else 2
+    rows: list[Line] = [[] for _ in range((5 * scale + 1) // 2 + 1)]
+    for column, (text, label, style) in enumerate(shown if number else ()):
+        if frame.width < _UNITS_FROM and column:  # then the sign stands below, too
+            text, label = text.rstrip("%×"), f"{text[-1]} {label}" if text[-1] in "%×" else label
+        at = max(column * frame.width // 3, _cells(rows[0]) + 3 * bool(column))
+        digits = big_digits(text, scale)
+        if at + max(len(digits[0]), len(label)) > frame.width:
+            break
+        for row, drawn in zip(rows, [*digits, label], strict=True):
+            row.append(frame.text("label" if drawn is label else style, " " * (at - _cells(row)) + drawn))
+    if not number:
+        rows[2] = [frame.text("label", title(figures))]
+    return [*rows, *shape(frame, frame.height - len(rows))]
+
+
+_UNITS_FROM = 90  # cells that three large figures with their signs take
+
+
+def one_line(frame: Frame) -> Line:
+    """Draw the brief figures in one line, as many as have room."""
+    _, unit, _ = _headline(frame)
+    if (share := _progress(frame.figures)) is not None:
+        head, tail = _read(frame) or frame.item("loading", ""), _pace(frame) or frame.item("", f"{percent(share)} %")
+        space, room = frame.item(" ", ""), frame.width - _cells(head) - _cells(tail) - 2
+        line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
+    else:
+        line = large(frame)[0] if unit else [frame.text("label", title(frame.figures))]
+    rows = _drafts(frame), _memory(frame), _audio(frame), _first(frame), _context(frame)
+    for row in filter(None, (*rows, frame.item(rough(frame.figures), ""))):
+        if _cells(line) + 3 + _cells(row) <= frame.width:
+            line += [frame.text("track", " · "), *row]
+    return line
+
+
+def _audio(frame: Frame) -> Line:
+    """Draw the audio queued; nothing while nothing is read."""
+    now = frame.figures.speech
+    return frame.item("audio ", f"{f'+{now.queued_s:.1f}':>5}", " s queued") if now.reading else []
+
+
+def _cells(line: Line) -> int:
+    return sum(cell_len(segment.text) for segment in line)
