@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.base.errors import ChatsChanged, ChatsError
@@ -97,3 +98,36 @@ def test_chats_of_the_version_before_are_chats(tmp_path: Path) -> None:
     assert (chat.title, chat.sides) == ("Old one", "")
     assert [message.content for message in store.messages("a")] == ["Hi"]
     assert not store.take_notices()
+
+
+def test_a_finished_round_stays_and_what_kind_it_was_is_kept(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    kept = KeptComparison(store, SIDES)
+    race, stopped, disturbed = a_round("Fast.", "Faster."), a_round("Half", "an"), a_round("Slow.", "Slower.")
+    race.race = True
+    stopped.answers[1].stop_reason = "cancelled"
+    for answer in disturbed.answers:
+        answer.timings = msgspec.structs.replace(timings(1), cpu_wait=0.5)
+    turn = Turn("Why?", [race])
+    kept.keep([turn])
+    for later in (stopped, disturbed):
+        turn.rounds.append(later)
+        kept.keep([turn])
+
+    def opened() -> list[Turn]:
+        return turns_of(store.chat(kept.chat_id), store.messages(kept.chat_id))
+
+    (found,) = opened()
+    assert [answer.content for answer in found.rounds[0].answers] == ["Fast.", "Faster."]
+    assert found.rounds[0].race and found.rounds[0].complete
+    kept.keep([turn, Turn("And?", [stopped])])
+    kept.keep([turn, Turn("And?", [stopped]), Turn("Then?", [disturbed])])
+    assert [one.rounds[0].race for one in opened()] == [True, False, False]
+    assert [one.rounds[0].stopped for one in opened()] == [False, True, False]
+    assert [one.rounds[0].disturbed for one in opened()] == [False, False, True]
+
+
+def test_what_an_earlier_version_kept_opens(tmp_path: Path) -> None:
+    store = ChatStore(tmp_path / "chats.db")
+    chat = store.create_chat("m", sides=msgspec.json.encode(SIDES).decode())
+    assert sides_of(chat) == SIDES and turns_of(chat, []) == []

@@ -26,12 +26,10 @@ def workers(terminal: Terminal) -> list[psutil.Process]:
 def leave(terminal: Terminal) -> None:
     """Go back to the chat; a round that is repeated because of noise is stopped first."""
 
-    def is_left(text: str) -> bool:
-        if "next prompt" in text:
-            terminal.press("esc")
-        return "next prompt" not in text
-
-    terminal.wait_until(is_left, "the chat")
+    terminal.press("esc")
+    terminal.wait_until(lambda text: "next prompt" not in text or "The complete answers stay" in text, "the end")
+    if "The complete answers stay" in terminal.text:
+        terminal.press("esc")
 
 
 def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_its_model(
