@@ -90,6 +90,8 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
     totals, prefills, compared, memory = [], [], [], 0
     try:
         done = await comparison.ask(PROMPT)
+        if failed := next((one.failed for one in done.answers if one.failed is not None), None):
+            raise MeasureError(f"{failed.message} {failed.hint}")
         a, b = done.answers
         texts = [(*one.prompt_tokens, *one.tokens) for one in done.answers]
         n = len(a.tokens) + len(b.tokens) - max(common_prefix(*texts) - len(a.prompt_tokens), 0)

@@ -189,9 +189,8 @@ class Lockstep:
     def _report(self, vocab: Vocab, other: int, number: int, window: Window, parts: list[tuple[Scores, Tops]]) -> None:
         scores = Scores.joined([scores for scores, _ in parts])
         tops = Tops.joined([tops for _, tops in parts])
-        arrays = {name: getattr(scores, name).astype("<f4").tobytes() for name in Scores.__struct_fields__}
         worst = tuple(_worst(vocab, window, scores, tops))
-        self._output.send(Scored(other=other, window=number, worst=worst, **arrays))
+        self._output.send(Scored(other=other, window=number, worst=worst, **scores.packed()))
 
 
 def _begin(model: Model, window: Window) -> None:

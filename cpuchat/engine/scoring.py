@@ -21,7 +21,6 @@ from cpuchat.engine.answer import LoadedModel
 from cpuchat.engine.states.prompt import Prompt
 from cpuchat.protocol.messages import Score, ScoredRows, TokensScored
 from cpuchat.quality.messages import RowComparer
-from cpuchat.quality.statistics import Scores
 
 
 class Scorer:
@@ -112,8 +111,8 @@ class Scorer:
         for base in command.bases:
             pair = (given, rows) if base == "file" else (rows, given)
             scores, tops = self._comparer.compare(*pair, tokens)
-            arrays = {name: getattr(scores, name).astype("<f4").tobytes() for name in Scores.__struct_fields__}
             ranks = self._comparer.ranks(pair[1], tokens).astype("<i4").tobytes()
             texts = tuple(vocab.raw_piece(int(top)).decode("utf-8", "replace") for top in tops.other)
-            found.append(ScoredRows(**arrays, ranks=ranks, tops=texts, tops_p=tops.other_p.astype("<f4").tobytes()))
+            top_p = tops.other_p.astype("<f4").tobytes()
+            found.append(ScoredRows(**scores.packed(), ranks=ranks, tops=texts, tops_p=top_p))
         return tuple(found)

@@ -44,6 +44,10 @@ class Scores(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.kld)
 
+    def packed(self) -> dict[str, bytes]:
+        """Return the arrays by name, little-endian, as messages and files have them."""
+        return {name: getattr(self, name).astype("<f4").tobytes() for name in self.__struct_fields__}
+
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Self:
         """Concatenate; no parts give arrays of length 0."""
