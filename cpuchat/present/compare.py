@@ -197,13 +197,19 @@ def difference(found: Difference | None, done: Round) -> str:
 
 def agreement(found: Agreement, names: Sequence[str]) -> str:
     """`Q4_K_M would have written 96 % of Q8_0's words (94–98); 3 places matter.`"""
-    answer, n = found.answers[0], len(found.answers[0].places)
-    low, high = (f"{100 * bound:.0f}" for bound in (answer.words.low, answer.words.high))
-    matter = f"; {units.plural(n, 'place')} {'matters' if n == 1 else 'matter'}" if n else ""
-    if not n and answer.words.value < 1:
-        matter = "; no place matters"
-    share = _percent(answer.words.value) if answer.words.value in (0, 1) else f"{_below_whole(answer.words.value)} %"
-    return f"{names[1]} would have written {share} of {names[0]}'s words ({low}–{high}){matter}."
+    share, _, rest = brief_agreement(found).partition(" (")
+    interval, _, matter = rest.partition(" · ")
+    if not matter and found.answers[0].words.value < 1:
+        matter = "no place matters"
+    return f"{names[1]} would have written {share} of {names[0]}'s words ({interval}{f'; {matter}' if matter else ''}."
+
+
+def brief_agreement(found: Agreement) -> str:
+    """`96 % (94–98) · 3 places matter`: the same of A's answer, beside a label."""
+    words, n = found.answers[0].words, len(found.answers[0].places)
+    matter = f" · {units.plural(n, 'place')} {'matters' if n == 1 else 'matter'}" if n else ""
+    share = _percent(words.value) if words.value in (0, 1) else f"{_below_whole(words.value)} %"
+    return f"{share} ({100 * words.low:.0f}–{100 * words.high:.0f}){matter}"
 
 
 def _below_whole(share: float) -> int:

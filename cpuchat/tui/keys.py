@@ -260,6 +260,9 @@ KEYS: tuple[Key, ...] = (
     Key("quality_tab.figures", "k", "figures", "KLD, perplexity", "On the quality tab: show or hide KLD and perplexity",
         COMPARE, footer=True, palette=False),
     # Enter is bound by the list itself; here for footer and help.
+    Key("compare.agreement", "a", "agreement", "agreement",
+        "List the places where the other would have written something else (again: the stage)", COMPARE, footer=True,
+        words="agree probability tokens differ"),
     Key("places.choose", "enter", "select", "go there", "In the places that matter: go there, with both candidates",
         COMPARE, footer=True, palette=False),
     Key("places.continue", "b", "continue", "other's choice", "In the places that matter: write the other's choice",

@@ -6,35 +6,29 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
-from textual.content import Content, Span
+from textual.content import Content
 from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.base.text import clean_line
-from cpuchat.compare.agreement import Agreement, Place, Step, spans
+from cpuchat.compare.agreement import Agreement, Place, spans
 from cpuchat.compare.runner import SideAnswer
 from cpuchat.present import compare
 from cpuchat.tui import keys
-
-STYLES: dict[Step, str] = {"differs": "underline on $warning 10%", "matters": "bold underline on $error 20%"}
-"""A tint with a mark of its own: underlined, or bold too. What agrees is not marked."""
+from cpuchat.tui.markdown.message_view import AGREES, Spans
 
 
-def content_spans(agreement: Agreement, side: int, answer: SideAnswer) -> list[tuple[int, int, Step]]:
-    """Return the ranges of characters of `answer.content` that the other side would have written differently."""
-    start = len(answer.reasoning)
-    return spans(agreement.answers[side].tokens, start, start + len(answer.content))
-
-
-def reasoning_spans(agreement: Agreement, side: int, answer: SideAnswer) -> list[tuple[int, int, Step]]:
-    """Return the same for `answer.reasoning`."""
-    return spans(agreement.answers[side].tokens, 0, len(answer.reasoning))
-
-
-def tinted(text: str, ranges: Sequence[tuple[int, int, Step]]) -> Content:
-    """Return `text` with its ranges tinted."""
-    return Content(text, [Span(start, end, STYLES[step]) for start, end, step in ranges])
+def heat(agreement: Agreement, side: int, answer: SideAnswer) -> Spans:
+    """Return the content of an answer, without leading line breaks, in parts by whether the other would have written
+    them."""
+    begin = len(answer.reasoning) + len(answer.content) - len(answer.content.lstrip("\n"))
+    size, at = len(answer.reasoning) + len(answer.content) - begin, 0
+    parts: list[tuple[int, str]] = []
+    for start, end, step in spans(agreement.answers[side].tokens, begin, begin + size):
+        parts += [(start - at, AGREES), (end - start, step)]
+        at = end
+    return (*parts, (size - at, AGREES))
 
 
 class PlacesList(OptionList):
@@ -74,11 +68,10 @@ class PlacesList(OptionList):
     class Continued(_OfPlace):
         """Continue the answer of `side` with the other's choice (`Comparison.continue_with`)."""
 
-    def __init__(self, agreement: Agreement, names: Sequence[str], *, id: str | None = None) -> None:
+    def __init__(self, names: Sequence[str], *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
         self._names = names
         self._places: list[tuple[int, Place]] = []
-        self.show(agreement)
 
     def show(self, agreement: Agreement) -> None:
         """List the places of this agreement."""

@@ -22,6 +22,7 @@ from textual.widgets import Static
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
+from cpuchat.compare.agreement import Agreement
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import Side, SideAnswer, Turn
@@ -42,6 +43,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import PrefillClock
 from cpuchat.tui import keys
+from cpuchat.tui.compare.agreement import heat
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
@@ -91,6 +93,31 @@ class SidePane(Transcript):
             entry = self._entries[-1]
             entry.message = dataclasses.replace(entry.message, other=other).cleaned()
             self._show_whole(entry)
+
+    def show_agreement(self, agreement: Agreement, answer: SideAnswer) -> None:
+        """Tint the last answer where the other side would have written something else."""
+        if self._entries and self._entries[-1].open is None:
+            entry = self._entries[-1]
+            entry.message = dataclasses.replace(entry.message, heat=heat(agreement, self.index, answer)).cleaned()
+            self._show_whole(entry)
+
+    def begin_branch(self, title: str, before: str) -> None:
+        """Open another answer below: how this one goes on, after the text `before`, with another token."""
+        self.begin_answer(title)
+        self.set_pending("Continuing…")
+        self._open, self._written = True, False
+        self.append(f"…{before}")
+
+    def end_branch(self) -> None:
+        self._close("")
+
+    def go_to(self, share: float) -> None:
+        """Scroll to this share (0-1) of the last answer, which stands in the middle then."""
+        if self._entries:
+            entry, start = self._entries[-1], self._entries.starts[-2]
+            line = start + entry.content.start + round(share * len(entry.content))
+            self._steer(min(max(0, line - self.size.height // 2), self.max_scroll_y))
+            self.following = False
 
     def _shown(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> list[TranscriptMessage]:
         answer, other = both[self.index], both[1 - self.index]

@@ -19,6 +19,7 @@ from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import expanded, shown
 from cpuchat.base.text import clean_line
+from cpuchat.compare.agreement import Place
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
@@ -26,6 +27,7 @@ from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
+from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import SidePane, TablePane
 from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.stage import Stage
@@ -80,6 +82,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         yield QualityTab(self.comparison, self._services.settings)
         yield Stage(id="stage", repeat_key=self._key("repeat"))
         yield TablePane()
+        yield PlacesList(self.comparison.names, id="places")
         yield Prompt(self.submit, id="prompt")
         yield KeyFooter()
 
@@ -137,14 +140,53 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         if done is not None and done.complete and done.disturbed:
             self._noise = "Too noisy, other programs had the cores: repeating. "
             race = done.race
-            await self._one_round(prompt, lambda: self.comparison.repeat(race=race), repeats=True)
+            done = await self._one_round(prompt, lambda: self.comparison.repeat(race=race), repeats=True)
             self._noise = ""
+        if done is not None and done.complete and not self.comparison.in_turn and self.has_widgets:
+            await self._agree()
+
+    async def _agree(self) -> bool:
+        """Let both sides predict both answers, and show where they disagree; False where that is not known."""
+        comparison = self.comparison
+        if await asyncio.to_thread(comparison.agreement_refused):
+            return False
+        self.refresh_bindings()
+        subtitle, done = self._stage.border_subtitle, 0.0
+
+        def tell(share: float) -> None:
+            nonlocal done
+            if share - done > 0.04 and self.has_widgets:
+                done = share
+                self._stage.border_subtitle = f"each side reads both answers: {100 * share:.0f} % · Esc stops"
+
+        try:
+            found = await comparison.agree(tell)
+        except CpuchatError as error:
+            self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
+            found = None
+        if self.has_widgets:
+            self._stage.border_subtitle = subtitle
+            self.refresh_bindings()
+            if found is not None:
+                self._show_agreement()
+        return found is not None
+
+    def _show_agreement(self) -> None:
+        """Tint both answers, fill the list of places, and say it on the stage; nothing where it is not known."""
+        last = self.comparison.turns[-1].rounds[-1]
+        if (found := last.agreement) is None:
+            return
+        for pane, answer in zip(self._panes, last.answers, strict=True):
+            pane.show_agreement(found, answer)
+        self.query_one(PlacesList).show(found)
+        self._stage.agree(compare.brief_agreement(found))
+        self.query_one(TablePane).show(self.comparison, self._key("repeat"))
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
         """Returns the round unless it could not begin, or the screen is gone."""
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
-        self.remove_class("-quality")
+        self.remove_class("-quality", "-places")
         for pane in self._panes:
             pane.begin(before, prompt)
             pane.show_figures("")
@@ -217,6 +259,8 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             self._hide_prompt()
         elif self.has_class("-quality"):
             self.action_quality()
+        elif self.has_class("-places"):
+            self.action_agreement()
         elif not self._left:
             self._left = True
             self._leave()
@@ -327,14 +371,59 @@ class CompareScreen(TypingScreen, Dismissable[None]):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ("next", "repeat", "race", "export") and self.is_mounted and hasattr(self, "_prompt"):
+        if action in ("next", "repeat", "race", "export", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
             return None if self.busy else True
         if action == "questions":
             return self.has_class("-quality")
         return True
 
+    @work(exclusive=True, group="round")
+    async def action_agreement(self) -> None:
+        """Show the list of places, or the stage again; where the sides are loaded in turn, the places are found now."""
+        if self.has_class("-places"):
+            self.remove_class("-places")
+            self._panes[0].focus()
+            return
+        turns = self.comparison.turns
+        if self._refuse_while_busy() or not turns or not turns[-1].rounds:
+            return
+        if turns[-1].rounds[-1].agreement is None and not await self._agree():
+            if reason := await asyncio.to_thread(self.comparison.agreement_refused):
+                self.notify(clean_line(reason), markup=False)
+            return
+        self.add_class("-places")
+        self.query_one(PlacesList).focus()
+
+    @on(PlacesList.Chosen)
+    def _place_chosen(self, event: PlacesList.Chosen) -> None:
+        answer = self.comparison.turns[-1].rounds[-1].answers[event.side]
+        self._put_in_front(event.side)
+        at = event.place.character - len(answer.reasoning)
+        self._panes[event.side].go_to(max(0, at) / max(1, len(answer.content)))
+        self.notify(event.places.candidates(event.side, event.place), timeout=10, markup=False)
+
+    @on(PlacesList.Continued)
+    def _place_continued(self, event: PlacesList.Continued) -> None:
+        if not self._refuse_while_busy():
+            self._continue_with(event.side, event.place)
+
+    @work(exclusive=True, group="round")
+    async def _continue_with(self, side: int, place: Place) -> None:
+        """Show how the answer of a side goes on with the other's choice."""
+        pane, name = self._panes[side], self.comparison.names[1 - side]
+        self.remove_class("-places")
+        self._put_in_front(side)
+        pane.begin_branch(f"{self.comparison.names[side]} with {name}'s {place.top.strip()!r}", place.before)
+        try:
+            await self.comparison.continue_with(side, place)
+        except CpuchatError as error:
+            self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
+        if self.has_widgets:
+            pane.end_branch()
+            self.refresh_bindings()
+
     def action_next(self) -> None:
-        self.remove_class("-quality")
+        self.remove_class("-quality", "-places")
         self.add_class("-asking")
         self._prompt.focus()
 

@@ -303,6 +303,12 @@ class Stage(Widget):
         if str(self.border_title or "") != title:
             self.border_title = Content(title)
 
+    def agree(self, agreement: str) -> None:
+        """Say this in place of the share of equal words."""
+        if self._scene is not None:
+            self._scene.agreement = agreement
+            self._show_changes()
+
     def show_at(self, at_ms: float) -> None:
         """Show what was written `at_ms` after the first token."""
         self._at_ms = at_ms

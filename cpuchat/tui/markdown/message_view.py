@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import groupby
@@ -85,8 +85,14 @@ def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
     return [*found, (text[at:], "")]
 
 
-def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[Row]:
-    """Render `text` as Markdown, colored by `spans` in place of its own styles.
+AGREES = _NOBODY
+"""Of text that keeps its own style, in `TranscriptMessage.heat`."""
+
+
+def drafted_rows(
+    text: str, spans: Spans, width: int, palette: Palette, style: Callable[[str], Style] | None = None
+) -> list[Row]:
+    """Render `text` as Markdown, in the `style` of its `spans` (None: of who drafted them) in place of its own.
 
     What is shown is found again in `text` from word to word. A word that is not in there, as those of a formula may be,
     counts as proposed by who proposed the one before.
@@ -108,11 +114,11 @@ def drafted_rows(text: str, spans: Spans, width: int, palette: Palette) -> list[
         for place, character in enumerate(row.text[1:-1], 1):
             if character == " " and _NOBODY not in (proposed[place - 1], proposed[place + 1]):
                 proposed[place] = proposed[place + 1]  # tokens begin with their space
-        row.runs = _recolored(row, proposed, palette)
+        row.runs = _recolored(row, proposed, style or palette.of_drafter)
     return rows
 
 
-def _recolored(row: Row, proposed: list[str], palette: Palette) -> list[Run]:
+def _recolored(row: Row, proposed: list[str], of: Callable[[str], Style]) -> list[Run]:
     """Return the runs of `row` with each character in the style of who `proposed` it; decoration keeps its own."""
     runs: list[Run] = []
     at = 0
@@ -121,7 +127,7 @@ def _recolored(row: Row, proposed: list[str], palette: Palette) -> list[Run]:
         for drafter, part in groupby(zip(proposed[at : at + len(text)], text, strict=True), key=itemgetter(0)):
             shown = "".join(character for _, character in part)
             if drafter != _NOBODY:
-                runs.append((shown, ground + palette.of_drafter(drafter)))
+                runs.append((shown, ground + of(drafter)))
             else:
                 runs.append((shown, style if shown.strip() else ground))
         at += len(text)
@@ -241,7 +247,8 @@ class TranscriptMessage:
 
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
     of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
-    question: words that differ from it are marked. `id` is that of the stored message, `place` the one among its
+    question: words that differ from it are marked. `heat` has parts of `content`, as `spans` do, in steps of agreement
+    with another model: "differs", "matters", or `AGREES`. `id` is that of the stored message, `place` the one among its
     siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they are cleaned when shown,
     and so are `steps`. `reasoning_s` is how long it took (0: not known).
     """
@@ -253,6 +260,7 @@ class TranscriptMessage:
     note: str = ""
     spans: Spans = ()
     other: str | None = None
+    heat: Spans = ()
     id: int = 0
     place: str = ""
     attachments: tuple[tuple[str, str], ...] = ()
@@ -351,6 +359,9 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[Row]]
             yield rows if rest else rows + tail
         if spans:
             yield legend(spans, width, palette)
+    elif message.heat:
+        styles = {"differs": palette.changed, "matters": palette.parted}
+        yield drafted_rows(text, message.heat, width, palette, lambda step: styles.get(step, palette.changed))
     elif spans:
         yield drafted_rows(text, spans, width, palette) + legend(spans, width, palette)
     else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from textual.widgets import Static
-
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, ScoredToken
 from cpuchat.compare.runner import SideAnswer
 from cpuchat.quality.statistics import Interval
-from cpuchat.tui.compare.agreement import PlacesList, content_spans, reasoning_spans, tinted
+from cpuchat.tui.compare.agreement import PlacesList, heat
+from cpuchat.tui.markdown.message_view import AGREES
 from tests.support.snapshots import HostApp, snapshot
 
 NAMES = ("Q8_0", "Q4_K_M")
@@ -59,26 +58,36 @@ class ListApp(HostApp):
         self.posted.append(("continued", event.side, event.place))
 
 
-async def test_the_list_and_a_tinted_answer() -> None:
-    answer = SideAnswer(content=TEXT)
-    spans = content_spans(BOTH, 0, answer)
-    assert [(TEXT[start:end], step) for start, end, step in spans] == [("fetched", "matters"), ("used", "differs")]
-    app = ListApp(PlacesList(BOTH, NAMES), Static(tinted(TEXT, spans)))
+def shown(agreed: Agreement) -> PlacesList:
+    places = PlacesList(NAMES)
+    places.show(agreed)
+    return places
+
+
+async def test_the_list_of_places() -> None:
+    app = ListApp(shown(BOTH))
     async with app.run_test(size=(100, 12)) as pilot:
         app.query_one(PlacesList).focus()
         await pilot.pause()
         await snapshot(app, "agreement-places")
 
 
-async def test_reasoning_is_tinted_where_it_is_shown() -> None:
-    answer = SideAnswer(reasoning=TEXT[:25], content=TEXT[25:])
-    assert [step for *_, step in reasoning_spans(BOTH, 0, answer)] == ["matters"]
-    ((start, end, step),) = content_spans(BOTH, 0, answer)
-    assert (answer.content[start:end], step) == ("used", "differs")
+def test_a_content_in_parts_by_agreement() -> None:
+    def parts(answer: SideAnswer) -> list[tuple[str, str]]:
+        at, found = 0, []
+        text = answer.content.lstrip("\n")
+        for length, step in heat(BOTH, 0, answer):
+            found.append((text[at : at + length], step))
+            at += length
+        assert at == len(text)
+        return [(part, step) for part, step in found if step != AGREES]
+
+    assert parts(SideAnswer(content=TEXT)) == [("fetched", "matters"), ("used", "differs")]
+    assert parts(SideAnswer(reasoning=TEXT[:25], content=TEXT[25:])) == [("used", "differs")]
 
 
 async def test_enter_and_b_post_the_side_and_the_place() -> None:
-    app = ListApp(PlacesList(BOTH, NAMES))
+    app = ListApp(shown(BOTH))
     async with app.run_test(size=(100, 12)) as pilot:
         listed = app.query_one(PlacesList)
         listed.focus()
@@ -90,7 +99,7 @@ async def test_enter_and_b_post_the_side_and_the_place() -> None:
 
 
 async def test_without_places_nothing_is_posted() -> None:
-    app = ListApp(PlacesList(agreement(agreed(), agreed()), NAMES))
+    app = ListApp(shown(agreement(agreed(), agreed())))
     async with app.run_test(size=(100, 12)) as pilot:
         app.query_one(PlacesList).focus()
         await pilot.press("enter", "b")
