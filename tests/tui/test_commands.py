@@ -28,7 +28,15 @@ COMMANDS = [
     [
         ("theme", {"Change theme"}),  # and nothing that has only its letters
         ("DRAFT cycle", {"Cycle drafting: auto, always, off; from the next answer"}),
-        ("view the", {"Toggle the figures", "Change theme", "Toggle the chat list"}),
+        (
+            "view the",
+            {
+                "Cycle the figures: in brief, all, hidden",
+                "Present: large figures over the chat",
+                "Change theme",
+                "Toggle the chat list",
+            },
+        ),
         ("help", {"Explain keys and figures"}),
         ("tour", {"Take the tour"}),
         ("chngthm", {"Change theme"}),

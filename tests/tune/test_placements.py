@@ -27,7 +27,7 @@ from cpuchat.telemetry.meter import Figures, Meter
 from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Roofline
 from cpuchat.telemetry.speculation import Drafting
-from cpuchat.tune.candidates import LoadedCosts, PlacementOptions, compare_placements, loaded_costs
+from cpuchat.tune.candidates import LoadedCosts, PlacementOption, PlacementOptions, compare_placements, loaded_costs
 from tests.costs.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info

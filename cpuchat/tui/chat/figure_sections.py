@@ -204,16 +204,13 @@ def _depth(frame: Frame, now: Drafting) -> Line:
 
 _REMARK_ROWS = 2
 _LIMITED = {"memory": "memory-bound", "compute": "compute-bound", "overhead": "overhead-bound"}
-_CACHED = "fits in L3: not memory-bound"
-_WIDTH = 28  # of the rows that have no unit in a fixed place
 
 
 _LIMIT_END = 26  # the labels are long
-_BY_COMPUTE = Row("limit by compute", lambda now: now.roofline.ceiling_compute, _tok_s, _LIMIT_END)
 LIMITS = (
     Row("limit without drafts", lambda now: now.roofline.ceiling_plain, _tok_s, _LIMIT_END),
     Row("limit with drafts", lambda now: now.roofline.ceiling_accepted, _tok_s, _LIMIT_END),
-    _BY_COMPUTE,
+    Row("limit by compute", lambda now: now.roofline.ceiling_compute, _tok_s, _LIMIT_END),
 )
 
 
@@ -228,7 +225,7 @@ def roofline(frame: Frame) -> list[Line]:
     power = [_power(frame, now.watts.value, now.joules_per_token.value)] if now.watts.value is not None else []
     if now.bandwidth.why == NO_ESTIMATE:  # of a llama-server on this machine
         return power
-    limits = (_BY_COMPUTE,) if now.fits_cache else LIMITS
+    limits = LIMITS[-1:] if now.fits_cache else LIMITS
     return [
         _bandwidth(frame, now),
         _bandwidth_bar(frame, now),
@@ -246,7 +243,7 @@ def _bandwidth(frame: Frame, now: Roofline) -> Line:
     if now.peak.value is None or now.fits_cache:
         return _labelled(frame, "bandwidth", used, "GB/s")
     rest = f" of {units.bandwidth(now.peak.value.bytes_per_s)} GB/s"
-    return frame.item(f"{'bandwidth':<{_LABEL}}", f"{used:>{max(4, _WIDTH - _LABEL - len(rest))}}", rest)
+    return frame.item(f"{'bandwidth':<{_LABEL}}", f"{used:>{max(4, 16 - len(rest))}}", rest)
 
 
 def _bandwidth_bar(frame: Frame, now: Roofline) -> Line:
@@ -255,7 +252,7 @@ def _bandwidth_bar(frame: Frame, now: Roofline) -> Line:
         return frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
     if why in (NO_ANSWER, NO_MODEL):
         return []
-    return [frame.text("label", fit(_CACHED if now.fits_cache else why, frame.width))]
+    return [frame.text("label", fit("fits in L3: not memory-bound" if now.fits_cache else why, frame.width))]
 
 
 def _remarks(frame: Frame, now: Roofline) -> list[Line]:

@@ -85,18 +85,12 @@ def percent(value: float) -> str:
 
 def title(figures: Figures) -> str:
     """Return of what the figures are: `Now · reading the prompt`, `Last answer · stopped`."""
-    what, state = "Now", ""
-    match figures.phase:
-        case "loading":
-            state = "loading"
-        case "prefill":
-            state = "queued" if figures.ahead else "reading the prompt"
-        case "done":
-            what = "Last answer"
-            state = words.stop_reason(figures.stop_reason) if figures.stop_reason else "failed"
-        case _:
-            pass
-    return f"{what} · {state}" if state else what
+    parts = ["Now", {"loading": "loading", "prefill": "reading the prompt"}.get(figures.phase, "")]
+    if figures.phase == "done":
+        parts = ["Last answer", words.stop_reason(figures.stop_reason) if figures.stop_reason else "failed"]
+    elif figures.phase == "prefill" and figures.ahead:
+        parts = ["Now", "queued"]
+    return " · ".join(filter(None, parts))
 
 
 def rough(figures: Figures) -> str:
@@ -307,7 +301,7 @@ def presentation(frame: Frame) -> list[Line]:
     scale = 3 if frame.width >= 150 else 2
     rows: list[Line] = [[] for _ in range((5 * scale + 1) // 2 + 1)]
     for column, (text, label, style) in enumerate(shown if number else ()):
-        if frame.width < _UNITS_FROM and column:  # then the sign stands below, too
+        if frame.width < 90 and column:  # no room for the sign, which stands below
             text, label = text.rstrip("%×"), f"{text[-1]} {label}" if text[-1] in "%×" else label
         at = max(column * frame.width // 3, _cells(rows[0]) + 3 * bool(column))
         digits = big_digits(text, scale)
@@ -318,9 +312,6 @@ def presentation(frame: Frame) -> list[Line]:
     if not number:
         rows[2] = [frame.text("label", title(figures))]
     return [*rows, *shape(frame, frame.height - len(rows))]
-
-
-_UNITS_FROM = 90  # cells that three large figures with their signs take
 
 
 def one_line(frame: Frame) -> Line:

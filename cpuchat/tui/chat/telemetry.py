@@ -70,6 +70,8 @@ class FigureRows(Widget):
             self._base = self.rich_style
             self._styles = {part: self.get_component_rich_style(f"figures--{part}") for part in PARTS}
         figures, memory, draft = self._last
+        if (names := (title(figures), rough(figures))) != (self.border_title, self.border_subtitle):
+            self.border_title, self.border_subtitle = names
         width, height = self.size
         lines = self.compose_rows(Frame(figures, memory, width, height, self._styles, draft))[:height]
         lines += [[]] * (height - len(lines))
@@ -109,9 +111,6 @@ class TelemetryPanel(FigureRows):
     _top = 0
 
     def compose_rows(self, frame: Frame) -> list[Line]:
-        names = title(frame.figures), rough(frame.figures)
-        if names != (self.border_title, self.border_subtitle):
-            self.border_title, self.border_subtitle = names
         rows = all_figures(frame) if self.has_class("-all") else brief(frame)
         self._top = max(0, min(self._top, len(rows) - frame.height))
         return rows[self._top :]

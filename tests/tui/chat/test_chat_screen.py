@@ -74,7 +74,7 @@ async def test_after_esc_in_the_prompt_status_and_figures_show_the_same_context(
     async with running(ScriptedBackend([steps]), size=WIDE) as app:
         await app.ready()
         await app.send("A long prompt.")
-        await app.until(lambda: "1,024 of 8,192" in app.screen_text)
+        await app.until(lambda: "context    1k " in app.screen_text)
         await app.until(lambda: "1k/8k ctx" in app.status)
 
 

@@ -113,9 +113,8 @@ async def test_a_disturbed_measurement_is_repeated_later_and_a_failed_one_is_not
     MadeUp.weight = 0.1
     async with running() as app:
         passes = app.chat.pass_probe
-        await app.until(
-            lambda: passes._retry_at and not passes.running
-        )  # the first runs may have given way to the load
+        # The first runs may have given way to the load.
+        await app.until(lambda: passes._retry_at and not passes.running)
         assert not passes.done and not passes._is_wanted()
         assert not any("other programs" in notice for notice in app.notices)
         n = len(MadeUp.runs)

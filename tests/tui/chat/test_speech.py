@@ -56,6 +56,7 @@ async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch
         assert 3 < heard.seconds < 12
         assert heard.loudness > 0.02
         assert any("No sound device" in notice and "WAV files to" in notice for notice in app.notices)
+        await app.press("f3")
         assert "first audio" in app.screen_text
         assert "RTF" in app.screen_text
         await app.press("ctrl+s")

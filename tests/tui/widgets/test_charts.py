@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.tui.widgets.charts import bar, braille, nice_max, over_time, squeeze
+from cpuchat.tui.widgets.charts import bar, big_digits, braille, nice_max, over_time, squeeze
 
 
-def drawn(fraction: float, width: int, peak: float | None = None) -> str:
-    return "".join(text for text, _ in bar(fraction, width, peak))
+def drawn(fraction: float, width: int, *peaks: float) -> str:
+    return "".join(text for text, _ in bar(fraction, width, *peaks))
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,23 @@ def test_bar(fraction: float, text: str) -> None:
 
 
 def test_peak_mark() -> None:
-    assert drawn(0.25, 4, peak=0.75) == "█──╎"
-    assert drawn(1.0, 4, peak=1.0) == "███╎"
+    assert drawn(0.25, 4, 0.75) == "█──╎"
+    assert drawn(1.0, 4, 1.0) == "███╎"
+    assert drawn(0.25, 4, 0.5, 0.75) == "█─╎╎"
     assert [part for _, part in bar(0.25, 4, 0.75)] == ["fill", "track", "peak"]
 
 
-@given(st.floats(allow_nan=True), st.integers(0, 50), st.none() | st.floats(0, 1))
-def test_bar_has_its_width(fraction: float, width: int, peak: float | None) -> None:
-    assert len(drawn(fraction, width, peak)) == width
+@given(st.floats(allow_nan=True), st.integers(0, 50), st.lists(st.floats(0, 1)))
+def test_bar_has_its_width(fraction: float, width: int, peaks: list[float]) -> None:
+    assert len(drawn(fraction, width, *peaks)) == width
+
+
+def test_large_digits_are_rectangles_of_half_blocks() -> None:
+    assert big_digits("7.1") == ["▀▀█   ▄█ ", "▄▀     █ ", "▀   ▀ ▀▀▀"]
+    for scale, rows in ((1, 3), (2, 5), (3, 8)):
+        drawn = big_digits("1,407.6×89%", scale)
+        assert len(drawn) == rows and len({len(row) for row in drawn}) == 1
+    assert big_digits("") == ["", "", ""]
 
 
 @pytest.mark.parametrize(
