@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+import msgspec
 from coder_pair import coder_pair, larger_target
 from common import MeasureError, run_main
 
@@ -68,8 +69,18 @@ async def record(name: str, rounds: int) -> None:
     finally:
         await comparison.close()
     recording = Recording.of(comparison, comparison.turns[-1])
+    if name == "drafts":
+        named = zip(recording.sides, ("plain", "with drafts"), strict=True)
+        first, second = (msgspec.structs.replace(side, name=own) for side, own in named)
+        recording = msgspec.structs.replace(recording, sides=(first, second))
+    model = comparison.runners[1].model
+    title = f"{model.name} {model.quantization}" if model is not None else ""
+    recording = msgspec.structs.replace(recording, title=title.replace(" GGUF", ""))
     if recording.leader is None:
-        raise MeasureError(f"{name}: {recording.verdict.kind}. Run it again on a quiet machine.")
+        last = comparison.turns[-1].rounds[-1].answers
+        waits = ", ".join(f"{one.timings.cpu_wait or 0:.3f}" for one in last if one.timings is not None)
+        why = f"{recording.verdict.kind}, shares of the time that threads waited for a core: {waits}"
+        raise MeasureError(f"{name}: {why}. Run it again on a quiet machine.")
     file = paths.recording_file(name)
     recording.write(file)
     ends = ", ".join(f"{one.name} {len(one.tokens)} tokens at {one.tok_s or 0:.1f} tok/s" for one in recording.sides)
