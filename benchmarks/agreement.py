@@ -1,6 +1,6 @@
 """What the agreement of two answers costs, and its figures against those of `cpuchat quality` on the same tokens.
 
-    python benchmarks/agreement.py [--quick] [--rounds 3] [--a FILE --b FILE]
+    python benchmarks/agreement.py [--quick] [--rounds 3] [--a FILE --b FILE] [--tokens 500]
 
 Time: from the end of both answers until the agreement is known, against one prefill of the same number of tokens behind
 as long a prompt on each side, in turn (a shared beginning counts once: it is read once). Figures: the process of
@@ -110,6 +110,7 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
             assert found is not None
             compared.append(found.comparing / totals[-1])
             prefills.append(sum([await prefill(comparison, side, len(a.prompt_tokens), n) for side in (0, 1)]))
+            print(f"{totals[-1]:.2f} s, prefills {prefills[-1]:.2f} s", file=sys.stderr, flush=True)
     finally:
         await comparison.close()
     rows = [
@@ -124,10 +125,11 @@ def main() -> None:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--a", type=Path, default=PAIR[0])
         parser.add_argument("--b", type=Path, default=PAIR[1])
+        parser.add_argument("--tokens", type=int, default=500, help="tokens of each answer, at most")
 
     options = arguments(__doc__, more)
     where, files = machine(), DEMO if options.quick else (options.a, options.b)
-    n_tokens, rounds = (40, 1) if options.quick else (500, options.rounds or 3)
+    n_tokens, rounds = (40, 1) if options.quick else (options.tokens, options.rounds or 3)
     done, rows, remark = asyncio.run(measure(files, n_tokens, rounds))
     assert done.agreement is not None
     for writer, own in enumerate(done.agreement.answers):
