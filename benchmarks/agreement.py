@@ -1,10 +1,11 @@
 """What the agreement of two answers costs, and its figures against those of `cpuchat quality` on the same tokens.
 
-    python benchmarks/agreement.py [--quick] [--rounds 3] [--a FILE --b FILE]
+    python benchmarks/agreement.py [--quick] [--rounds 3] [--a FILE --b FILE] [--tokens 500]
 
 Time: from the end of both answers until the agreement is known, against one prefill of the same number of tokens behind
 as long a prompt on each side, in turn (a shared beginning counts once: it is read once). Figures: the process of
-`cpuchat quality` scores the answer's tokens with both files. The pair is a Q4_K_M file and a Q8_0 made from it with
+`cpuchat quality` scores the answer's tokens with both files, in passes of the same length; what longer passes round
+otherwise is told beside it. The pair is a Q4_K_M file and a Q8_0 made from it with
 `cpuchat models quantize --allow-requantize`; --quick takes the demo's two files.
 """
 
@@ -28,12 +29,14 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.line_process import LineOutput
 from cpuchat.base.paths import demo_dir
 from cpuchat.base.text import common_prefix
+from cpuchat.compare.agreement import rows_of_block
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Round, Side, SideAnswer
 from cpuchat.config.settings import Settings
 from cpuchat.engine.lockstep import Lockstep, Window
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
+from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import Failed, Measure
 from cpuchat.quality.measure import scores_of
 from cpuchat.quality.messages import Answer, Scored, Start
@@ -57,8 +60,8 @@ class Written(Window):
         return self.n_prompt - 1
 
 
-def quality(base: Path, other: Path, answer: SideAnswer) -> Summary:
-    """Score an answer as `cpuchat quality` scores a window."""
+def quality(base: Path, other: Path, answer: SideAnswer, rows: int = 0) -> Summary:
+    """Score an answer as `cpuchat quality` scores a window; `rows` tokens in a pass (0: as many as it takes)."""
     cpus = place(read_topology(), PlacementSpec()).cpus
     stream, start = io.BytesIO(), Start(base=str(base), others=(str(other),), cpus=cpus, texts=(), n_ctx=2048)
     Written.n_prompt = len(answer.prompt_tokens)
@@ -66,6 +69,7 @@ def quality(base: Path, other: Path, answer: SideAnswer) -> Summary:
     with closing(Lockstep(start, LineOutput(stream))) as lockstep:
         lockstep._base = lockstep._load(str(base))
         lockstep._load_others([0])
+        lockstep._rows = rows or lockstep._rows
         lockstep._together(lockstep._base, [(0, lockstep._others[0])], 0, window)
     lines = (msgspec.json.decode(line, type=Answer) for line in stream.getvalue().splitlines())
     return summarize([scores_of(one) for one in lines if isinstance(one, Scored)])
@@ -110,6 +114,7 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
             assert found is not None
             compared.append(found.comparing / totals[-1])
             prefills.append(sum([await prefill(comparison, side, len(a.prompt_tokens), n) for side in (0, 1)]))
+            print(f"{totals[-1]:.2f} s, prefills {prefills[-1]:.2f} s", file=sys.stderr, flush=True)
     finally:
         await comparison.close()
     rows = [
@@ -124,22 +129,25 @@ def main() -> None:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--a", type=Path, default=PAIR[0])
         parser.add_argument("--b", type=Path, default=PAIR[1])
+        parser.add_argument("--tokens", type=int, default=500, help="tokens of each answer, at most")
 
     options = arguments(__doc__, more)
     where, files = machine(), DEMO if options.quick else (options.a, options.b)
-    n_tokens, rounds = (40, 1) if options.quick else (500, options.rounds or 3)
+    n_tokens, rounds = (40, 1) if options.quick else (options.tokens, options.rounds or 3)
     done, rows, remark = asyncio.run(measure(files, n_tokens, rounds))
     assert done.agreement is not None
     for writer, own in enumerate(done.agreement.answers):
-        expected = quality(files[writer], files[1 - writer], done.answers[writer])
+        pair = files[writer], files[1 - writer]
+        expected = quality(*pair, done.answers[writer], rows_of_block(read_model(files[0]).n_vocab))
+        longer = quality(*pair, done.answers[writer])
         name = f"answer of {'AB'[writer]}"
-        for what, value, other in (
-            ("same next token", own.same_top, expected.same_top.value),
-            ("KLD mean", own.kld, expected.kld.value),
-            ("PPL", own.ppl, expected.ppl_base),
-            ("PPL of the other", own.ppl_other, expected.ppl_other),
+        for what, value, other, rounded in (
+            ("same next token", own.same_top, expected.same_top.value, longer.same_top.value),
+            ("KLD mean", own.kld, expected.kld.value, longer.kld.value),
+            ("PPL", own.ppl, expected.ppl_base, longer.ppl_base),
+            ("PPL of the other", own.ppl_other, expected.ppl_other, longer.ppl_other),
         ):
-            note = f"agreement {value:.5f}, cpuchat quality {other:.5f}"
+            note = f"agreement {value:.5f}, quality {other:.5f}, quality in longer passes {rounded:.5f}"
             rows.append(Row(f"{name}, {what}: off by", "", [abs(value - other)], target=SAME, note=note))
     report("agreement", where, rows, quick=options.quick, remarks=[remark])
 

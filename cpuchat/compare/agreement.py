@@ -170,7 +170,7 @@ async def score_answers(
     Raises:
         UsageError: the disk has no room; what `run` raises.
     """
-    n_rows = min(max(_BLOCK_BYTES // (4 * n_vocab) // _TILE * _TILE, _TILE), _MOST_ROWS)
+    n_rows = rows_of_block(n_vocab)
     blocks = _blocks(written, n_rows)
     n_ctx = max(len(one.all_tokens) for one in written)
     seconds, comparing = [0.0, 0.0], 0.0
@@ -203,15 +203,21 @@ async def score_answers(
     return Agreement(answers=(a, b), evaluating=(seconds[0], seconds[1]), comparing=comparing)
 
 
+def rows_of_block(n_vocab: int) -> int:
+    """Return how many tokens are predicted in one pass."""
+    return min(max(_BLOCK_BYTES // (4 * n_vocab) // _TILE * _TILE, _TILE), _MOST_ROWS)
+
+
 def _blocks(written: tuple[Written, Written], n_rows: int) -> list[_Block]:
-    """Cut both texts into blocks of at most `n_rows` tokens; what both begin with is read once."""
+    """Cut both texts into blocks of `n_rows` tokens; whole blocks with which both begin are read once. Shorter blocks
+    would be slower for each token, and passes of other lengths round in other ways."""
     (a, first_a), (b, first_b) = ((one.all_tokens, len(one.prompt)) for one in written)
-    shared = common_prefix(a, b) if first_a == first_b else 0
-    both = max(shared, first_a) if first_a == first_b else first_a
+    n_shared = common_prefix(a, b) - first_a if first_a == first_b else 0
+    n_both = n_shared if a == b else max(n_shared, 0) // n_rows * n_rows
     parts: list[tuple[int, int, int, tuple[Literal["file", "own"], ...]]] = [
-        (0, first_a, both, ("file", "own")),
-        (0, both, len(a), ("file",)),
-        (1, max(shared, first_b), len(b), ("own",)),
+        (0, first_a, first_a + n_both, ("file", "own")),
+        (0, first_a + n_both, len(a), ("file",)),
+        (1, first_b + n_both, len(b), ("own",)),
     ]
     blocks, at = list[_Block](), 0
     for side, start, end, bases in parts:

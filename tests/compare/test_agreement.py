@@ -17,6 +17,12 @@ N_VOCAB = 100
 PROMPT = (1, 2, 3)
 
 
+@pytest.fixture(autouse=True)
+def blocks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict two tokens in a pass."""
+    monkeypatch.setattr("cpuchat.compare.agreement.rows_of_block", lambda n_vocab: 2)
+
+
 class Sides:
     """Two workers that answer from a table: token -> (p of its writer, p of the other, rank with the other)."""
 
@@ -61,15 +67,27 @@ async def agreement(table: dict[int, tuple[float, float, int]], a: Written = A, 
 async def test_a_shared_beginning_is_read_once_and_compared_in_both_directions() -> None:
     sides = Sides({})
     found = await score_answers((A, B), N_VOCAB, sides.run)
-    assert [side for side, _ in sides.commands] == [0, 1] * 3
+    assert [side for side, _ in sides.commands] == [0, 1] * 4
     assert [(len(c.tokens), c.n, c.bases) for side, c in sides.commands if side] == [
         (5, 2, ("file", "own")),
-        (8, 3, ("file",)),
+        (7, 2, ("file",)),
+        (8, 1, ("file",)),
         (7, 2, ("own",)),
     ]
     assert {(c.n_prompt, c.n_ctx) for _, c in sides.commands} == {(3, 8)}
     assert [len(one.tokens) for one in found.answers] == [5, 4]
-    assert found.evaluating == (6.0, 6.0) and found.comparing == 3.0
+    assert found.evaluating == (8.0, 8.0) and found.comparing == 4.0
+
+
+async def test_only_whole_blocks_are_shared_unless_the_texts_are_the_same() -> None:
+    b = written([10, 11, 12, 23], "One| wo|rd| sock")
+    sides = Sides({})
+    await score_answers((A, b), N_VOCAB, sides.run)
+    assert [c.n for side, c in sides.commands if side and len(c.bases) == 2] == [2]
+    same = Sides({})
+    found = await score_answers((A, A), N_VOCAB, same.run)
+    assert [c.n for side, c in same.commands if side] == [2, 2, 1]
+    assert found.answers[0] == found.answers[1]
 
 
 async def test_other_prompts_share_nothing() -> None:
@@ -77,8 +95,11 @@ async def test_other_prompts_share_nothing() -> None:
     b = written([10, 11, 22, 23], "One| wo|ol| sock", prompt=(1, 2))
     await score_answers((A, b), N_VOCAB, sides.run)
     assert [(len(c.tokens), c.n, c.bases) for side, c in sides.commands if side] == [
-        (8, 5, ("file",)),
-        (6, 4, ("own",)),
+        (5, 2, ("file",)),
+        (7, 2, ("file",)),
+        (8, 1, ("file",)),
+        (4, 2, ("own",)),
+        (6, 2, ("own",)),
     ]
 
 
@@ -89,8 +110,8 @@ async def test_sides_that_are_loaded_in_turn_each_run_once_with_all_rows_kept(
     sides = Sides({})
     shares: list[float] = []
     await score_answers((A, B), N_VOCAB, sides.run, in_turn=True, tell=shares.append)
-    assert [side for side, _ in sides.commands] == [0, 0, 0, 1, 1, 1]
-    assert [c.at for side, c in sides.commands if side] == [0, 2, 5]
+    assert [side for side, _ in sides.commands] == [0] * 4 + [1] * 4
+    assert [c.at for side, c in sides.commands if side] == [0, 2, 4, 5]
     assert shares == sorted(shares) and shares[-1] == 1
     assert list(tmp_path.iterdir()) == []
 
