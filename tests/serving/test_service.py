@@ -18,8 +18,9 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
+from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.requests import ParsedRequest, Refusal
+from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import RequestRecord, Service
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
