@@ -558,7 +558,9 @@ class CallReader:
         while (end := _skipped_closing(form, self._text, at)) is None:
             if (found := pair.match(self._text, _skip(self._text, at, style.separator))) is None:
                 return False
-            key = found["key"]
+            key, given = found["key"], self._text[found.end() :].lstrip()
+            if given.startswith("<![CDATA[") and "]]>" not in given:  # what closes a value may be inside
+                return False
             value, at = _value(form, self._text, found.end(), key, _schema_of(self._schemas[name], key))
             if at < 0:
                 return False
