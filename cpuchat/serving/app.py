@@ -28,7 +28,7 @@ from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
-from cpuchat.serving.service import CONTENT_TYPE, Place, Service
+from cpuchat.serving.service import CONTENT_TYPE, WARM, Place, Service
 from cpuchat.serving.web.sessions import Sessions, WebAccess
 
 BODY_SECONDS = 60.0
@@ -48,7 +48,7 @@ _DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest],
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
 """Paths, and who reads the requests and writes the answers."""
-ENDPOINTS = (*_DIALECTS, "count")
+ENDPOINTS = (*_DIALECTS, "count", WARM)
 
 _MOST_CONTROL = 4096
 _MOST_PARSED = 4  # requests at a time
@@ -62,6 +62,19 @@ _STREAM_HEADERS = [
 
 class _Gone(Exception):
     """Raised when the client reads no more."""
+
+
+def read_any(reader: RequestReader, data: bytes) -> ParsedRequest:
+    """Read the body of a request whose dialect is not told: its fields tell it. Raises Refusal."""
+    try:
+        body = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    given = body if isinstance(body, dict) else {}
+    tools = given.get("tools")
+    of_anthropic = "system" in given or (isinstance(tools, list) and any("input_schema" in one for one in tools))
+    name = "responses" if "input" in given else "completions" if "prompt" in given else "chat"
+    return _DIALECTS["messages" if of_anthropic else name][1](reader, data)
 
 
 class AnswerEndpoint:

@@ -10,13 +10,14 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 import msgspec
 
 from cpuchat.protocol.messages import (
+    ANY_CALL,
     AnyEvent,
     CallDelta,
     Failed,
@@ -69,6 +70,19 @@ class Metrics:
         self.requests: Counter[tuple[str, str]] = Counter()
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._positions: list[tuple[int, int]] = []
+
+    @property
+    def results(self) -> Counter[str]:
+        """Return how requests have ended, of all endpoints together."""
+        found = Counter[str]()
+        for (_, result), n in self.requests.items():
+            found[result] += n
+        return found
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Return how many tokens of prompts were reused and evaluated."""
+        return int(self._totals["cached"]), int(self._totals["prompt"])
 
     def count_load(self) -> None:
         """Count a load of the model, the first one included."""
@@ -221,6 +235,8 @@ class Place:
     client: str
 
 
+WARM = "warm"
+"""The endpoint, in figures and the log, of prompts that are evaluated ahead."""
 _MOST_PASSED = 4
 """Short requests of its client that a long one lets pass."""
 
@@ -386,6 +402,11 @@ class Service:
         at = self._turns.index(place)
         return (list(self._places).index(place) if at is None else at) + self.busy
 
+    @property
+    def figures(self) -> Figures:
+        """Return the figures of the running answer, else of the last one."""
+        return self._conversation.meter.figures(self._clock())
+
     def check_health(self) -> None:
         """Check that the model is there, or can be reloaded with the next request. Raises Refusal."""
         _ = self.model
@@ -464,6 +485,13 @@ class Service:
             record = RequestRecord(place.endpoint, place.client, result, timings, reason, message, queued, hint)
             self._on_done(record)
 
+    async def warm(self, parsed: ParsedRequest, client: str) -> None:
+        """Evaluate the prompt of a request ahead, for `client`. Raises Refusal."""
+        one = msgspec.structs.replace(parsed.of_client(client).request, max_tokens=1, grammar="", calling=ANY_CALL)
+        with self.place(WARM, client.split()[0]) as place:
+            async for _ in self.answer(replace(parsed, request=one, n=1), place, Progress()):
+                pass
+
     async def count(self, parsed: ParsedRequest, place: Place) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
         async with self._turns.turn(place, parsed.request.owner, is_short=True):
@@ -526,7 +554,7 @@ class Service:
     def metrics_text(self, endpoints: tuple[str, ...]) -> str:
         """Return the page for Prometheus."""
         state = {"running": int(self.running is not None), "waiting": self.waiting, "limit": self.limit}
-        return self.metrics.text(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
+        return self.metrics.text(endpoints, state, self._info, self.figures)
 
 
 def _untold(event: AnyEvent, progress: Progress) -> Iterator[CallDelta]:
