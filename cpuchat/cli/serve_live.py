@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cpuchat.serving.service import Service
 
 _SECONDS = 0.5
+_ENDED = {"ok": "answered", "queue_full": "refused: queue full"}
 
 
 @contextlib.asynccontextmanager
@@ -41,7 +42,7 @@ def figures(service: Service) -> str:
     """Return the figures as lines: requests, the running answer, and what was reused since the start."""
     cached, evaluated = service.metrics.prompt_tokens
     requests = [f"{int(service.running is not None)} running", f"{service.waiting} queued"]
-    requests += [f"{n:,} {result.replace('_', ' ')}" for result, n in service.metrics.results.items()]
+    requests += [f"{n:,} {_ENDED.get(result, result)}" for result, n in service.metrics.results.items()]
     lines = [" · ".join(requests), _running(service)]
     if cached + evaluated:
         share = f"{100 * cached / (cached + evaluated):.0f} %"

@@ -202,4 +202,4 @@ async def test_the_live_figures_tell_what_is_running_and_what_was_reused() -> No
     await ask(service)
     assert "512 of 2,048 tokens, 256 cached" in shown[0]
     assert "1 token" in shown[1]
-    assert figures(service) == "0 running · 0 queued · 1 ok\nreused 256 of 2,048 prompt tokens (12 %)"
+    assert figures(service) == "0 running · 0 queued · 1 answered\nreused 256 of 2,048 prompt tokens (12 %)"
