@@ -321,11 +321,11 @@ class _Serve:
         from cpuchat.serving.errors import Refusal
         from cpuchat.serving.server import url
 
-        host = urlsplit(url(listener)).hostname
+        host, user = urlsplit(url(listener)).hostname, os.getuid() if sys.platform == "linux" else ""
         for file in self._warm:
             try:
                 parsed = read_any(service.reader, await asyncio.to_thread(file.read_bytes))
-                await service.warm(parsed, f"{host} {os.getuid()}")
+                await service.warm(parsed, f"{host} {user}")
             except (Refusal, OSError) as error:
                 self._terminal.warn(f"cpuchat: --warm {file}: {error}")
 

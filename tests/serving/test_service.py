@@ -167,9 +167,9 @@ async def test_a_short_request_changes_places_with_a_long_one_of_its_client_only
     asked += [("a", "title of a", True), ("b", "last of b", False), ("d", "short of d", True)]
     tasks = []
     for client, prompt, short in asked:
+        n_before = len(tasks)
         tasks.append(asyncio.create_task(place_in_line(service, client, prompt, short=short)))
-        await until(lambda n=len(tasks): service.waiting == n - 1)
-        await asyncio.sleep(0)
+        await until(lambda n=n_before: service.waiting == n)
     engine.gate.set()
     await asyncio.gather(*tasks)
     order = ["running", "long of b", "title of a", "of c", "long of a", "last of b", "short of d"]

@@ -52,7 +52,7 @@ def test_pieces_together_are_the_arguments(name: str, step: int) -> None:
     for made in ([calls[0]], [calls[1]], calls if name != "llama-3" else calls[2:]):
         told, found, early = streamed(form, written(name, *made), tools, step)
         assert told == found == made
-        assert early >= len(made) - 1 - ("pairs" == form.shape and not form.closing.strip())
+        assert early >= len(made) - 1 - (form.shape == "pairs" and not form.closing.strip())
 
 
 def test_pieces_come_while_the_arguments_are_written() -> None:
