@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 
-from cpuchat.protocol.messages import CallDelta, CallRule, LoadModel, LoadOptions, Message, Timings, Tool
+from cpuchat.protocol.messages import (
+    CallDelta,
+    CallRule,
+    LoadModel,
+    LoadOptions,
+    Message,
+    Speculation,
+    TextDelta,
+    Timings,
+    Tool,
+)
 from tests.engine.conftest import ONE_CPU
 from tests.support.engine_chat import Chat, assistant, user
+from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 
 SYSTEM = Message(role="system", content="You are careful. " * 60)
 LOOK = Tool(
@@ -92,9 +103,33 @@ def test_nobody_else_gets_it(served: Served) -> None:
     assert served.say(user("Hello there")).prompt_n < 128
 
 
-def test_a_required_call_comes_in_pieces(served: Served) -> None:
+def test_the_memory_of_a_recurrent_model_comes_back_too(recurrent_model: Path, tmp_path: Path) -> None:
+    served = Served(recurrent_model, tmp_path / "kv")
+    first = served.say(user("Hello"))
+    served.say(user("Hello"), assistant("Yes?"), user("Nothing. " * 100))
+    served.again()
+    assert served.say(user("A third one")).prompt_n < 128 < first.prompt_n
+    served.engine.close()
+
+
+@pytest.mark.parametrize("drafting", [Speculation(), Speculation(drafters=("lookup", "suffix"), depth=4)])
+def test_a_required_call_comes_in_pieces(served: Served, drafting: Speculation) -> None:
     rule = CallRule(mode="required", single=True)
-    served.say(user("Where?"), calling=rule, streams_calls=True, max_tokens=100)
+    served.say(user("Where?"), calling=rule, streams_calls=True, max_tokens=100, speculation=drafting)
     pieces = served.of(CallDelta)
     assert {piece.name for piece in pieces} == {"look"}
-    assert "".join(piece.arguments for piece in pieces).replace(" ", "") in ('{"at":"a"}', '{"at":"b"}')
+    assert is_look("".join(piece.arguments for piece in pieces))
+
+
+def test_a_model_reasons_before_a_required_call(tmp_path: Path) -> None:
+    template = CHATML + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    served = Served(write_tiny_gguf(tmp_path / "thinker.gguf", template=template), tmp_path / "kv")
+    rule = CallRule(mode="required", single=True)
+    served.say(user("Where?"), calling=rule, streams_calls=True, max_tokens=150, reasoning_budget=6)
+    assert any(delta.channel == "reasoning" for delta in served.of(TextDelta))
+    assert is_look("".join(piece.arguments for piece in served.of(CallDelta)))
+    served.engine.close()
+
+
+def is_look(arguments: str) -> bool:
+    return arguments.replace(" ", "") in ('{"at":"a"}', '{"at":"b"}')
