@@ -1,13 +1,14 @@
 """`cpuchat serve` as agents use it: OpenAI's and Anthropic's own clients, three dialects at once, and restarts.
 
-    python benchmarks/agents.py [--quick] [--rounds N] [--only sdks,mixed,restart,grammar] [--model FILE] [--threads N]
+    python benchmarks/agents.py [--quick] [--rounds N] [--only sdks,mixed,restart,slots,grammar] [--model FILE]
 
 sdks: 200 generated requests of each client (chat and responses, messages), streamed and whole, with tools and forms of
 their own; every event is parsed by the client; errors are counted. mixed: 500 requests of the three dialects by 8
 clients, half of them cut at a random moment: workers lost, slots not released, memory at the end against that after the
 first two fifths. Both with the demo model. restart: an agent with 8,000 tokens of system prompt and tools; its first
-request after a restart of the server with the next one, and with llama-server, whose slot is saved and restored by its
-own interface. grammar: decoding the arguments of a call under its grammar with decoding text. Both with a real model.
+request after a restart of the server with the next one; slots: the same with llama-server, whose slot is saved and
+restored by its own interface. grammar: decoding the arguments of a call under its grammar with decoding text. These
+with a real model.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from common import WORK, MeasureError, Row, Target, arguments, machine, report, 
 from product import default_threads
 from serve import CLIENTS, KEPT_GB, SETTLED, metric, our_server, slot, until_idle
 
-PARTS = ("sdks", "mixed", "restart", "grammar")
+PARTS = ("sdks", "mixed", "restart", "slots", "grammar")
 SDK_REQUESTS, MIXED_REQUESTS = 200, 500
 AGENT_TOKENS, CONTEXT = 8_000, 12_288
 REAL = WORK / "models" / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
@@ -286,8 +287,8 @@ def _question(number: int) -> str:
     return f"Question {number}: which of the files tells how the queue of the server works, and why is it so? Answer."
 
 
-def restart(file: Path, threads: int, rounds: int, n_tokens: int) -> list[Row]:
-    """First token of an agent's first request after a restart, with its next one, and with llama-server's."""
+def restart(file: Path, threads: int, rounds: int, n_tokens: int, *, slots: bool) -> list[Row]:
+    """First token of an agent's first request after a restart, with its next one, and with llama-server's (`slots`)."""
     again, same, evaluated, theirs = list[float](), list[float](), list[float](), list[float]()
     options = ("--ctx", str(CONTEXT), "--drafters", "off")
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder:
@@ -304,7 +305,7 @@ def restart(file: Path, threads: int, rounds: int, n_tokens: int) -> list[Row]:
                 evaluated.append(timings["prompt_n"] - next_timings["prompt_n"])
         extra = ("--jinja", "--slot-save-path", folder)
         save = {"filename": "agent.bin"}
-        for number in range(rounds + 1):
+        for number in range(rounds + 1 if slots else 0):
             log = Path(folder) / "llama.log"
             with llama_server(file, threads=threads, n_ctx=CONTEXT, log=log, extra=extra) as other:
                 if number:
@@ -314,11 +315,11 @@ def restart(file: Path, threads: int, rounds: int, n_tokens: int) -> list[Row]:
                     _first_token(other.url, _agent(n_tokens, "Hello"))
                     httpx.post(f"{other.url}/slots/0?action=save", json=save, timeout=600).raise_for_status()
     what = f"an agent of {first['prompt_n']:,} tokens after a restart, {file.stem}: "
-    slots = f"{what}first token, baseline: llama-server with its slot restored"
+    restored = f"{what}first token, baseline: llama-server with its slot restored"
     return [
         Row(f"{what}tokens evaluated beyond what is new", "", evaluated, target=Target(64, False)),
         Row(f"{what}first token, baseline: without a restart", "ms", again, same, Target(1.1, False)),
-        Row(slots, "ms", again, theirs, Target(1.1, False)),
+        *([Row(restored, "ms", again, theirs, Target(1.1, False))] if slots else []),
     ]
 
 
@@ -362,7 +363,7 @@ def main() -> None:
     if "mixed" in parts:
         rows += mixed(80 if quick else MIXED_REQUESTS, threads)
     if "restart" in parts:
-        rows += restart(options.model, threads, rounds, 2_500 if quick else AGENT_TOKENS)
+        rows += restart(options.model, threads, rounds, 2_500 if quick else AGENT_TOKENS, slots="slots" in parts)
     if "grammar" in parts:
         rows.append(grammar(options.model, threads, rounds))
     report(
