@@ -60,17 +60,18 @@ class Seen:
 
 @contextlib.contextmanager
 def our_server(
-    model: Path, *arguments: str, folder: Path, kept_gb: float = 2.0
+    model: Path, *arguments: str, folder: Path, kept_gb: float = 2.0, own_cache: bool = False
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """Run `cpuchat serve` on a free port; yields its address and process.
+    """Run `cpuchat serve` on a free port; yields its address and process. `own_cache`: states are in `folder`, too.
 
     Raises:
         MeasureError: it does not start.
     """
     config = folder / "config"
-    config.mkdir(parents=True)
+    config.mkdir(parents=True, exist_ok=True)
     (config / "config.toml").write_text(f"[engine]\nsaved_kv_gb = {kept_gb}\n")
     env = {**os.environ, "CPUCHAT_CONFIG_DIR": str(config), "CPUCHAT_DATA_DIR": str(folder / "data")}
+    env |= {"CPUCHAT_CACHE_DIR": str(folder / "cache")} if own_cache else {}
     command = [sys.executable, "-m", "cpuchat.cli.main", "serve", str(model), "--port", "0", "--quiet", *arguments]
     with (folder / "server.log").open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=env)
@@ -180,11 +181,11 @@ def second_turn(file: Path, threads: int, rounds: int, history: int, talks: int 
     return Row(what, "ms", runs["cpuchat"], runs["llama-server"], Target(1.1, False), note)
 
 
-def _slot(url: str) -> dict:
+def slot(url: str) -> dict:
     return httpx.get(f"{url}/slots", timeout=30, trust_env=False).json()[0]
 
 
-def _metric(url: str, name: str) -> float:
+def metric(url: str, name: str) -> float:
     found = re.search(rf"^cpuchat_{name} (\S+)$", httpx.get(f"{url}/metrics", trust_env=False).text, re.M)
     return float(found[1]) if found else 0.0
 
@@ -192,7 +193,7 @@ def _metric(url: str, name: str) -> float:
 def until_idle(url: str) -> float:
     """Seconds until the slot is idle. Raises MeasureError when it does not get idle."""
     start = time.perf_counter()
-    while _slot(url)["is_processing"]:
+    while slot(url)["is_processing"]:
         if time.perf_counter() - start > 30:
             raise MeasureError("the slot does not get idle")
         time.sleep(0.005)
@@ -243,10 +244,10 @@ def clients(file: Path, threads: int, requests: int) -> list[Row]:
             for future in [threads_.submit(client, number) for number in range(CLIENTS)]:
                 future.result()
         until_idle(url)
-        slot, grown = _slot(url), settled[0]
+        now, grown = slot(url), settled[0]
         complete(url, models.words(20, salt=1), 4)
-        lost = 0.0 if worker.is_running() and _metric(url, "model_loads_total") == 1 else 1.0
-        leaked = float(slot["is_processing"]) + slot["n_waiting"]
+        lost = 0.0 if worker.is_running() and metric(url, "model_loads_total") == 1 else 1.0
+        leaked = float(now["is_processing"]) + now["n_waiting"]
         memory = [server.memory_info().rss / grown[0], worker.memory_info().rss / grown[1]]
         descriptors = server.num_fds()
     what = f"{requests} requests, {CLIENTS} clients, half of them cut: "

@@ -4,7 +4,7 @@
 
 Run `cpuchat probe` before, on an idle machine: the pictures show speeds that are predicted from its figures. Answers,
 `hardware` and `tune` measure, so the machine must stay idle. `stage` is the moving picture of the README, from the
-recording in the package. Needs rsvg-convert, convert and the Fira Code font (Debian: librsvg2-bin, imagemagick,
+recording in the package. Needs rsvg-convert, Pillow and the Fira Code font (Debian: librsvg2-bin, python3-pil,
 fonts-firacode).
 """
 
@@ -254,12 +254,14 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     return target
 
 
-_FRAMES, _FRAME_CS, _LAST_CS = 48, 16, 350  # pictures of the replay, and how long each is shown, in 1/100 s
+_FRAMES, _FRAME_MS, _LAST_MS = 48, 130, 4000  # pictures of the replay, and how long each is shown
 _STAGE_SIZE = (104, 30)
 
 
 async def stage() -> Path:
     """Return the recorded race of two quantizations as a moving picture, at the speed at which it was written."""
+    from PIL import Image
+
     from cpuchat.backend.local import LocalBackend
     from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
@@ -272,7 +274,7 @@ async def stage() -> Path:
     app = just_the_app("stage", conversation, Library([]))
     target = HERE / "stage.gif"
     with tempfile.TemporaryDirectory() as folder:
-        pictures: list[str] = []
+        pictures: list[Path] = []
         async with app.run_test(size=_STAGE_SIZE) as pilot:
             await app.push_screen(screen := ReplayScreen("quantizations"))
             await until(pilot, lambda: screen.over)
@@ -283,10 +285,12 @@ async def stage() -> Path:
                 file = Path(folder) / f"{number:03}.png"
                 svg = for_rsvg(app.export_screenshot(title="cpuchat"))
                 subprocess.run(["rsvg-convert", "-w", "1000", "-o", str(file)], input=svg.encode(), check=True)
-                pictures += ["-delay", str(_FRAME_CS if number < _FRAMES else _LAST_CS), str(file)]
+                pictures.append(file)
             await pilot.press("ctrl+q")
-        still = ["-colors", "48", "+dither", "-layers", "optimize"]
-        subprocess.run(["convert", "-loop", "0", *pictures, *still, str(target)], check=True)
+        last = Image.open(pictures[-1]).convert("RGB").quantize(64)  # its colors are those of all
+        images = [Image.open(file).convert("RGB").quantize(palette=last, dither=Image.Dither.NONE) for file in pictures]
+        durations = [_FRAME_MS] * _FRAMES + [_LAST_MS]
+        images[0].save(target, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=True)
     return target
 
 

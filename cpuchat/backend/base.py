@@ -72,6 +72,10 @@ class Backend(Protocol):
         """Return how many tokens a text has for the loaded model; None where that cannot be told, or not at once."""
         ...
 
+    async def count_prompt(self, request: Generate) -> int | None:
+        """Return how many tokens the prompt of a request has; None where that cannot be told."""
+        ...
+
     async def forget(self, chat_id: str) -> None:
         """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
         ...
@@ -166,6 +170,10 @@ class ModelBackend(ABC, Generic[_P]):
 
     async def count_tokens(self, text: str) -> int | None:
         """Return None: a server is not asked, and what the user has not sent yet is not for it."""
+        return None
+
+    async def count_prompt(self, request: Generate) -> int | None:
+        """Return None: a server does not tell."""
         return None
 
     async def forget(self, chat_id: str) -> None:

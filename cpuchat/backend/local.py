@@ -66,6 +66,8 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         self._log_dir = log_dir or paths.log_dir()
         self.spawner = Spawner()
         self._prepared: Future[Spawned] | None = None
+        self.resumes = False
+        """As of `LoadModel`."""
         self.log_file: Path | None = None
         """The newest worker's stderr; it outlives the worker."""
         self._starting = asyncio.Lock()
@@ -110,6 +112,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
             state_dir=names[2] if self._state_dir else "",
             state_limit=self._state_limit,
             calibration_file=names[1],
+            resumes=self.resumes,
         )
         async with self._exchange(command) as exchange:
             while not exchange.finished:
@@ -208,6 +211,11 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         if worker is None or self._model is None or self._running is not None:
             return None
         return await worker.count_tokens(text)
+
+    async def count_prompt(self, request: Generate) -> int | None:
+        """Return how many tokens the prompt of a request has; None without a worker, or when it cannot be made."""
+        worker = self._process
+        return None if worker is None or self._model is None else await worker.count_tokens(prompt=request)
 
     async def forget(self, chat_id: str) -> None:
         self._send(ForgetChat(chat_id=chat_id))

@@ -34,6 +34,7 @@ from cpuchat.protocol.messages import (
     Command,
     CountTokens,
     Failed,
+    Generate,
     Shutdown,
     ShuttingDown,
     TokensCounted,
@@ -216,13 +217,15 @@ class WorkerProcess(ChildProcess):
         if self.alive:
             self._writer.submit(self._write, encode(command))
 
-    async def count_tokens(self, text: str) -> int | None:
-        """Return how many tokens a text has, once the worker has done all it was told before; None when it exits."""
+    async def count_tokens(self, text: str = "", prompt: Generate | None = None) -> int | None:
+        """Return how many tokens a text or a prompt has, once the worker has done all it was told before; None when it
+        exits.
+        """
         if not self.alive:
             return None
         request_id = next(self._count_ids)
         counted = self._counts[request_id] = self._loop.create_future()
-        self.send(CountTokens(request_id=request_id, text=text))
+        self.send(CountTokens(request_id=request_id, text=text, prompt=prompt))
         try:
             return await counted
         finally:

@@ -134,6 +134,9 @@ class SwitchingBackend:
     async def count_tokens(self, text: str) -> int | None:
         return await self._current.count_tokens(text)
 
+    async def count_prompt(self, request: Generate) -> int | None:
+        return await self._current.count_prompt(request)
+
     async def cancel(self) -> None:
         self._stopped = True
         await self._current.cancel()

@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -33,6 +34,7 @@ from cpuchat.cli.options import (
     stacked,
 )
 from cpuchat.cli.output import error_json, print_json
+from cpuchat.cli.serve_live import shown
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config import settings
 from cpuchat.config.servers import PORT, ServerModel, is_local, is_loopback, normalized
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from cpuchat.backend.remote.adapter import ListedModel
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.config.settings import Settings
-    from cpuchat.serving.service import RequestRecord
+    from cpuchat.serving.service import RequestRecord, Service
     from cpuchat.serving.web.sessions import Sessions
 
 
@@ -53,11 +55,15 @@ Examples:
   cpuchat serve --host 0.0.0.0 --token-file ~/.cpuchat-token
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
+  cpuchat serve --warm agent.json                  evaluate an agent's prompt ahead: the body of one of its requests
   cpuchat serve --web                              the app itself, on http://127.0.0.1:8080/
   cpuchat serve --rpc-worker --host 10.0.0.2       hold layers for `cpuchat --rpc 10.0.0.2` on another machine
 
-One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server,
-a second one ends it at once.
+One request is answered at a time, the others wait in the order of their arrival; a short one before a longer one
+of its client. Ctrl+C ends the server, a second one ends it at once.
+
+Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools.
+docs/agents.md configures coding agents.
 
 A token is read from --token-file, which is created with a random one if it does not exist, or from CPUCHAT_SERVE_TOKEN.
 Programs send it as `Authorization: Bearer TOKEN` (the api_key of OpenAI clients). Any address but 127.0.0.1 needs one,
@@ -73,7 +79,7 @@ _FOR_RPC_WORKERS = frozenset(
 )
 
 
-@click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI-compatible).")
+@click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI and Anthropic dialects).")
 @click.argument("model", required=False, metavar="[MODEL]")
 @stacked(
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
@@ -98,6 +104,14 @@ _FOR_RPC_WORKERS = frozenset(
         metavar="N",
     ),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
+    click.option(
+        "--warm",
+        "warm_files",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Evaluate a prompt ahead: the JSON body of a request, in any dialect.",
+    ),
     click.option("--web", is_flag=True, help="Also serve the app itself to browsers, a session for each tab."),
     click.option(
         "--sessions",
@@ -120,12 +134,13 @@ def serve(
     alias: tuple[str, ...],
     queue: int,
     cors_origin: tuple[str, ...],
+    warm_files: tuple[Path, ...],
     web: bool,
     sessions: int,
     quiet: bool,
     **values: Any,
 ) -> int:
-    """Serve a model over HTTP to other programs, with the OpenAI interface and llama-server's timings.
+    """Serve a model over HTTP to other programs, in OpenAI's and Anthropic's dialects, with llama-server's timings.
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
@@ -138,7 +153,9 @@ def serve(
         _require_web()
     from cpuchat.backend.switching import SwitchingBackend
 
-    backend = SwitchingBackend(prepared_backend(chosen, keeps=True))
+    local_backend = prepared_backend(chosen, keeps=True)
+    local_backend.resumes = True
+    backend = SwitchingBackend(local_backend)
     try:
         from cpuchat.serving.server import TOKEN_VARIABLE, read_token
 
@@ -158,7 +175,7 @@ def serve(
     terminal = Terminal(quiet=quiet)
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
-    server = _Serve(chosen, backend, path, terminal, strict=strict)
+    server = _Serve(chosen, backend, path, terminal, warm_files, strict=strict)
     access = Access(token, local, cors_origin, sessions if web else 0)
     return asyncio.run(server.run(listeners, access, alias, max(queue, access.sessions)))  # each tab may wait
 
@@ -253,12 +270,14 @@ class _Serve:
     """Loads the model, serves it, and ends in order on a signal; a second one ends it at once."""
 
     def __init__(
-        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, *, strict: bool
-    ) -> None:
+        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, warm: Sequence[Path] = (),
+        *, strict: bool,
+    ) -> None:  # fmt: skip
         self._settings = chosen
         self._backend = backend
         self._path = path
         self._terminal = terminal
+        self._warm = warm
         self._strict = strict
         self._refused = LineLimit()
 
@@ -288,10 +307,27 @@ class _Serve:
                     terminal.line(f"Serving {service.name} on {address}/v1")
                     if web:
                         terminal.note(f"Chat in a browser: {address}/{'?token=…' if access.token else ''}")
-                    await self._stop()
+                    warming = asyncio.create_task(self._evaluate_ahead(service, listeners[0]))
+                    async with shown(service, terminal):
+                        await self._stop()
+                    warming.cancel()
                 terminal.note("cpuchat: stopping")
                 await service.close()
         return 0
+
+    async def _evaluate_ahead(self, service: Service, listener: socket.socket) -> None:
+        """Evaluate the prompts of files, as requests of this user on this machine."""
+        from cpuchat.serving.app import read_any
+        from cpuchat.serving.errors import Refusal
+        from cpuchat.serving.server import url
+
+        host, user = urlsplit(url(listener)).hostname, os.getuid() if sys.platform == "linux" else ""
+        for file in self._warm:
+            try:
+                parsed = read_any(service.reader, await asyncio.to_thread(file.read_bytes))
+                await service.warm(parsed, f"{host} {user}")
+            except (Refusal, OSError) as error:
+                self._terminal.warn(f"cpuchat: --warm {file}: {error}")
 
     async def _stop(self) -> None:
         """Wait for a signal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,7 +14,8 @@ import numpy as np
 from cpuchat.base.errors import ContextFull, Interrupted, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunking, SpeculativeDecoder, decode, prefill
-from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler
+from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler, call_markers
+from cpuchat.engine.decoding.logprobs import LogprobSampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.bindings import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.llama.model import Model
@@ -35,6 +37,7 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     SpeculationUpdate,
     StopReason,
+    TokenLogprob,
 )
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import CallFormat
@@ -107,8 +110,11 @@ class Answer:
         self._emit = emit
         self._vocab = loaded.model.vocab
         self._sequence = loaded.model.sequence
-        self._guide = CallGuide(self._vocab, self._call_format, command.tools) if command.tools else None
+        self._guide = None
+        if command.tools and command.calling.mode != "none":
+            self._guide = CallGuide(self._vocab, self._call_format, command.tools, command.calling)
         self._sampler = self._make_sampler()
+        self._logprobs = deque[TokenLogprob]() if command.logprobs is not None else None
         self._speculation: SpeculationFigures | None = None
         self._reuse: Reuse | None = None
         self._prompt_tokens: list[int] = []
@@ -129,7 +135,10 @@ class Answer:
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
         budget = 0 if command.reasoning is False else command.reasoning_budget
         banned = vocab.eog_tokens if command.ignore_eos else ()
-        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide, banned)
+        if command.tools and self._guide is None:
+            banned = (*banned, *call_markers(vocab, self._call_format))
+        bias = command.logit_bias
+        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide, banned, bias)
 
     def end_reasoning(self) -> None:
         """End the reasoning under way, or the next one. From any thread."""
@@ -169,6 +178,12 @@ class Answer:
         finally:
             store.record(prompt, result.tokens)
         self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait), result.tokens)
+
+    def count_prompt(self) -> int:
+        """Return the tokens of the prompt. Raises CpuchatError."""
+        histories = self._loaded.states.histories(self._command.owner)
+        builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
+        return builder.count(self._command.messages)
 
     def _check(self) -> None:
         """Raise Aborted once the request is cancelled."""
@@ -228,7 +243,7 @@ class Answer:
             )
 
         try:
-            return prefill(loaded.states, prompt, start, loaded.chunking, on_progress)
+            return prefill(loaded.states, prompt, start, loaded.chunking, on_progress, self._command.agent)
         except Aborted:
             evaluated = max(len(self._sequence), done) - start.n
             prompt_ms = 1e3 * (perf_counter() - since)
@@ -239,9 +254,12 @@ class Answer:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
         stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
         self._sampler.begin(self._splitter(prompt.text))
+        sampler = self._sampler
+        if self._logprobs is not None:
+            sampler = LogprobSampler(sampler, command.logprobs or 0, self._vocab.raw_piece, self._logprobs)
         if speculator.begin_answer(command.speculation, prompt.tokens):
             decoder = SpeculativeDecoder(
-                sequence, self._sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
+                sequence, sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
             )
             result = decoder.run(prefilled.row)
             self._speculation = speculator.figures()
@@ -249,7 +267,7 @@ class Answer:
         if speculator.disabled_reason:
             self._speculation = speculator.figures()
             self._on_speculation(0, self._speculation)
-        return decode(sequence, prefilled.row, self._sampler, stream, is_eog, command.max_tokens)
+        return decode(sequence, prefilled.row, sampler, stream, is_eog, command.max_tokens)
 
     def _stream(self, text: bytes) -> TextStream | ThreadedStream:
         """Return the stream for the answer's text. With stop strings it runs on this thread, because a stop string ends
@@ -260,8 +278,11 @@ class Answer:
         if self._loaded.template is None and self._command.prompt is None and not ends_itself:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
         splitter = Unsplit() if self._command.unsplit else self._splitter(text)
-        if self._command.tools:
-            splitter = self._calls = CallSplitter(splitter, self._call_format, self._command.tools)
+        if self._guide is not None:
+            command = self._command
+            splitter = self._calls = CallSplitter(
+                splitter, self._call_format, command.tools, command.calling, streams=command.streams_calls
+            )
         stream = TextStream(
             self._command.request_id,
             self._emit,
@@ -270,6 +291,7 @@ class Answer:
             stops,
             self._arrived,
             self._command.frame_seconds,
+            self._logprobs,
         )
         return stream if stops else ThreadedStream(self._output_thread, stream)
 

@@ -97,6 +97,9 @@ class Engine:
         else:
             self._rest()
             self._emit(ModelLoaded(model=info))
+            if command.resumes and self._loaded is not None:
+                with contextlib.suppress(Aborted):
+                    self._loaded.states.resume()
 
     def _load(self, command: LoadModel) -> ModelInfo:
         available = available_for_model()
@@ -216,11 +219,16 @@ class Engine:
             self._loaded.forget(chat_id)
 
     def count_tokens(self, command: CountTokens) -> None:
-        """Count the tokens of a text. Ends with `TokensCounted`."""
-        n_tokens = None
+        """Count the tokens of a text or a prompt. Ends with `TokensCounted`."""
+        n_tokens, prompt = None, command.prompt
         if self._loaded is not None:
             with contextlib.suppress(CpuchatError):  # the vocabulary does not cover it
-                n_tokens = len(self._loaded.model.vocab.tokenize(command.text.encode(), add_special=False))
+                if prompt is not None:
+                    n_tokens = Answer(
+                        self._loaded, prompt, perf_counter(), self._emit, self._output_thread
+                    ).count_prompt()
+                else:
+                    n_tokens = len(self._loaded.model.vocab.tokenize(command.text.encode(), add_special=False))
         self._emit(TokensCounted(request_id=command.request_id, n_tokens=n_tokens))
 
     def idle(self) -> None:

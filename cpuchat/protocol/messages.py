@@ -25,7 +25,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters` is the JSON schema of its arguments, `source` names who has it: a server of mcp.json, "" for the
     built-in set. `origin` stands for the command and variables that start the server. `read_only` is what the source
-    says of it.
+    says of it. `strict`: all arguments must be valid under the schema, those written one by one in its order.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     origin: str = ""
     read_only: bool = False
+    strict: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -157,6 +158,27 @@ class Message(Data, frozen=True):
     tool: str = ""
 
 
+class CallRule(Data, frozen=True):
+    """Which tools an answer may call. "required": it is calls and nothing else; "none": it calls nothing, although the
+    tools stay in the prompt. `names`: only these (() all). `single`: one call at most.
+    """
+
+    mode: Literal["auto", "required", "none"] = "auto"
+    names: tuple[str, ...] = ()
+    single: bool = False
+
+
+ANY_CALL: Final = CallRule()
+
+
+class TokenLogprob(Data, frozen=True):
+    """The log probability of a token under the model, before any option of sampling, and the most likely ones."""
+
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the UI's commands."""
 
@@ -168,7 +190,8 @@ class LoadModel(Command, frozen=True):
     on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `roams`: the
     threads may move among these CPUs; () pins each to its own. `state_dir` is where saved states live,
     `calibration_file` where measured costs do ("" = keep none). `state_limit` bytes are for states of conversations: on
-    disk, and as many in memory, but at most half of what the model leaves free.
+    disk, and as many in memory, but at most half of what the model leaves free. `resumes`: what a client used last is
+    brought back into memory.
     """
 
     path: str
@@ -180,6 +203,7 @@ class LoadModel(Command, frozen=True):
     state_dir: str = ""
     calibration_file: str = ""
     state_limit: int = 2 << 30
+    resumes: bool = False
 
 
 class Generate(Command, frozen=True):
@@ -195,9 +219,13 @@ class Generate(Command, frozen=True):
     schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
     reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
-    markers are part of the answer's text. `tools` are what the model may call. `owner`: whose prompt it is; what was
-    evaluated for another owner is not reused. `keeps`: on disk too, although it has no `chat_id`. `continues`: the last
-    of `messages` is an answer, which the model goes on writing. `tells_tokens`: `GenerationFinished` has the token IDs.
+    markers are part of the answer's text. `tools` are what the model may call, within `calling`; `streams_calls` asks
+    for `CallDelta` events. `owner`: whose prompt it is; what was evaluated for another owner is not reused. `keeps`: on
+    disk too, although it has no `chat_id`. `agent` names what the prompt has before its first message that is not the
+    system's (tools too): its state is kept as a conversation of its own ("" = it is not). `continues`: the last of
+    `messages` is an answer, which the model goes on writing. `logit_bias` has pairs of a token and what is added to its
+    logit. `logprobs`: with the log probability of each token, and those of so many others.
+    `tells_tokens`: `GenerationFinished` has the token IDs.
     """
 
     request_id: int = 0
@@ -219,9 +247,14 @@ class Generate(Command, frozen=True):
     frame_seconds: float = FRAME_SECONDS
     unsplit: bool = False
     tools: tuple[Tool, ...] = ()
+    calling: CallRule = ANY_CALL
+    streams_calls: bool = False
     owner: str = ""
     keeps: bool = False
+    agent: str = ""
     continues: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
     tells_tokens: bool = False
 
 
@@ -279,10 +312,13 @@ class ForgetChat(Command, frozen=True):
 
 
 class CountTokens(Command, frozen=True):
-    """Count the tokens of `text`, once everything sent before is done. Ends with `TokensCounted`."""
+    """Count the tokens of `text`, or of the prompt of `prompt`, once everything sent before is done. Ends with
+    `TokensCounted`.
+    """
 
     request_id: int
-    text: str
+    text: str = ""
+    prompt: Generate | None = None
 
 
 class Shutdown(Command, frozen=True):
@@ -345,7 +381,8 @@ class TextDelta(Event, frozen=True):
     """New text. `n_tokens` generated since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
 
     `drafter` names who proposed this span ("" = the model itself). `lengths`: the characters of `text` that each of the
-    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted.
+    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted. `logprobs` of
+    the tokens, where they were asked for.
     """
 
     request_id: int
@@ -356,6 +393,21 @@ class TextDelta(Event, frozen=True):
     predicted_n: int = 0
     at_ms: float = 0.0
     drafter: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class CallDelta(Event, frozen=True):
+    """More of the `index`-th call in an answer, as it is written: a piece of its arguments as JSON. The first one names
+    the tool, and the `id` if the model gave one. `predicted_n`, `at_ms`: as of `TextDelta`.
+    """
+
+    request_id: int
+    index: int
+    name: str
+    arguments: str
+    id: str = ""
+    predicted_n: int = 0
+    at_ms: float = 0.0
 
 
 class SpeculationUpdate(Event, frozen=True):
@@ -459,7 +511,7 @@ class TokensScored(Event, frozen=True):
 
 
 class TokensCounted(Event, frozen=True):
-    """`n_tokens` of a text; None without a model."""
+    """`n_tokens` of a text or a prompt; None without a model, or when the prompt cannot be made."""
 
     request_id: int
     n_tokens: int | None = None
@@ -489,7 +541,7 @@ class Failed(Event, frozen=True):
 AnyCommand = LoadModel | Generate | Measure | Score | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
-    | TextDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | CallsMade
+    | TextDelta | CallDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | CallsMade
     | CallDone | Measured | TokensScored | TokensCounted
     | Failed
 )  # fmt: skip

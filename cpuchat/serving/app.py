@@ -20,11 +20,15 @@ from starlette.types import Receive, Scope, Send
 
 from cpuchat import __version__
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.protocol.messages import AnyEvent, GenerationFinished, PrefillProgress, TextDelta
-from cpuchat.serving.replies import PING, ChatReply, CompletionReply, Reply
-from cpuchat.serving.requests import ParsedRequest, Refusal, quoted, read_control
+from cpuchat.protocol.messages import GenerationFinished
+from cpuchat.serving.anthropic import MessagesReply, read_messages
+from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
+from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion, read_control
+from cpuchat.serving.replies import Reply
+from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
+from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
-from cpuchat.serving.service import CONTENT_TYPE, Place, Service
+from cpuchat.serving.service import CONTENT_TYPE, WARM, Place, Service
 from cpuchat.serving.web.sessions import Sessions, WebAccess
 
 BODY_SECONDS = 60.0
@@ -37,7 +41,14 @@ PING_SECONDS = 10.0
 """Of silence in a stream, after which a comment keeps the connection open."""
 STALLED_SECONDS = 60.0
 """A client that reads nothing for so long is gone."""
-ENDPOINTS = ("chat", "completions")
+_DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], type[Reply]]] = {
+    "chat": ("/v1/chat/completions", read_chat, ChatReply),
+    "completions": ("/v1/completions", read_completion, CompletionReply),
+    "responses": ("/v1/responses", read_response, ResponsesReply),
+    "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
+}
+"""Paths, and who reads the requests and writes the answers."""
+ENDPOINTS = (*_DIALECTS, "count", WARM)
 
 _MOST_CONTROL = 4096
 _MOST_PARSED = 4  # requests at a time
@@ -53,6 +64,19 @@ class _Gone(Exception):
     """Raised when the client reads no more."""
 
 
+def read_any(reader: RequestReader, data: bytes) -> ParsedRequest:
+    """Read the body of a request whose dialect is not told: its fields tell it. Raises Refusal."""
+    try:
+        body = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    given = body if isinstance(body, dict) else {}
+    tools = given.get("tools")
+    of_anthropic = "system" in given or (isinstance(tools, list) and any("input_schema" in one for one in tools))
+    name = "responses" if "input" in given else "completions" if "prompt" in given else "chat"
+    return _DIALECTS["messages" if of_anthropic else name][1](reader, data)
+
+
 class AnswerEndpoint:
     """Answers one kind of request."""
 
@@ -61,8 +85,9 @@ class AnswerEndpoint:
         service: Service,
         name: str,
         parse: Callable[[bytes], ParsedRequest],
-        make_reply: Callable[[], Reply],
+        make_reply: Callable[[ParsedRequest], Reply] | None,
     ) -> None:
+        """`make_reply` None: only the tokens of the prompt are counted."""
         self._service = service
         self._name = name
         self._parse = parse
@@ -104,7 +129,11 @@ class AnswerEndpoint:
             except Refusal as refusal:
                 self._service.refused(refusal, self._name, client)
                 raise
-            await _Exchange(self._service, parsed, place, self._make_reply()).run(receive, send)
+            if self._make_reply is not None:
+                await _Exchange(self._service, parsed, place, self._make_reply(parsed)).run(receive, send)
+                return
+            n_tokens = await self._service.count(parsed, place)
+            await _json({"input_tokens": n_tokens})(scope, receive, send)
 
 
 class _Exchange:
@@ -140,35 +169,24 @@ class _Exchange:
     async def _compute(self) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
         parts, tells_queue = self._parts, self._parsed.with_queue
+        event, reply = None, self._reply
         try:
             stream = self._service.answer(self._parsed, self._place, self._reply.progress)
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
-                    if (data := self._rendered(event)) is not None:
+                    if self._parsed.stream and (data := reply.rendered(event)) is not None:
                         if tells_queue:
-                            data = self._reply.queue_chunk(ms=round(self._reply.progress.queued_ms, 3)) + data
+                            data = reply.queue_chunk(ms=round(reply.progress.queued_ms, 3)) + data
                             tells_queue = False
                         parts.put_nowait(data)
+            if isinstance(event, GenerationFinished):
+                parts.put_nowait(reply.end() if self._parsed.stream else reply.whole())
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)
         except Exception:
             traceback.print_exc()
             parts.put_nowait(_internal_error())
-
-    def _rendered(self, event: AnyEvent) -> bytes | None:
-        """Return what the client gets for an event; b"" starts the response."""
-        parsed, reply = self._parsed, self._reply
-        match event:
-            case GenerationFinished():
-                return reply.last_chunks(event, with_usage=parsed.with_usage) if parsed.stream else reply.whole()
-            case TextDelta() if parsed.stream:
-                return reply.chunk(event, with_timings=parsed.with_timings)
-            case PrefillProgress() if parsed.stream:
-                if parsed.with_progress:
-                    return reply.progress_chunk(event, with_timings=parsed.with_timings)
-                return b"" if event.processed == event.cache_n else None
-        return None
 
     async def _send(self, send: Send) -> None:
         """Send the parts. Raises Refusal before anything was sent, and _Gone.
@@ -182,11 +200,11 @@ class _Exchange:
                 part = await asyncio.wait_for(self._parts.get(), self._longest_silence(started))
             except TimeoutError:
                 ahead = self._ahead
-                part = PING if ahead is None else self._reply.queue_chunk(ahead=ahead)
+                part = self._reply.ping if ahead is None else self._reply.queue_chunk(ahead=ahead)
             if isinstance(part, Refusal):
                 if not started:
                     raise part
-                part = b"data: " + part.body + b"\n\n"
+                part = self._reply.failed(part)
                 await _send_message(send, {"type": "http.response.body", "body": part, "more_body": False})
                 return
             if not started:
@@ -325,6 +343,14 @@ class Pages:
         wanted = read_control(await _body(request, _MOST_CONTROL))
         return _json({"success": await self._service.end_reasoning(wanted.id)})
 
+    async def embeddings(self, request: Request) -> Response:
+        raise Refusal(
+            400,
+            "Embeddings are not served here: this engine loads models that write. Start one that embeds beside it: "
+            "`llama-server -m nomic-embed-text-v1.5.Q8_0.gguf --embeddings --port 8081`.",
+            "unsupported",
+        )
+
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics_text(ENDPOINTS), media_type=CONTENT_TYPE)
 
@@ -344,7 +370,7 @@ def _internal_error() -> Refusal:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return error.response()
+    return error.response(path=request.url.path)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -354,7 +380,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     refusal = Refusal(
         error.status_code, f"{path}: {error.detail}.", "not_found" if error.status_code == 404 else "http"
     )
-    return refusal.response(error.headers)
+    return refusal.response(error.headers, request.url.path)
 
 
 async def _on_hang_up(request: Request, error: Exception) -> Response:
@@ -362,7 +388,7 @@ async def _on_hang_up(request: Request, error: Exception) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return _internal_error().response()
+    return _internal_error().response(path=request.url.path)
 
 
 def make_app(
@@ -376,21 +402,19 @@ def make_app(
     """Return the ASGI app; see `Guard` for the arguments. `sessions` of the app in browser tabs, if it is there too."""
     pages = Pages(service)
 
-    def reply(kind: type[Reply]) -> Callable[[], Reply]:
-        return lambda: kind(service.name, _build(service))
+    def endpoint(name: str, read: Callable[[RequestReader, bytes], ParsedRequest], kind: type[Reply] | None) -> Any:
+        make = None if kind is None else lambda parsed: kind(service.name, _build(service), parsed)
+        return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
-    chat = AnswerEndpoint(service, ENDPOINTS[0], lambda data: service.reader.chat(data), reply(ChatReply))
-    completions = AnswerEndpoint(
-        service, ENDPOINTS[1], lambda data: service.reader.completion(data), reply(CompletionReply)
-    )
     routes: list[BaseRoute] = [
         Route("/health", pages.health),
         Route("/v1/health", pages.health),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
+        *(Route(path, endpoint(name, read, kind), methods=["POST"]) for name, (path, read, kind) in _DIALECTS.items()),
+        Route(f"{ANTHROPIC_PATH}/count_tokens", endpoint("count", read_messages, None), methods=["POST"]),
         Route("/v1/chat/completions/control", pages.control, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/embeddings", pages.embeddings, methods=["POST"]),
         Route("/props", pages.props),
         Route("/slots", pages.slots),
         Route("/metrics", pages.metrics),

@@ -1,27 +1,36 @@
-"""Answers in the OpenAI interface's form, with the additions of llama-server: `timings` in its field names and units.
+"""One answer on its way to a client: what is known of it so far, whatever its dialect, and the base of the dialects'
+replies.
 
-Source of both: llama.cpp's tools/server/server-task.cpp and server-common.cpp (`server_slot_stats::to_json`).
+Timings are llama-server's, in its field names and units; source: llama.cpp's tools/server/server-task.cpp and
+server-common.cpp (`server_slot_stats::to_json`).
 """
 
 from __future__ import annotations
 
 import secrets
+import string
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from cpuchat.protocol.messages import GenerationFinished, PrefillProgress, SpeculationUpdate, StopReason, TextDelta
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    CallDelta,
+    GenerationFinished,
+    PrefillProgress,
+    SpeculationUpdate,
+    TextDelta,
+    TokenLogprob,
+)
 from cpuchat.protocol.timings import SpeculationFigures, Timings
+from cpuchat.serving.errors import Refusal
+from cpuchat.serving.requests import ParsedRequest
 
-DONE = b"data: [DONE]\n\n"
 PING = b": waiting\n\n"
 """A comment, which readers of server-sent events skip."""
-
-_FINISH: dict[StopReason, str] = {"end": "stop", "stop_string": "stop"}
-
-StreamedEvent = TextDelta | PrefillProgress | GenerationFinished
 
 
 def timings_fields(timings: Timings) -> dict[str, float]:
@@ -29,8 +38,34 @@ def timings_fields(timings: Timings) -> dict[str, float]:
     return {name: 0.0 if value is None else value for name, value in timings.fields().items()}
 
 
+@dataclass
+class WrittenCall:
+    """A call of a tool as far as it is written; `arguments` is JSON."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class Choice:
+    """One of the answers to a request. `logprobs` are of the text of the answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[WrittenCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finished: GenerationFinished | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the model ended it, and it matches its grammar."""
+        end = self.finished
+        return end is not None and bool(end.matches_grammar) and end.stop_reason in ("end", "stop_string")
+
+
 class Progress:
-    """Follows the events of one answer: its timings so far, its text, the tokens of its reasoning."""
+    """Follows the events of one request: its timings so far and its answers, one after the other."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -38,41 +73,70 @@ class Progress:
         self.seed: int | None = None
         """That the request gave."""
         self.queued_ms = 0.0
-        self.text = ""
-        self.reasoning = ""
+        self.choices: list[Choice] = [Choice()]
         self.n_reasoning = 0
         self.prompt: PrefillProgress | None = None
-        self.finished: GenerationFinished | None = None
         self._start = self._prefilled = 0.0
         self.first_ms: float | None = None
         self.first_at: float | None = None
         """When the first text came, on the clock of `follow`."""
+        self._before: Timings | None = None  # of the choices that are whole
         self._written = Timings()
         self._figures: SpeculationFigures | None = None
         self._figured = 0
 
-    def follow(self, event: object, now: float) -> None:
+    @property
+    def choice(self) -> Choice:
+        """Return the answer that is being written, or the last one."""
+        return self.choices[-1]
+
+    @property
+    def index(self) -> int:
+        return len(self.choices) - 1
+
+    @property
+    def finished(self) -> GenerationFinished | None:
+        return self.choice.finished
+
+    def begin_next(self) -> None:
+        """Begin another answer to the same prompt."""
+        self._before = self.timings
+        self.choices.append(Choice())
+        self._written, self._figures, self._figured, self.first_ms = Timings(), None, 0, None
+
+    def follow(self, event: AnyEvent, now: float) -> None:
         """Take an event at `now` (monotonic seconds)."""
         match event:
             case PrefillProgress():
                 if self.prompt is None:
                     self._start = now
-                self.prompt, self._prefilled = event, now
+                if self._before is None:
+                    self.prompt, self._prefilled = event, now
             case TextDelta():
-                if self.first_ms is None:
-                    self.first_ms, self.first_at = event.at_ms, now
-                self._written = Timings(
-                    predicted_n=event.predicted_n, predicted_ms=event.at_ms - self.first_ms, ttft_ms=self.first_ms
-                )
+                self._note_text(event, now)
                 if event.channel == "reasoning":
-                    self.reasoning += event.text
+                    self.choice.reasoning += event.text
                     self.n_reasoning += event.n_tokens
                 else:
-                    self.text += event.text
+                    self.choice.text += event.text
+                    self.choice.logprobs += event.logprobs if event.text else ()
+            case CallDelta():
+                self._note_text(event, now)
+                calls = self.choice.calls
+                if event.index == len(calls):
+                    calls.append(WrittenCall(event.id or new_id(), event.name))
+                calls[event.index].arguments += event.arguments
             case SpeculationUpdate():
                 self._figures, self._figured = event.figures, event.predicted_n
             case GenerationFinished():
-                self.finished = event
+                self.choice.finished = event
+
+    def _note_text(self, event: TextDelta | CallDelta, now: float) -> None:
+        if self.first_ms is None:
+            self.first_ms, self.first_at = event.at_ms, now if self.first_at is None else self.first_at
+        self._written = Timings(
+            predicted_n=event.predicted_n, predicted_ms=event.at_ms - self.first_ms, ttft_ms=self.first_ms
+        )
 
     @property
     def prompt_ms(self) -> float:
@@ -81,14 +145,16 @@ class Progress:
     @property
     def timings(self) -> Timings:
         """Return the engine's own timings once it has finished, before that those of its events."""
-        if self.finished is not None:
-            return self.finished.timings
+        own = self.finished.timings if self.finished is not None else self._timings_so_far()
+        return own if self._before is None else self._before.followed_by(own)
+
+    def _timings_so_far(self) -> Timings:
         prompt, figures = self.prompt, self._figures
         return msgspec.structs.replace(
             self._written,
             cache_n=prompt.cache_n if prompt else 0,
-            prompt_n=prompt.processed - prompt.cache_n if prompt else 0,
-            prompt_ms=self.prompt_ms,
+            prompt_n=prompt.processed - prompt.cache_n if prompt and self._before is None else 0,
+            prompt_ms=self.prompt_ms if self._before is None else 0.0,
             draft_n=figures.draft_n if figures else 0,
             draft_n_accepted=figures.draft_n_accepted if figures else 0,
             speculation=figures,
@@ -101,142 +167,58 @@ class Progress:
             return self._figured
         return self.timings.predicted_n
 
-    def usage(self) -> dict[str, Any]:
-        timings = self.timings
-        prompt_tokens = timings.cache_n + timings.prompt_n
-        usage: dict[str, Any] = {
-            "completion_tokens": timings.predicted_n,
-            "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + timings.predicted_n,
-            "prompt_tokens_details": {"cached_tokens": timings.cache_n},
-        }
-        if self.n_reasoning:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self.n_reasoning}
-        return usage
+
+def new_id() -> str:
+    """Return an id of a call: nine letters and digits, as some templates insist."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class Reply(ABC):
-    """Builds one answer: `whole` at its end, or `chunk` and `last_chunks` of a stream.
+    """Builds one answer: `whole` at its end; or the parts of a stream: `rendered` for each event, `end` after the last.
 
     Args:
         model: the name that it goes by.
         fingerprint: of the engine.
+        parsed: the request.
     """
 
-    kind = ""
-    chunk_kind = ""
     id_prefix = ""
+    ping = PING
 
-    def __init__(self, model: str, fingerprint: str) -> None:
+    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         self.progress = Progress()
-        self.progress.id = f"{self.id_prefix}-{secrets.token_urlsafe(24)}"
-        self._head = {
-            "created": int(time.time()),
-            "id": self.progress.id,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-
-    def whole(self) -> bytes:
-        """Return the answer as one object."""
-        progress = self.progress
-        return msgspec.json.encode(
-            {
-                "choices": [{"finish_reason": self._finish_reason, "index": 0, **self._content()}],
-                "object": self.kind,
-                **self._head,
-                "usage": progress.usage(),
-                "timings": timings_fields(progress.timings),
-            }
-        )
-
-    def chunk(self, event: TextDelta, *, with_timings: bool) -> bytes:
-        """Return what `event` adds, as a server-sent event."""
-        return self._event([self._choice(event)], self._timings() if with_timings else {})
-
-    def progress_chunk(self, event: PrefillProgress, *, with_timings: bool) -> bytes:
-        """Return how far the prompt is evaluated, as a server-sent event."""
-        fields = {
-            "total": event.total,
-            "cache": event.cache_n,
-            "processed": event.processed,
-            "time_ms": int(self.progress.prompt_ms),
-        }
-        timings = self._timings() if with_timings else {}
-        return self._event([self._choice(event)], {"prompt_progress": fields, **timings})
+        self.progress.id = f"{self.id_prefix}{secrets.token_urlsafe(24)}"
+        self.parsed = parsed
+        self.model = model
+        self.fingerprint = fingerprint
+        self.created = int(time.time())
 
     def queue_chunk(self, **queue: float) -> bytes:
         """Return how many requests come before this one (`ahead`), or the `ms` that it waited for others, as a
         server-sent event.
         """
-        return self._event([self._choice(None)], {"queue": queue})
-
-    def last_chunks(self, event: GenerationFinished, *, with_usage: bool) -> bytes:
-        """Return the end of a stream: why it ended, the usage if it is wanted, and the timings."""
-        ending, timings = [{**self._choice(event), "finish_reason": self._finish_reason}], self._timings()
-        if not with_usage:
-            return self._event(ending, timings) + DONE
-        return self._event(ending, {}) + self._event([], {"usage": self.progress.usage(), **timings}) + DONE
-
-    @property
-    def _finish_reason(self) -> str:
-        """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
-        finished = self.progress.finished
-        if finished is None or not finished.matches_grammar:
-            return "length"
-        return _FINISH.get(finished.stop_reason, "length")
-
-    def _timings(self) -> dict[str, Any]:
-        return {"timings": timings_fields(self.progress.timings)}
-
-    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        data = {"choices": choices, **self._head, "object": self.chunk_kind, **more}
-        return b"data: " + msgspec.json.encode(data) + b"\n\n"
-
-    def _choice(self, event: StreamedEvent | None) -> dict[str, Any]:
-        return {"finish_reason": None, "index": 0, **self._delta(event)}
+        return self.ping
 
     @abstractmethod
-    def _content(self) -> dict[str, Any]:
-        """Return the whole answer's part of its choice."""
+    def whole(self) -> bytes:
+        """Return the answer as one object."""
 
     @abstractmethod
-    def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
-        """Return what an event adds to the choice; nothing but `TextDelta` has text. None: the request waits."""
+    def rendered(self, event: AnyEvent) -> bytes | None:
+        """Return what the client of a stream gets for an event that `progress` has followed; b"" starts the
+        response.
+        """
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the end of a stream whose answers are all finished."""
+
+    @abstractmethod
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return an error in the middle of a stream."""
 
 
-class ChatReply(Reply):
-    """An answer of /v1/chat/completions; reasoning is separate, in `reasoning_content`."""
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    id_prefix = "chatcmpl"
-    _has_role = False
-
-    def _content(self) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.progress.text}
-        if self.progress.reasoning:
-            message["reasoning_content"] = self.progress.reasoning
-        return {"message": message}
-
-    def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
-        if event is None or isinstance(event, PrefillProgress):
-            return {"delta": {"role": "assistant", "content": None}}
-        delta = {} if self._has_role else {"role": "assistant"}  # in the first chunk only
-        self._has_role = True
-        if isinstance(event, TextDelta):
-            delta["reasoning_content" if event.channel == "reasoning" else "content"] = event.text
-        return {"delta": delta}
-
-
-class CompletionReply(Reply):
-    """An answer of /v1/completions: text as the model writes it, reasoning and its markers included."""
-
-    kind = chunk_kind = "text_completion"
-    id_prefix = "cmpl"
-
-    def _content(self) -> dict[str, Any]:
-        return {"text": self.progress.text, "logprobs": None}
-
-    def _delta(self, event: StreamedEvent | None) -> dict[str, Any]:
-        return {"text": event.text if isinstance(event, TextDelta) else "", "logprobs": None}
+def sent_event(data: Any, name: str = "") -> bytes:
+    """Return a server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,137 +1,46 @@
-"""Request bodies of the OpenAI interface: checked, and turned into what the engine understands.
+"""One request, whatever dialect it came in: checked, and turned into what the engine understands.
 
-Fields that are not known are ignored, as OpenAI-compatible servers do: programs send many that change nothing here.
-What would change the answer and is not supported is refused, never ignored. llama-server's additions
-(`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ...) mean what they mean there. `return_queue`
-is ours: chunks with the place in the queue while a stream waits. `cache_salt` is vLLM's: requests reuse nothing of
-those with another one. A request that is not answered gets an error object as OpenAI's.
+The dialects (`openai_chat`, `responses`, `anthropic`) decode their bodies and say by `Asked` what they ask for.
+
+Fields that are not known are ignored, as compatible servers do: programs send many that change nothing here. What would
+change the answer and is not supported is refused, never ignored. `cache_salt` is vLLM's: requests reuse nothing of
+those with another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
-from starlette.responses import Response
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import SamplingSection, Settings, explained
 from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
-from cpuchat.protocol.messages import Failed, Generate, Message, Role, Sampling, Speculation
-
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "unavailable_error"}
-_BY_CODE = {
-    "context_full": (400, "context_length_exceeded"),
-    "usage": (400, "invalid_request"),
-    "template": (400, "chat_template_failed"),
-    "grammar_unmet": (400, "invalid_grammar"),
-    "does_not_fit": (503, "does_not_fit"),
-    "interrupted": (503, "shutting_down"),
-}
-
-
-class Refusal(Exception):
-    """Raised when a request is refused or fails.
-
-    Args:
-        status: of HTTP.
-        message: what happened, and what to do.
-        code: a stable word for programs ("context_length_exceeded").
-        param: the field of the request that is at fault.
-        retry_after: seconds; 0: a retry is of no use.
-        more: further fields of the error object.
-        hint: for whoever runs the server; it is not sent.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str = "invalid_request",
-        *,
-        param: str | None = None,
-        retry_after: int = 0,
-        more: dict[str, Any] | None = None,
-        hint: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
-        self.hint = hint
-        self._more = more or {}
-
-    @classmethod
-    def of(cls, failed: Failed, n_ctx: int) -> Refusal:
-        """Return the refusal for a failure of the engine, whose context has `n_ctx` tokens."""
-        status, code = _BY_CODE.get(failed.code, (500, failed.code))
-        # Hints name options of the program and places of files: of no use over the network.
-        more: dict[str, Any] = {}
-        if failed.code == "context_full":
-            more = {"n_ctx": n_ctx, **({"n_prompt_tokens": failed.n_tokens} if failed.n_tokens else {})}
-        return cls(status, failed.message, code, more=more, hint=failed.hint if status >= 500 else "")
-
-    @property
-    def logged(self) -> str:
-        """Return what the log says: of a client's error only its code and field, because its message may quote."""
-        if self.status >= 500:
-            return clean_line(self.message)
-        return f"{self.code} ({self.param})" if self.param else self.code
-
-    @property
-    def body(self) -> bytes:
-        """Return the error object as JSON."""
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        if self.code == "context_length_exceeded":
-            kind = "exceed_context_size_error"  # as llama-server; the code is OpenAI's
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
-        return msgspec.json.encode({"error": error})
-
-    def response(self, headers: Mapping[str, str] | None = None) -> Response:
-        """Return the response, with these headers too."""
-        found = {**(headers or {}), "content-type": "application/json"}
-        if self.retry_after:
-            found["retry-after"] = str(self.retry_after)
-        if self.status == 401:
-            found["www-authenticate"] = "Bearer"
-        return Response(self.body, self.status, found)
-
+from cpuchat.protocol.messages import ANY_CALL, CallRule, Generate, Message, Sampling, Speculation, Tool, ToolCall
+from cpuchat.serving.errors import Refusal
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
+SHORT_TOKENS, SHORT_BYTES = 64, 8_000
+"""A request with so small a limit and so little text is short: it may be answered before a long one of its client."""
+MOST_ANSWERS = 8
 _MOST_QUOTED = 80
 """Characters of a wrong value that an error repeats."""
+_MOST_TOOLS = 512
+_DEEPEST = 60
 _INT32 = (1 << 31) - 1
-
-_NO_TOOLS = "cpuchat serve does not support tools; send the request without them"
-_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class ContentPart(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(msgspec.Struct):
-    role: str
-    content: str | list[ContentPart] | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
+_NAME = re.compile(r"[\w.:-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -142,52 +51,18 @@ class Unsupported:
     neutral: tuple[Any, ...]
 
 
-_NO_LOGPROBS = "log probabilities are not supported"
-
-
-class _Body(SamplingSection, kw_only=True, forbid_unknown_fields=False):
-    """Fields that both kinds of requests share; those of sampling have the bounds of the settings."""
+class Body(SamplingSection, kw_only=True, forbid_unknown_fields=False):
+    """Fields that all dialects share; those of sampling have the bounds of the settings."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
     seed: Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)] | None = None  # type: ignore[assignment]
     top_k: int | None = None
-    n: Annotated[int | None, Unsupported("only one answer is supported", (1,))] = None
-    logprobs: Annotated[bool | int | None, Unsupported(_NO_LOGPROBS, (False,))] = None
-    logit_bias: Annotated[dict[str, Any] | None, Unsupported("a logit bias is not supported", ({},))] = None
-    response_format: dict[str, Any] | None = None
-    grammar: str | None = None
-    json_schema: Any = None
-    ignore_eos: bool | None = None
-    reasoning_budget_tokens: int | None = None
-    timings_per_token: bool | None = None
-    return_progress: bool | None = None
-    return_queue: bool | None = None
     cache_salt: str | None = None
 
 
-class ChatBody(_Body, kw_only=True):
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
-    tools: Annotated[list[Any] | None, Unsupported(_NO_TOOLS, ([],))] = None
-    functions: Annotated[list[Any] | None, Unsupported(_NO_TOOLS, ([],))] = None
-    top_logprobs: Annotated[int | None, Unsupported(_NO_LOGPROBS, (0,))] = None
-    modalities: Annotated[list[str] | None, Unsupported("only text is supported", ([], ["text"]))] = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class CompletionBody(_Body, kw_only=True):
-    prompt: str | list[Any]
-    best_of: Annotated[int | None, Unsupported("only one completion is supported", (1,))] = None
-    echo: Annotated[bool | None, Unsupported("echo is not supported", (False,))] = None
-    suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
-
-
 @cache
-def _unsupported(kind: type[_Body]) -> dict[str, Unsupported]:
+def _unsupported(kind: type[Body]) -> dict[str, Unsupported]:
     """Return the fields of a body that are refused."""
     hints = get_type_hints(kind, include_extras=True).items()
     return {name: one for name, hint in hints for one in get_args(hint) if isinstance(one, Unsupported)}
@@ -196,17 +71,35 @@ def _unsupported(kind: type[_Body]) -> dict[str, Unsupported]:
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-class ControlBody(msgspec.Struct):
-    """A command to a running answer."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a request asks for beside its sampling; None: the settings decide."""
 
-    id: str
-    action: Literal["reasoning_end"]
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    continues: bool = False
+    tools: tuple[Tool, ...] = ()
+    calling: CallRule = ANY_CALL
+    max_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    grammar: str = ""
+    ignore_eos: bool = False
+    reasoning: bool | None = None
+    reasoning_budget: int | None = None
+    logit_bias: Mapping[str, float] | None = None
+    logprobs: int | None = None
+    n: int = 1
+    with_usage: bool = False
+    with_timings: bool = False
+    with_progress: bool = False
+    with_queue: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
-    """A request that can be answered. `with_timings` in every chunk; `with_progress` of the prompt, `with_queue`: the
-    place in the queue (of streams)."""
+    """A request that can be answered, `n` times. `with_timings` in every chunk; `with_progress` of the prompt,
+    `with_queue`: the place in the queue (of streams). `is_short`: a title, for instance.
+    """
 
     request: Generate
     stream: bool
@@ -214,110 +107,133 @@ class ParsedRequest:
     with_timings: bool
     with_progress: bool
     with_queue: bool = False
+    n: int = 1
+    is_short: bool = False
 
     def of_client(self, client: str) -> ParsedRequest:
         """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
         owned = msgspec.structs.replace(self.request, owner=f"{client} {self.request.owner}")
         return replace(self, request=owned)
 
+    def choice(self, index: int) -> Generate:
+        """Return the request of one of its answers."""
+        sampling = self.request.sampling
+        if not index or sampling.seed is None:
+            return self.request
+        return msgspec.structs.replace(
+            self.request, sampling=msgspec.structs.replace(sampling, seed=(sampling.seed + index) % (1 << 63))
+        )
+
 
 class RequestReader:
-    """Reads request bodies for one model.
+    """Reads requests for one model.
 
     Args:
         names: that the model answers to.
         n_ctx: tokens of its context.
         settings: for values that a request does not give.
         speculation: how answers are drafted.
+        engine: another engine than the worker, whose name it is; "" for the worker.
     """
 
-    def __init__(self, names: Collection[str], n_ctx: int, settings: Settings, speculation: Speculation) -> None:
+    def __init__(
+        self, names: Collection[str], n_ctx: int, settings: Settings, speculation: Speculation, engine: str = ""
+    ) -> None:
         self._names = names
-        self._n_ctx = n_ctx
-        self._settings = settings
+        self.n_ctx = n_ctx
+        self.settings = settings
         self._speculation = speculation
+        self._engine = engine
 
     @property
     def most_body(self) -> int:
         """Return the bytes of a body beyond which its text cannot fit into the context."""
-        return 2 * LONGEST_FORM + 2 * BYTES_PER_TOKEN * self._n_ctx
+        return 2 * LONGEST_FORM + 2 * BYTES_PER_TOKEN * self.n_ctx
 
-    def chat(self, data: bytes) -> ParsedRequest:
-        """Read the body of a chat completion. Raises Refusal."""
-        body = _decoded(data, ChatBody)
-        self._check(body)
-        if len(body.messages) > self._n_ctx:  # a template writes a token or more for each
-            raise self._too_long(f"{len(body.messages):,} messages", "messages")
-        messages = tuple(_messages(body.messages))
-        self._check_length("messages", (message.content for message in messages))
-        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        reasoning = _reasoning(body.chat_template_kwargs, self._settings.chat.request_options()["reasoning"])
-        return self._parsed(body, limit, messages=messages, reasoning=reasoning)
-
-    def completion(self, data: bytes) -> ParsedRequest:
-        """Read the body of a plain completion. Raises Refusal."""
-        body = _decoded(data, CompletionBody)
-        self._check(body)
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        if len(prompts) != 1 or not isinstance(prompts[0], str):
-            raise Refusal(
-                400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt"
-            )
-        self._check_length("prompt", prompts)
-        return self._parsed(body, body.max_tokens, prompt=prompts[0], unsplit=True)
-
-    def _check(self, body: _Body) -> None:
+    def check(self, body: Body) -> None:
+        """Check the model and that nothing is asked for that is not supported. Raises Refusal."""
         if body.model and body.model not in self._names:
             served = ", ".join(f"`{name}`" for name in self._names)
             message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
             raise Refusal(404, message, "model_not_found", param="model")
         for name, field in _unsupported(type(body)).items():
             if getattr(body, name) not in (None, *field.neutral):
-                raise _field_error(name, field.reason, "unsupported")
+                raise field_error(name, field.reason, "unsupported")
 
-    def _check_length(self, param: str, texts: Iterable[str]) -> None:
-        """Refuse what is not valid Unicode, or so long that it cannot fit."""
+    def check_length(self, param: str, n_messages: int, texts: Iterable[str]) -> int:
+        """Refuse what is not valid Unicode, or so long that it cannot fit; returns its bytes."""
+        if n_messages > self.n_ctx:  # a template writes a token or more for each
+            raise self._too_long(f"{n_messages:,} messages", param)
         try:
             n_bytes = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
             raise Refusal(400, f"`{param}` contains an unpaired surrogate.", param=param) from None
-        if n_bytes > BYTES_PER_TOKEN * self._n_ctx:
+        if n_bytes > BYTES_PER_TOKEN * self.n_ctx:
             raise self._too_long(f"{n_bytes:,} bytes", param)
+        return n_bytes
 
     def _too_long(self, size: str, param: str) -> Refusal:
-        message = f"The prompt has {size}, but the context holds only {self._n_ctx:,} tokens."
-        return Refusal(400, message, "context_length_exceeded", param=param, more={"n_ctx": self._n_ctx})
+        message = f"The prompt has {size}, but the context holds only {self.n_ctx:,} tokens."
+        return Refusal(400, message, "context_length_exceeded", param=param, more={"n_ctx": self.n_ctx})
 
-    def _parsed(self, body: _Body, max_tokens: int | None, **what: Any) -> ParsedRequest:
-        stream = bool(body.stream)
+    def parsed(self, body: Body, asked: Asked, param: str = "messages") -> ParsedRequest:
+        """Return the request. `param` has its text. Raises Refusal."""
+        texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
+        declared = [_encoded(tool.declaration(), "tools") for tool in asked.tools]
+        n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
+        self._check_engine(asked)
+        stream, limit = bool(body.stream), self._limit(asked.max_tokens)
+        keeps = not body.cache_salt  # a salt is for one session, often
         request = Generate(
+            messages=asked.messages,
+            prompt=asked.prompt,
+            continues=asked.continues,
+            tools=asked.tools,
+            calling=asked.calling,
+            streams_calls=bool(asked.tools),
             sampling=self._sampling(body),
-            max_tokens=self._limit(max_tokens),
-            stop=_stops(body.stop),
+            max_tokens=limit,
+            stop=_stops(asked.stop),
             speculation=self._speculation,
             trim=False,
-            ignore_eos=bool(body.ignore_eos),
-            grammar=_grammar(body),
-            reasoning_budget=self._budget(body.reasoning_budget_tokens),
+            ignore_eos=asked.ignore_eos,
+            grammar=asked.grammar,
+            reasoning=asked.reasoning,
+            reasoning_budget=self._budget(asked.reasoning_budget),
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
+            unsplit=asked.prompt is not None,
             owner=body.cache_salt or "",
-            keeps=not body.cache_salt,  # a salt is for one session, often
-            **what,
+            keeps=keeps,
+            agent=_agent(asked) if keeps else "",
+            logit_bias=_bias(asked.logit_bias),
+            logprobs=asked.logprobs,
         )
         return ParsedRequest(
             request=request,
             stream=stream,
-            with_usage=bool(body.stream_options and body.stream_options.include_usage),
-            with_timings=bool(body.timings_per_token),
-            with_progress=bool(body.return_progress),
-            with_queue=stream and bool(body.return_queue),
+            with_usage=asked.with_usage,
+            with_timings=asked.with_timings,
+            with_progress=asked.with_progress,
+            with_queue=stream and asked.with_queue,
+            n=asked.n,
+            is_short=0 < limit <= SHORT_TOKENS and n_bytes <= SHORT_BYTES and asked.n == 1,
         )
 
-    def _sampling(self, body: _Body) -> Sampling:
+    def _check_engine(self, asked: Asked) -> None:
+        """Refuse what only the worker can do."""
+        for param, is_asked in (
+            ("tool_choice", asked.calling.mode != "auto" or asked.calling.names),
+            ("logprobs", asked.logprobs is not None),
+            ("logit_bias", asked.logit_bias),
+        ):
+            if self._engine and is_asked:
+                raise field_error(param, f"not supported while {self._engine} answers (a draft head)", "unsupported")
+
+    def _sampling(self, body: Body) -> Sampling:
         """Return the settings with what the request gives."""
         if body.top_k is not None and body.top_k < -1:
-            raise _field_error("top_k", "expected `int` >= 0")
-        values = msgspec.structs.asdict(self._settings.sampling)
+            raise field_error("top_k", "expected `int` >= 0")
+        values = msgspec.structs.asdict(self.settings.sampling)
         values |= {name: given for name in values if (given := getattr(body, name)) is not None}
         for name in ("top_k", "repeat_last_n"):
             if values[name] is not None:
@@ -327,73 +243,135 @@ class RequestReader:
     def _budget(self, given: int | None) -> int | None:
         """Return `Generate.reasoning_budget`; -1 means "no limit" in llama-server."""
         if given is None:
-            return self._settings.chat.request_options()["reasoning_budget"]
+            return self.settings.chat.request_options()["reasoning_budget"]
         if given < -1:
-            raise _field_error("reasoning_budget_tokens", f"must be -1 or more, not {given}")
-        return None if given == -1 else min(given, self._n_ctx)
+            raise field_error("reasoning_budget_tokens", f"must be -1 or more, not {given}")
+        return None if given == -1 else min(given, self.n_ctx)
 
     def _limit(self, given: int | None) -> int:
         """Return `Generate.max_tokens`; -1 means "no limit" in llama-server."""
         if given is None:
-            return self._settings.chat.max_tokens
+            return self.settings.chat.max_tokens
         if given == -1:
             return 0
         if given < 1:
             raise Refusal(400, f"`max_tokens` must be at least 1, not {given}.", param="max_tokens")
-        return min(given, self._n_ctx)
+        return min(given, self.n_ctx)
 
 
-def _grammar(body: _Body) -> str:
-    """Return the grammar that the answer must match, "" for any answer. Raises Refusal."""
-    param, schema = "response_format", _format_schema(body.response_format)
-    if body.json_schema is not None:
-        param, schema = "json_schema", body.json_schema
-    if body.grammar:
-        param, schema = "grammar", None
-    elif schema is None:
+def _texts(message: Message) -> Iterable[str]:
+    yield message.content
+    yield message.reasoning
+    for call in message.calls:
+        yield _encoded(call.arguments, "messages")
+
+
+def _agent(asked: Asked) -> str:
+    """Return the name of what the prompts of an agent begin with: of its tools and system prompt."""
+    system = [one.content for one in asked.messages if one.role == "system"]
+    if not system and not asked.tools:
         return ""
-    if body.stop or body.ignore_eos:
-        raise _field_error("stop" if body.stop else "ignore_eos", f"`{param}` decides where the answer ends")
-    if len(body.grammar or msgspec.json.encode(schema)) > LONGEST_FORM:
-        raise _field_error(param, f"larger than {LONGEST_FORM:,} bytes", "unsupported")
+    declared = [tool.declaration() for tool in asked.tools]
+    return hashlib.sha256(msgspec.json.encode([system, declared, asked.reasoning])).hexdigest()
+
+
+def _bias(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    found = []
+    for token, value in (given or {}).items():
+        if not token.isdecimal() or len(token) > 9 or not -100 <= value <= 100:
+            raise field_error("logit_bias", "needs token ids with values from -100 to 100")
+        found.append((int(token), float(value)))
+    return tuple(found)
+
+
+def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = "") -> str:
+    """Return the grammar of answers of this form. Raises Refusal.
+
+    Args:
+        param: the field that it is from.
+        grammar: GBNF, in place of a schema.
+        also: a field of the request that also tells where the answer ends, or what it is.
+    """
+    if also:
+        raise field_error(also, f"`{param}` decides what the answer is, and where it ends")
+    if len(grammar or _encoded(schema, param)) > LONGEST_FORM:
+        raise field_error(param, f"larger than {LONGEST_FORM:,} bytes", "unsupported")
     try:
-        if body.grammar:
-            check_grammar(body.grammar, param)
-            return body.grammar
+        if grammar:
+            check_grammar(grammar, param)
+            return grammar
         return schema_grammar(schema, param)
     except UsageError as error:
         reason = clean_line(f"{error.message} {error.hint}".strip())[: 5 * _MOST_QUOTED]
         raise Refusal(400, reason, "invalid_grammar", param=param) from None
 
 
-def _format_schema(form: dict[str, Any] | None) -> Any:
-    """Return the JSON schema of a `response_format`, None for text. Raises Refusal."""
-    match (form or {}).get("type", "text"), form:
-        case "text", _:
-            return None
-        case "json_object", {"schema": dict(schema)}:  # llama-server's
-            return schema
-        case "json_object", _:
-            return {"type": "object"}
-        case "json_schema", {"json_schema": {"schema": dict(schema)}}:
-            return schema
-        case "json_schema", _:
-            raise _field_error("response_format", "`json_schema.schema` is missing")
-    raise _field_error("response_format", "only text, json_object and json_schema are supported", "unsupported")
+def read_tool(name: Any, description: Any, schema: Any, strict: Any, where: str, known: Collection[str]) -> Tool:
+    """Return a tool as a client declares it, beside those already `known`. Raises Refusal."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
+    if name in known:
+        raise field_error(f"{where}.name", f"`{quoted(name)}` is there twice")
+    if len(known) >= _MOST_TOOLS:
+        raise field_error("tools", f"more than {_MOST_TOOLS} are not supported", "unsupported")
+    schema = {"type": "object", "properties": {}} if schema is None else schema
+    if not isinstance(schema, dict) or is_deep(schema):
+        raise field_error(f"{where}.parameters", "must be a JSON schema")
+    if strict:
+        answer_grammar(f"{where}.parameters", schema)
+    about = description if isinstance(description, str) else ""
+    return Tool(name=name, description=about, parameters=schema, strict=bool(strict))
 
 
-def _reasoning(arguments: dict[str, Any] | None, default: bool | None) -> bool | None:
-    """Return `Generate.reasoning` for the arguments of the chat template. Raises Refusal."""
-    given = arguments or {}
-    wanted = {value for value in given.values() if isinstance(value, bool)}
-    if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
-        raise _field_error("chat_template_kwargs", "only enable_thinking is supported, true or false", "unsupported")
-    return wanted.pop() if wanted else default
+def read_rule(mode: str, names: Sequence[str], tools: Sequence[Tool], *, single: bool) -> CallRule:
+    """Return what may be called: `mode` as of `CallRule`, or one tool by name. Raises Refusal."""
+    known = {tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            raise field_error("tool_choice", f"there is no tool `{quoted(name)}`")
+    if mode == "required" and not known:
+        raise field_error("tool_choice", "there are no tools")
+    if mode == "auto" or mode == "required" or mode == "none":
+        return CallRule(mode=mode, names=tuple(names), single=single)
+    raise field_error("tool_choice", f"`{quoted(mode)}` is not supported", "unsupported")
 
 
-def read_control(data: bytes) -> ControlBody:
-    """Read a command to a running answer. Raises Refusal."""
-    return _decoded(data, ControlBody)
+def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
+    """Return a call of an earlier answer; its arguments may be JSON in a string. Raises Refusal."""
+    if not isinstance(id, str) or not id or not isinstance(name, str) or not name:
+        raise field_error(where, "a call needs an id and a name")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments.encode("utf-8", "replace")) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict) or is_deep(arguments):
+        raise field_error(where, "the arguments must be a JSON object")
+    return ToolCall(id=id, name=name, arguments=arguments)
+
+
+def result_message(id: Any, content: str, before: Iterable[Message], where: str) -> Message:
+    """Return what a call of the messages before returned. Raises Refusal."""
+    for message in before:
+        for call in message.calls:
+            if call.id == id:
+                return Message(role="tool", content=content, call_id=call.id, tool=call.name)
+    raise field_error(where, f"no call before has the id `{quoted(str(id))}`")
+
+
+def is_deep(value: Any, left: int = _DEEPEST) -> bool:
+    """Return whether a value of JSON is nested more deeply than templates should have to render."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return not left or any(is_deep(one, left - 1) for one in inside)
+
+
+def _encoded(value: Any, param: str) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (ValueError, RecursionError):
+        raise Refusal(400, f"`{param}` contains an unpaired surrogate.", param=param) from None
 
 
 def quoted(value: str) -> str:
@@ -401,14 +379,14 @@ def quoted(value: str) -> str:
     return clean_line(value[: 4 * _MOST_QUOTED])[:_MOST_QUOTED]
 
 
-def _decoded(data: bytes, kind: type[B]) -> B:
+def decoded(data: bytes, kind: type[B]) -> B:
     """Decode a body. Raises Refusal, which names the field."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         name, bound = explained(error)
         if name in SamplingSection.__struct_fields__ and "got" not in bound:
-            raise _field_error(name, bound) from None
+            raise field_error(name, bound) from None
         reason, _, where = str(error).partition(" - at ")
         param = where.strip("`").removeprefix("$").lstrip(".") or None
         missing = "missing required field" in reason
@@ -419,39 +397,12 @@ def _decoded(data: bytes, kind: type[B]) -> B:
         raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
 
 
-def _messages(given: list[ChatMessage]) -> Iterable[Message]:
-    if not given:
-        raise Refusal(400, "`messages` is empty.", param="messages")
-    for number, message in enumerate(given):
-        where = f"messages[{number}]"
-        role = _ROLES.get(message.role)
-        if role is None:
-            reason = f"`{quoted(message.role)}` is not supported, only {', '.join(_ROLES)}"
-            raise _field_error(f"{where}.role", reason)
-        if message.tool_calls:
-            raise _field_error(f"{where}.tool_calls", _NO_TOOLS, "unsupported")
-        content = f"{where}.content"
-        if message.content is None and role != "assistant":
-            raise _field_error(content, "missing")
-        yield Message(role=role, content=_text(message.content, content), reasoning=message.reasoning_content or "")
-    if given[-1].role == "assistant":
-        raise Refusal(400, "The last message is the assistant's: prefill is not supported.", param="messages")
-
-
-def _text(content: str | list[ContentPart] | None, param: str) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.type != "text" or part.text is None:
-            raise _field_error(param, f"only text is supported, not `{quoted(part.type)}`", "unsupported")
-    return "".join(part.text or "" for part in content)
-
-
-def _field_error(param: str, reason: str, code: str = "invalid_request") -> Refusal:
+def field_error(param: str, reason: str, code: str = "invalid_request") -> Refusal:
+    """Return the refusal of a field."""
     return Refusal(400, f"`{param}`: {reason}.", code, param=param)
 
 
-def _stops(given: str | list[str] | None) -> tuple[str, ...]:
+def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = tuple(stop for stop in ([given] if isinstance(given, str) else given or ()) if stop)
     if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
         limits = f"{MOST_STOPS} strings of {LONGEST_STOP:,} characters"

@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cpuchat.base.errors import UsageError
 from cpuchat.base.paths import read_text
 from cpuchat.config.servers import is_loopback
-from cpuchat.serving.requests import Refusal
+from cpuchat.serving.errors import Refusal
 from cpuchat.serving.web.sessions import WebAccess
 
 CONNECTIONS = 512
@@ -277,7 +277,7 @@ class Guard:
         kind = scope["type"]
         if kind in ("http", "websocket") and (refusal := self._refusal(scope)) is not None:
             if kind == "http":
-                await refusal.response()(scope, receive, send)
+                await refusal.response(path=scope["path"])(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
@@ -296,7 +296,8 @@ class Guard:
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
         if self._web is not None and self._web.lets_in(path, headers):
             return None
-        if self._digests and path not in OPEN_PATHS and not self._matches(headers.get("authorization", "")):
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # the latter of Anthropic's
+        if self._digests and path not in OPEN_PATHS and not self._matches(given):
             return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
         return None
 

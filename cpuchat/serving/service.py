@@ -9,16 +9,28 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, ModelLoaded, Speculation
+import msgspec
+
+from cpuchat.protocol.messages import (
+    ANY_CALL,
+    AnyEvent,
+    CallDelta,
+    Failed,
+    Generate,
+    GenerationFinished,
+    ModelLoaded,
+    Speculation,
+)
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.requests import ParsedRequest, Refusal, RequestReader
+from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.metric import Metric
@@ -58,6 +70,19 @@ class Metrics:
         self.requests: Counter[tuple[str, str]] = Counter()
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._positions: list[tuple[int, int]] = []
+
+    @property
+    def results(self) -> Counter[str]:
+        """Return how requests have ended, of all endpoints together."""
+        found = Counter[str]()
+        for (_, result), n in self.requests.items():
+            found[result] += n
+        return found
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Return how many tokens of prompts were reused and evaluated."""
+        return int(self._totals["cached"]), int(self._totals["prompt"])
 
     def count_load(self) -> None:
         """Count a load of the model, the first one included."""
@@ -210,6 +235,68 @@ class Place:
     client: str
 
 
+WARM = "warm"
+"""The endpoint, in figures and the log, of prompts that are evaluated ahead."""
+_MOST_PASSED = 4
+"""Short requests of its client that a long one lets pass."""
+
+
+@dataclass(eq=False)
+class _Turn:
+    place: Place
+    owner: str
+    is_short: bool
+    n_passed: int = 0
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class TurnQueue:
+    """First come, first served; but a short request changes places with a longer one of the same owner that waits
+    before it. Whoever is between them waits less by that, and whoever is behind them as long as before.
+    """
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        self._waiting: list[_Turn] = []
+
+    def index(self, place: Place) -> int | None:
+        """Return how many of those that wait come before a request; None: it does not wait for its turn."""
+        return next((at for at, turn in enumerate(self._waiting) if turn.place is place), None)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, place: Place, owner: str = "", *, is_short: bool = False) -> AsyncIterator[None]:
+        """Wait for the turn of a request, which lasts as long as the block."""
+        if self.is_busy or self._waiting:
+            turn = _Turn(place, owner, is_short)
+            self._enqueue(turn)
+            try:
+                await turn.ready.wait()
+            except asyncio.CancelledError:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._next()
+                raise
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _enqueue(self, turn: _Turn) -> None:
+        self._waiting.append(turn)
+        for at, other in enumerate(self._waiting[:-1] if turn.is_short else ()):
+            if other.owner == turn.owner and not other.is_short and other.n_passed < _MOST_PASSED:
+                self._waiting[at], self._waiting[-1] = turn, other
+                other.n_passed += 1
+                return
+
+    def _next(self) -> None:
+        self.is_busy = bool(self._waiting)
+        if self._waiting:
+            self._waiting.pop(0).ready.set()
+
+
 @dataclass(frozen=True)
 class RequestRecord:
     """A request that has ended. `queued_s` in the queue; `timings` None: the engine did nothing for it. `message` is
@@ -256,7 +343,7 @@ class Service:
         self._on_done = on_done
         self._clock = clock
         self._places: dict[Place, None] = {}
-        self._turn = asyncio.Lock()  # first come, first served
+        self._turns = TurnQueue()
         self._usual_s = 0.0
         self._info: ModelInfo | None = None
         self._reader: RequestReader | None = None
@@ -289,7 +376,9 @@ class Service:
         """Return what reads requests for this model. Raises Refusal before it is loaded."""
         if self._reader is None:
             conversation = self._conversation
-            self._reader = RequestReader(self.names, self.model.n_ctx, conversation.in_effect, conversation.speculation)
+            self._reader = RequestReader(
+                self.names, self.model.n_ctx, conversation.in_effect, conversation.speculation, self.model.engine
+            )
         return self._reader
 
     @property
@@ -299,7 +388,7 @@ class Service:
 
     @property
     def busy(self) -> bool:
-        return self._turn.locked()
+        return self._turns.is_busy
 
     @property
     def waiting(self) -> int:
@@ -308,7 +397,15 @@ class Service:
 
     def ahead(self, place: Place) -> int | None:
         """Return how many requests come before one in the queue, the running one among them; None once it has left."""
-        return list(self._places).index(place) + self.busy if place in self._places else None
+        if place not in self._places:
+            return None
+        at = self._turns.index(place)
+        return (list(self._places).index(place) if at is None else at) + self.busy
+
+    @property
+    def figures(self) -> Figures:
+        """Return the figures of the running answer, else of the last one."""
+        return self._conversation.meter.figures(self._clock())
 
     def check_health(self) -> None:
         """Check that the model is there, or can be reloaded with the next request. Raises Refusal."""
@@ -351,7 +448,7 @@ class Service:
         result: Result = "cancelled"
         message, hint, queued = "", "", 0.0
         try:
-            async with self._turn:
+            async with self._turns.turn(place, parsed.request.owner, is_short=parsed.is_short):
                 self._places.pop(place, None)
                 if self.closing:
                     raise _closing()
@@ -360,13 +457,16 @@ class Service:
                 progress.queued_ms = 1e3 * queued
                 self.running, progress.seed = progress, parsed.request.sampling.seed
                 try:
-                    async with contextlib.aclosing(self._events(parsed, progress)) as events:
-                        async for event in events:
-                            if isinstance(event, Failed):
-                                raise Refusal.of(event, self.model.n_ctx)
-                            if isinstance(event, GenerationFinished) and event.stop_reason == "cancelled":
-                                raise _closing()
-                            yield event
+                    for index in range(parsed.n):
+                        if index:
+                            progress.begin_next()
+                        async with contextlib.aclosing(self._events(parsed.choice(index), progress)) as events:
+                            async for event in events:
+                                if isinstance(event, Failed):
+                                    raise Refusal.of(event, self.model.n_ctx)
+                                if isinstance(event, GenerationFinished) and event.stop_reason == "cancelled":
+                                    raise _closing()
+                                yield event
                 finally:
                     self.running = None
                     self._count_answer(progress, arrived)
@@ -384,6 +484,23 @@ class Service:
             reason = progress.finished.stop_reason if progress.finished is not None else ""
             record = RequestRecord(place.endpoint, place.client, result, timings, reason, message, queued, hint)
             self._on_done(record)
+
+    async def warm(self, parsed: ParsedRequest, client: str) -> None:
+        """Evaluate the prompt of a request ahead, for `client`. Raises Refusal."""
+        one = msgspec.structs.replace(parsed.of_client(client).request, max_tokens=1, grammar="", calling=ANY_CALL)
+        with self.place(WARM, client.split()[0]) as place:
+            async for _ in self.answer(replace(parsed, request=one, n=1), place, Progress()):
+                pass
+
+    async def count(self, parsed: ParsedRequest, place: Place) -> int:
+        """Return how many tokens the prompt of a request has. Raises Refusal."""
+        async with self._turns.turn(place, parsed.request.owner, is_short=True):
+            self._places.pop(place, None)
+            n_tokens = None if self.closing else await self._conversation.backend.count_prompt(parsed.request)
+        if n_tokens is None:
+            message = "The prompt cannot be counted: the chat template refuses it, or the model is not loaded."
+            raise Refusal(400, message, "chat_template_failed")
+        return n_tokens
 
     async def end_reasoning(self, id: str) -> bool:
         """Let the running answer of that id end its reasoning and answer now; False when it is not reasoning."""
@@ -406,15 +523,18 @@ class Service:
         """Return in how many seconds a place should be free, by the answers so far."""
         return max(1, min(_LONGEST_RETRY, math.ceil(self._usual_s)))
 
-    async def _events(self, parsed: ParsedRequest, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
+    async def _events(self, request: Generate, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
         conversation, meter = self._conversation, self._conversation.meter
-        meter.expect(parsed.request.speculation)
+        meter.expect(request.speculation)
         meter.request_started(self._clock())
         started, is_reloading = self._clock(), conversation.model is None
-        async with contextlib.aclosing(conversation.generate_detached(parsed.request)) as events:
+        async with contextlib.aclosing(conversation.generate_detached(request)) as events:
             async for event in events:
                 now = self._clock()
                 meter.observe(event, now)
+                for call in _untold(event, progress):
+                    progress.follow(call, now)
+                    yield call
                 progress.follow(event, now)
                 if isinstance(event, ModelLoaded):
                     self.loaded(event.model)
@@ -434,7 +554,18 @@ class Service:
     def metrics_text(self, endpoints: tuple[str, ...]) -> str:
         """Return the page for Prometheus."""
         state = {"running": int(self.running is not None), "waiting": self.waiting, "limit": self.limit}
-        return self.metrics.text(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
+        return self.metrics.text(endpoints, state, self._info, self.figures)
+
+
+def _untold(event: AnyEvent, progress: Progress) -> Iterator[CallDelta]:
+    """Yield the calls of an answer that no event told before: not every engine tells them as they are written."""
+    if isinstance(event, GenerationFinished):
+        for index, call in enumerate(event.calls[len(progress.choice.calls) :], len(progress.choice.calls)):
+            arguments = msgspec.json.encode(call.arguments).decode()
+            yield CallDelta(
+                request_id=event.request_id, index=index, name=call.name, arguments=arguments, id=call.id,
+                predicted_n=event.timings.predicted_n, at_ms=event.timings.ttft_ms + event.timings.predicted_ms,
+            )  # fmt: skip
 
 
 def _closing() -> Refusal:

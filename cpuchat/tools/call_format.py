@@ -402,8 +402,10 @@ _SCALARS: Final = ("integer", "number", "boolean", "null")
 _NESTED: Final = ("object", "array")
 
 
-def call_grammar(form: CallFormat, tools: Sequence[Tool]) -> str:
-    """Return the grammar (GBNF) of one or more calls, from `form.trigger` on; "" where none can say it."""
+def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = False) -> str:
+    """Return the grammar (GBNF) of one or more calls, from `form.trigger` on; "" where none can say it. `single`: of
+    one call.
+    """
     if not tools:
         return ""
     rules = Rules()
@@ -414,7 +416,8 @@ def call_grammar(form: CallFormat, tools: Sequence[Tool]) -> str:
     rules.define("call", " | ".join(map(writer.call, tools)))
     # Without anything between two calls, more could not be told from text.
     between = writer.lenient(form.between.strip())
-    more = f"({_joined(SPACE, between, between and SPACE)} call)*" if (form.between + form.opening).strip() else ""
+    can_tell = (form.between + form.opening).strip() and not single
+    more = f"({_joined(SPACE, between, between and SPACE)} call)*" if can_tell else ""
     end = ""
     for part in reversed(_MARKERS.findall(form.end)):  # some of which may come after the model's last token
         end = f"({_joined(SPACE, writer.lenient(part.strip()), end)})?" if part.strip() else end
@@ -482,18 +485,25 @@ class _CallWriter:
     # Arguments one by one
 
     def _pairs(self, tool: Tool) -> str:
-        """Return the expression of the arguments, in any order; which are missing is checked later."""
+        """Return the expression of the arguments, in any order; which are missing is checked later. Those of a strict
+        tool come in the order of the schema, the required ones all.
+        """
         style, pairs = self._form.pairs, list[str]()
-        properties = tool.parameters.get("properties")
+        properties, required = tool.parameters.get("properties"), tool.parameters.get("required") or ()
         for key, schema in properties.items() if isinstance(properties, dict) else ():
             start = _joined(self.lenient(style.opening.strip()), literal(key), self.lenient(style.assignment))
             value = self._written(schema if isinstance(schema, dict) else {}, f"call-{tool.name}-{key}", key)
-            pairs.append(_joined(start, value))
+            one = _joined(start, value)
+            if tool.strict and not style.separator.strip():
+                one = f"{one} {SPACE}" if key in required else f"({one} {SPACE})?"
+            pairs.append(one)
         if not pairs:
             return ""
+        if tool.strict and not style.separator.strip():
+            return _joined(SPACE, *pairs)
         pair = self._rules.add(f"call-{tool.name}-pair", " | ".join(pairs))
         many = f"{pair} ({self.lenient(style.separator) or SPACE} {pair})*"
-        return f"{SPACE} {many if tool.parameters.get('required') else f'({many})?'} {SPACE}"
+        return f"{SPACE} {many if required else f'({many})?'} {SPACE}"
 
     def _written(self, schema: dict[str, Any], name: str, key: str) -> str:
         """Return the expression of the value of a key and what closes its pair."""

@@ -169,6 +169,7 @@ class Navigation(Protocol):
 
     def keys(self) -> None: ...
 
+    async def replay(self, name: str) -> bool: ...
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         """`kept`: one that was saved, to continue."""
 

@@ -145,3 +145,13 @@ def test_no_progress_when_quiet_or_piped(screen: Screen, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stderr", screen.stream)
     Terminal(quiet=True).progress(LoadProgress(phase="reading", done=1, total=2))
     assert screen.text() == ""
+
+
+def test_a_block_of_lines_goes_away_as_one(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    terminal = Terminal()
+    terminal.status("1 running\n41.2 tok/s\nreused")
+    terminal.status("0 running")
+    terminal.note("done")
+    up = "\x1b[A\x1b[2K"
+    assert screen.text() == f"\r\x1b[2K1 running\n41.2 tok/s\nreused\r\x1b[2K{up}{up}0 running\r\x1b[2Kdone\n"

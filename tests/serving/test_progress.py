@@ -6,10 +6,12 @@ import msgspec
 
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
-from cpuchat.serving.replies import ChatReply, Progress
+from cpuchat.serving.openai_chat import ChatReply
+from cpuchat.serving.replies import Progress
 from cpuchat.serving.service import Metrics
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
+from tests.serving.test_service import parsed
 from tests.support.scripted_backend import DRAFTING
 
 
@@ -50,13 +52,13 @@ def test_a_cut_answer_has_its_first_token_s_time() -> None:
 
 
 def test_reasoning_is_separate_in_chats() -> None:
-    reply = ChatReply("m", "f")
+    reply = ChatReply("m", "f", parsed())
     thought = TextDelta(request_id=1, text="Hm.", channel="reasoning", n_tokens=2, predicted_n=2)
     said = TextDelta(request_id=1, text="Yes.", n_tokens=1, predicted_n=3)
     chunks = []
     for event in (thought, said):
         reply.progress.follow(event, 1.0)
-        chunks.append(msgspec.json.decode(reply.chunk(event, with_timings=False).removeprefix(b"data: ")))
+        chunks.append(msgspec.json.decode((reply.rendered(event) or b"").removeprefix(b"data: ")))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas == [{"role": "assistant", "reasoning_content": "Hm."}, {"content": "Yes."}]
     whole = msgspec.json.decode(reply.whole())

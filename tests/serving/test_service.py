@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cpuchat.cli.serve_live import figures
 from cpuchat.protocol.messages import (
     Failed,
     Generate,
@@ -18,8 +20,9 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
+from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.requests import ParsedRequest, Refusal
+from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import RequestRecord, Service
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
@@ -147,3 +150,56 @@ async def test_an_internal_error_counts_as_failed() -> None:
         await ask(service)
     assert [one.result for one in records] == ["failed"]
     assert service.metrics.requests["chat", "failed"] == 1
+
+
+async def place_in_line(service: Service, client: str, prompt: str, *, short: bool = False) -> None:
+    request = replace(parsed(prompt), is_short=short).of_client(client)
+    with service.place("chat", client) as place:
+        async for _ in service.answer(request, place, Progress()):
+            pass
+
+
+@pytest.mark.timeout(180)
+async def test_a_short_request_changes_places_with_a_long_one_of_its_client_only() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine)
+    asked = [("a", "running", False), ("b", "long of b", False), ("a", "long of a", False), ("c", "of c", False)]
+    asked += [("a", "title of a", True), ("b", "last of b", False), ("d", "short of d", True)]
+    tasks = []
+    for client, prompt, short in asked:
+        n_before = len(tasks)
+        tasks.append(asyncio.create_task(place_in_line(service, client, prompt, short=short)))
+        await until(lambda n=n_before: service.waiting == n)
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+    order = ["running", "long of b", "title of a", "of c", "long of a", "last of b", "short of d"]
+    assert engine.asked == order, "nobody else waits for more"
+
+
+@pytest.mark.timeout(180)
+async def test_requests_that_leave_the_queue_let_the_next_one_come() -> None:
+    engine = Engine(FINISHED)
+    service = served(engine)
+    tasks = [asyncio.create_task(ask(service, str(number))) for number in range(5)]
+    await until(lambda: service.waiting == 4)
+    for number in (0, 2):
+        tasks[number].cancel()
+    engine.gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert engine.asked == ["0", "1", "3", "4"]
+    assert not service.busy
+
+
+async def test_the_live_figures_tell_what_is_running_and_what_was_reused() -> None:
+    shown: list[str] = []
+    prompt = PrefillProgress(request_id=1, processed=512, total=2048, cache_n=256)
+    done = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(cache_n=256, prompt_n=1792))
+    text = TextDelta(request_id=1, text="Hi", predicted_n=1, at_ms=2000.0)
+    engine = Engine(prompt, lambda: shown.append(figures(service)), text, lambda: shown.append(figures(service)), done)
+    engine.gate.set()
+    service = served(engine)
+    assert figures(service) == "0 running · 0 queued"
+    await ask(service)
+    assert "512 of 2,048 tokens, 256 cached" in shown[0]
+    assert "1 token" in shown[1]
+    assert figures(service) == "0 running · 0 queued · 1 answered\nreused 256 of 2,048 prompt tokens (12 %)"

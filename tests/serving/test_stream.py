@@ -13,8 +13,9 @@ import pytest
 from cpuchat.protocol.messages import TextDelta
 from cpuchat.serving import app
 from cpuchat.serving.app import AnswerEndpoint
-from cpuchat.serving.replies import PING, ChatReply
-from cpuchat.serving.requests import Refusal
+from cpuchat.serving.errors import Refusal
+from cpuchat.serving.openai_chat import ChatReply
+from cpuchat.serving.replies import PING
 from cpuchat.serving.service import Place
 from tests.serving.test_service import parsed
 
@@ -74,7 +75,7 @@ async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None 
     wants to know its place in the queue."""
     service: Any = queue
     request = parsed(stream=stream, with_queue=place)
-    endpoint = AnswerEndpoint(service, "chat", lambda _: request, lambda: ChatReply("m", "f"))
+    endpoint = AnswerEndpoint(service, "chat", lambda _: request, lambda parsed: ChatReply("m", "f", parsed))
     received = iter([] if body is None else [{"type": "http.request", "body": body}])
 
     async def put(message: Any) -> None:

@@ -20,6 +20,7 @@ from tests.cli.program import COMMAND, HANG_GUARD
 from tests.support.cores import ON_ONE_CPU
 
 if TYPE_CHECKING:
+    from anthropic import Anthropic
     from openai import OpenAI
 
 PLAIN = ("--drafters", "off")
@@ -41,6 +42,12 @@ class Server:
         from openai import OpenAI  # slow
 
         return OpenAI(base_url=f"{self.url}/v1", api_key=self.token or "none", max_retries=0)
+
+    @functools.cached_property
+    def anthropic(self) -> Anthropic:
+        from anthropic import Anthropic  # slow
+
+        return Anthropic(base_url=self.url, api_key=self.token or "none", max_retries=0)
 
     def post(self, body: object, path: str = "/v1/chat/completions") -> httpx.Response:
         return self.http.post(path, json=body)

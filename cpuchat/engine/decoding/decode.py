@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from cpuchat.engine.decoding.logprobs import LogprobSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama import bindings
@@ -124,12 +125,14 @@ class DecodeResult:
 
 
 def prefill(
-    store: StateStore, prompt: Prompt, start: Start, chunking: PrefillChunking, on_progress: Callable[[int], None]
-) -> Prefill:
+    store: StateStore, prompt: Prompt, start: Start, chunking: PrefillChunking, on_progress: Callable[[int], None],
+    agent: str = "",
+) -> Prefill:  # fmt: skip
     """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts.
 
     Args:
         on_progress: called with the tokens processed before the first batch and after each.
+        agent: as of `Generate`.
 
     Raises:
         Aborted: stopped; the sequence holds the finished part, which a next call reuses.
@@ -138,8 +141,10 @@ def prefill(
     sequence, tokens, row, at = store.sequence, prompt.tokens, start.row, start.n
     before = now = perf_counter()
     on_progress(at)
-    places = iter(prompt.checkpoints(at, store.piece) if sequence.partial_bytes and at < len(tokens) else ())
-    place = next(places, len(tokens))
+    places = prompt.checkpoints(at, store.piece) if sequence.partial_bytes and at < len(tokens) else []
+    head = store.agent_length(prompt) if agent else 0
+    ahead = iter(sorted({*places, *((head,) if head > at else ())}))
+    place = next(ahead, len(tokens))
     while at < len(tokens):
         if sequence.abort.is_set():
             raise Aborted
@@ -153,8 +158,11 @@ def prefill(
         then, now = now, perf_counter()
         store.evaluated(len(batch), now - then)
         if at == place:
-            store.checkpoint(row)
-            place = next(places, len(tokens))
+            if at == head:
+                store.keep_agent(prompt, agent)
+            if sequence.partial_bytes or is_last:
+                store.checkpoint(row)
+            place = next(ahead, len(tokens))
         on_progress(at)
     assert row is not None
     return Prefill(row=row, cache_n=start.n, prompt_n=len(tokens) - start.n, seconds=perf_counter() - before)
@@ -169,7 +177,7 @@ def token_limit(sequence: Sequence, max_tokens: int) -> tuple[int, StopReason]:
 def decode(
     sequence: Sequence,
     row: np.ndarray,
-    sampler: Sampler,
+    sampler: Sampler | LogprobSampler,
     stream: TextStream | ThreadedStream,
     is_eog: Callable[[int], bool],
     max_tokens: int,
@@ -233,7 +241,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         sequence: Sequence,
-        sampler: Sampler,
+        sampler: Sampler | LogprobSampler,
         stream: TextStream | ThreadedStream,
         is_eog: Callable[[int], bool],
         max_tokens: int,

@@ -35,7 +35,7 @@ from cpuchat.engine.llama.bindings import (
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.grammar.gbnf import MOST_WAYS, ROOT, STEPS
-from cpuchat.protocol.messages import Sampling, Tool
+from cpuchat.protocol.messages import ANY_CALL, CallRule, Sampling, Tool
 from cpuchat.tools.call_format import ID, CallFormat, call_grammar
 
 _CANDIDATES: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
@@ -118,10 +118,11 @@ class Grammar:
 class CallGuide:
     """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing."""
 
-    def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool]) -> None:
+    def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool], rule: CallRule = ANY_CALL) -> None:
         self._vocab = vocab
         self._form = form
-        self._tools = tools
+        self._tools = [tool for tool in tools if tool.name in rule.names or not rule.names]
+        self._rule = rule
         self._trigger = form.trigger
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # whose end may be the beginning of a trigger
@@ -134,6 +135,21 @@ class CallGuide:
             return piece
         raw = self._vocab.raw_piece(token)
         return raw if raw.decode("utf-8", "replace") in self._form.literals else b""
+
+    def required(self) -> Grammar | None:
+        """Return the grammar of an answer that must be calls; None: it need not be.
+
+        Raises:
+            UsageError: no grammar can say what the tools take.
+        """
+        if self._rule.mode != "required":
+            return None
+        self._is_over = True
+        form = self._without_ends()
+        form = msgspec.structs.replace(form, section=form.section.removeprefix(form.text_end))
+        if (grammar := self._new_grammar(form)) is None:
+            raise UsageError("The schemas of the tools refer to themselves without an end.", "Change them.")
+        return grammar
 
     def follow(self, token: int) -> Grammar | None:
         """Add a token of the answer; returns the grammar of what comes next once calls have begun."""
@@ -178,16 +194,20 @@ class CallGuide:
 
     def _grammar(self, written: str) -> Grammar | None:
         """Return the grammar with what is written of the calls accepted; None if that does not match it."""
-        vocab, form = self._vocab, self._without_ends()
-        if not (text := call_grammar(form, self._tools)):
+        vocab = self._vocab
+        if (grammar := self._new_grammar(self._without_ends())) is None:
             return None
-        markers = frozenset(vocab.tokenize(form.literals.replace(ID, " ").encode(), add_special=False))
-        grammar = Grammar(vocab, text, markers)
         for token in vocab.spell(written.encode() + self._decoder.getstate()[0]):
             if not grammar.allows(token):
                 return None
             grammar.accept(token)
         return grammar
+
+    def _new_grammar(self, form: CallFormat) -> Grammar | None:
+        if not (text := call_grammar(form, self._tools, single=self._rule.single)):
+            return None
+        literals = form.literals.replace(ID, " ").encode()
+        return Grammar(self._vocab, text, frozenset(self._vocab.tokenize(literals, add_special=False)))
 
     def _without_ends(self) -> CallFormat:
         """Return the format without a marker that ends the answer: it is no text for a grammar."""
@@ -198,6 +218,13 @@ class CallGuide:
             if tokens and self._vocab.is_eog(tokens[-1]):
                 changed[name] = text.removesuffix(self._vocab.raw_piece(tokens[-1]).decode("utf-8", "replace"))
         return msgspec.structs.replace(self._form, **changed) if changed else self._form
+
+
+def call_markers(vocab: Vocab, form: CallFormat) -> tuple[int, ...]:
+    """Return the token without which no call begins; () if calls begin with ordinary text."""
+    tokens = vocab.tokenize(form.trigger.encode(), add_special=False) if not form.only_at_start else []
+    is_marker = len(tokens) == 1 and vocab.raw_piece(tokens[0]).decode("utf-8", "replace") == form.trigger
+    return tuple(tokens) if is_marker else ()
 
 
 _STAGES: Final = (64, 1024)
@@ -218,11 +245,11 @@ class GuidedSampler(Sampler):
 
     def __init__(
         self, sampling: Sampling, vocab: Vocab, grammar: str = "", budget: int | None = None,
-        calls: CallGuide | None = None, banned: tuple[int, ...] = (),
+        calls: CallGuide | None = None, banned: tuple[int, ...] = (), bias: tuple[tuple[int, float], ...] = (),
     ) -> None:  # fmt: skip
-        super().__init__(sampling, vocab.n_tokens, banned)
+        super().__init__(sampling, vocab.n_tokens, banned, bias)
         self._vocab = vocab
-        self._grammar = Grammar(vocab, grammar) if grammar else None
+        self._grammar = Grammar(vocab, grammar) if grammar else calls.required() if calls is not None else None
         self._calls = calls if self._grammar is None else None
         self._budget = budget
         self._prelude: ReasoningSplitter | None = None

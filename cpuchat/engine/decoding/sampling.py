@@ -154,6 +154,7 @@ class Sampler:
 
     Args:
         banned: tokens that are never chosen.
+        bias: pairs of a token and what is added to its logit.
 
     Attributes:
         seed: the seed in use; drawn (32 bits) when `sampling.seed` is None.
@@ -162,9 +163,15 @@ class Sampler:
         UsageError: a value of `sampling` is out of range; the message names it.
     """
 
-    def __init__(self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = ()) -> None:
+    def __init__(
+        self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = (), bias: Sequence[tuple[int, float]] = ()
+    ) -> None:
         _check(sampling)
+        for token, value in bias:
+            if not 0 <= token < n_vocab or not math.isfinite(value):
+                raise UsageError(f"logit_bias: {token}: {value}.", f"Tokens are 0 to {n_vocab - 1:,}.")
         self._banned = np.array(banned, np.intp) if banned else None
+        self._bias = (np.array([t for t, _ in bias], np.intp), np.array([b for _, b in bias], np.float32))
         self._sampling = sampling
         self._n_vocab = n_vocab
         self._greedy = sampling.temperature <= 0
@@ -224,6 +231,9 @@ class Sampler:
         if self._banned is not None:
             row = row if row.flags.writeable else row.copy()
             row[self._banned] = -np.inf
+        if self._bias[0].size:
+            row = row.copy()
+            row[self._bias[0]] += self._bias[1]
         window = self._window
         if window is None or not window.ids.size:
             return self._filtered(row)

@@ -127,6 +127,10 @@ class PromptBuilder:
         """
         return self._checked(prompt.encode("utf-8", "replace"))
 
+    def count(self, messages: Iterable[Message]) -> int:
+        """Return the tokens of a prompt, also of one that is too long. Raises TemplateError."""
+        return self._count(self._marked(messages))
+
     def from_messages(
         self,
         messages: Iterable[Message],

@@ -255,6 +255,11 @@ class StateFiles:
         _delete(file)
         return None
 
+    def touch(self, file: Path) -> None:
+        """Count a file as used now."""
+        with contextlib.suppress(OSError):
+            os.utime(file)
+
     def write(self, stem: str, states: Sequence[State], draft_key: str) -> None:
         """Begin to write the states of one conversation, the whole one first, in place of what was saved of it.
 

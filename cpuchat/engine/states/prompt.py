@@ -92,6 +92,25 @@ class Prompt:
                 spaced = token
         return sorted(set(places))
 
+    def head(self, piece: Callable[[int], bytes]) -> tuple[int, bytes]:
+        """Return how many tokens come before the content of the first message that is not the system's, and their text
+        with its marks: what prompts of one agent begin with. (0, b""): nothing does.
+        """
+        contents = self._contents(self.text.replace(MARK_BYTES, b""))
+        found = (at for one, (at, _) in zip(self.messages, contents, strict=True) if one.role != "system")
+        end, n_bytes, n_tokens = next(found, 0), 0, 0
+        for token in self.tokens:
+            if (after := n_bytes + len(piece(token))) > end:
+                break
+            n_bytes, n_tokens = after, n_tokens + 1
+        at, left = 0, n_bytes
+        for part in self.text.split(MARK_BYTES):
+            at += min(left, len(part))
+            if (left := left - len(part)) <= 0:
+                break
+            at += len(MARK_BYTES)
+        return n_tokens, self.text[:at]
+
     def changed(self, before: bytes) -> tuple[Change, int]:
         """Return what differs first from the text that was evaluated before, and in which message; see `Reuse`."""
         text, old = self.text.replace(MARK_BYTES, b""), before.replace(MARK_BYTES, b"")

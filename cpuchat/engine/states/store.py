@@ -58,6 +58,10 @@ _SAVE_SHARE: Final = 4
 _SAVED_PARTIALS: Final = 3
 _UNSAVED: Final = "~"
 """Before the name of a conversation that is kept in memory only."""
+_AGENT: Final = "@"
+"""Before the name of what the prompts of an agent begin with."""
+_LEAST_AGENT: Final = 256
+"""Tokens of that: fewer are soon evaluated."""
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _QUICK_SECONDS: Final = 0.25
@@ -133,6 +137,7 @@ class StateStore:
         self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
         self._copying = 0.0  # seconds of the last checkpoint
         self._note: str | None = None  # "" once it was taken
+        self._unwritten: list[State] = []  # of agents
         self.live = Live()
 
     def histories(self, owner: str) -> tuple[TokenHistory, ...]:
@@ -183,6 +188,7 @@ class StateStore:
         plan = self._best(most)
         base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
         is_same = 0 < len(plan.base if plan.base is not None else self.sequence) <= 2 * plan.shared
+        is_same = is_same and base.stem[:1] != _AGENT
         unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
         name = stem or (base.stem if is_same else "") or unnamed
         self._keep_lost(plan, name)
@@ -205,6 +211,55 @@ class StateStore:
         )
         self._at, self._seconds = plan.n, 0.0
         return Start(plan.n, row if plan.n == len(prompt.tokens) else None, reuse)
+
+    def resume(self) -> None:
+        """Bring back what a client used last before a restart, so that its next request finds it in the memory."""
+        self._find_saved()
+        last = next((one for one in self._states if one.is_whole and one.owner and one.file is not None), None)
+        if last is None or self.sequence.tokens or len(last) > self.sequence.n_ctx:
+            return
+        data = self._loaded(last)
+        if data is None or not self.sequence.set_state(last.list(), data):
+            self._drop(last)
+            return
+        drafted = self._loaded(last.draft) if last.draft is not None and self._draft is not None else None
+        if drafted is not None and last.draft is not None and self._draft is not None:
+            self._draft.set_state(last.draft.list(), drafted)
+        self.live = Live(last.owner, last.stem, last.history.copy() if last.history is not None else TokenHistory())
+
+    def agent_length(self, prompt: Prompt) -> int:
+        """Return how many tokens of the prompt are the agent's; 0: too few to keep, or they are kept. Those that are
+        kept count as used."""
+        n, _ = prompt.head(self.piece)
+        tokens = self._prompt[: n * TOKEN_BYTES]
+        for one in self._own():
+            if one.stem[:1] == _AGENT and one.is_whole and one.tokens == tokens and one.file is not None:
+                if self._files is not None:
+                    self._files.touch(one.file)
+                return 0
+        return n if n >= _LEAST_AGENT and self._files is not None else 0
+
+    def keep_agent(self, prompt: Prompt, agent: str) -> None:
+        """Keep what the memory holds, an agent's part of the prompt, and write it to the disk once that is idle."""
+        tokens, size = token_bytes(self.sequence.tokens), self.sequence.state_size()
+        if self._files is None or size > self._files.limit or not self._make_room(size, ()):
+            return
+        state = State(self.live.owner, _AGENT + kv_stem(agent), tokens, True, self.sequence.state())
+        state.first, state.used, state.history = self.sequence.first_saved(), self._requests, TokenHistory()
+        state.history.record(prompt.head(self.piece)[1], list(self.sequence.tokens), (), self.piece)
+        self._states = [one for one in self._states if one.stem != state.stem or one.file is not None] + [state]
+        self._unwritten.append(state)
+        self._write_agents()
+
+    def _write_agents(self) -> None:
+        """Begin to write the next state of an agent, if nothing else is written and it may be."""
+        files = self._files
+        self._unwritten = [one for one in self._unwritten if one in self._states]
+        if files is None or files.writer.is_busy or not self._unwritten or not self._budget.allows():
+            return
+        state = self._unwritten.pop(0)
+        files.write(state.stem, [state], self._draft_key)
+        self._budget.spend(state.restored_bytes)
 
     def _own(self) -> list[State]:
         return [one for one in self._states if one.owner == self.live.owner]
@@ -370,6 +425,7 @@ class StateStore:
     def record(self, prompt: Prompt, answer: list[int]) -> None:
         """Keep the text of what the memory holds now."""
         self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
+        self._write_agents()
         if self._files is not None and self._files.limit and self._note is None:
             size = self.sequence.state_size()
             if size > self._files.limit:
@@ -394,6 +450,7 @@ class StateStore:
             at_end: this is the last opportunity: it is saved if it is worth restoring.
         """
         files, sequence = self._files, self.sequence
+        self._write_agents()
         if files is None or self.live.stem[:1] in ("", _UNSAVED) or files.writer.is_busy:
             return
         self._mend()
@@ -455,6 +512,9 @@ class StateStore:
         """Save what the memory holds, unless `is_cancelled` meanwhile."""
         if self._files is not None:
             self._files.writer.finish(is_cancelled)
+            while self._unwritten and self._budget.allows() and not is_cancelled():
+                self._write_agents()
+                self._files.writer.finish(is_cancelled)
             self.save(at_end=True)
             self._files.writer.finish(is_cancelled)
             self._files.drop(self.live.stem)

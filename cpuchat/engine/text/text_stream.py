@@ -13,14 +13,26 @@ import re
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Final
 
 from cpuchat.engine.text.reasoning import ReasoningSplitter, StopMatcher, Unsplit, held_back
-from cpuchat.protocol.messages import FRAME_SECONDS, Channel, Event, TextDelta, Tool, ToolCall
+from cpuchat.protocol.messages import (
+    ANY_CALL,
+    FRAME_SECONDS,
+    CallDelta,
+    CallRule,
+    Channel,
+    Event,
+    TextDelta,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+)
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.call_parser import may_begin, parse_calls, unmarked_calls
+from cpuchat.tools.call_parser import CallPiece, CallReader, may_begin, parse_calls, unmarked_calls
 
 _CHANNEL = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)*\s*(?:<(?:\|[^<>|]*\|?)?)?$")  # markers, the last one maybe unfinished
 
@@ -29,11 +41,26 @@ class CallSplitter:
     """Splits text as `splitter` does, without the calls in the answer; these are in `calls` after `flush`.
 
     From where calls begin nothing is passed on before the end. Text that turns out to be no call is, then.
+
+    Args:
+        rule: what may be called.
+        streams: calls are in `pieces` as they are written, too.
     """
 
-    def __init__(self, splitter: ReasoningSplitter | Unsplit, form: CallFormat, tools: Sequence[Tool]) -> None:
+    def __init__(
+        self,
+        splitter: ReasoningSplitter | Unsplit,
+        form: CallFormat,
+        tools: Sequence[Tool],
+        rule: CallRule = ANY_CALL,
+        *,
+        streams: bool = False,
+    ) -> None:
         self.calls: tuple[ToolCall, ...] = ()
+        self.pieces: list[CallPiece] = []
         self.literals = form.literals
+        self._rule = rule
+        self._reader = CallReader(form, tools) if streams else None
         self._splitter = splitter
         self._form = form
         self._tools = tools
@@ -50,6 +77,16 @@ class CallSplitter:
 
     def flush(self) -> list[tuple[Channel, str]]:
         """Return the rest, without calls."""
+        rest = self._rest()
+        calls = self.calls[:1] if self._rule.single else self.calls
+        if self._reader is not None:
+            calls, begun = self._reader.finish(calls)
+            self.pieces += self._reader.take()
+            rest = [one for one in rest if one[0] == "reasoning"] if begun else rest  # the pieces tell of a cut call
+        self.calls = calls
+        return rest
+
+    def _rest(self) -> list[tuple[Channel, str]]:
         pieces = self._without_calls(self._splitter.flush())
         thought, self._thought = self._thought, ""
         if thought and isinstance(self._splitter, ReasoningSplitter) and self._splitter.in_reasoning:
@@ -98,11 +135,13 @@ class CallSplitter:
         form = self._form
         if self._calling:
             self._calling += text
+            self._read(text)
             return ""
         text, self._held = self._held + text, ""
         at = form.find(text, self._names, at_start=not self._has_said)
         if at >= 0:
             said, self._calling = form.without_channel(text[:at]), text[at:]
+            self._read(self._calling)
             self._has_said = self._has_said or bool(said.strip())
             return said
         starts = form.starts(self._names)
@@ -116,6 +155,11 @@ class CallSplitter:
         self._has_said = self._has_said or bool(said.strip())
         return said
 
+    def _read(self, text: str) -> None:
+        if self._reader is not None:
+            self._reader.feed(text)
+            self.pieces += self._reader.take()
+
 
 class TextStream:
     """The text of one answer: tokens in, `TextDelta` events out, at most one frame per `frame_seconds`.
@@ -127,6 +171,7 @@ class TextStream:
         piece_of: returns the bytes of one token.
         arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
         frame_seconds: shortest time between two events; the first text does not wait.
+        logprobs: has an entry for each token before it is fed; None: nobody asked.
     """
 
     def __init__(
@@ -138,8 +183,12 @@ class TextStream:
         stops: tuple[str, ...],
         arrived: float,
         frame_seconds: float = FRAME_SECONDS,
+        logprobs: deque[TokenLogprob] | None = None,
     ) -> None:
         self.frame_seconds = frame_seconds
+        self._logprobs = logprobs
+        self._pending: list[TokenLogprob] = []  # of the tokens that are not yet in a delta
+        self._calls = splitter if isinstance(splitter, CallSplitter) else None
         self._request_id = request_id
         self._emit = emit
         self._piece_of = piece_of
@@ -162,7 +211,7 @@ class TextStream:
     @property
     def has_emitted(self) -> bool:
         """Return whether something was emitted."""
-        return self._n_emitted > 0
+        return self._next_frame > 0.0
 
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
         """Add one token generated at `now`; returns True when a stop string is complete.
@@ -188,6 +237,8 @@ class TextStream:
             self._close_span()
             self._drafter = drafter
         self._n_held += 1
+        if self._logprobs is not None:
+            self._pending.append(self._logprobs.popleft())
         text = self._decode(self._piece_of(token))
         return bool(text) and self._add(self._split(text))
 
@@ -218,7 +269,9 @@ class TextStream:
     def _close_span(self) -> None:
         if not self._text and not self._lengths:
             return
-        self._n_emitted += len(self._lengths)
+        n = len(self._lengths)
+        self._n_emitted += n
+        logprobs, self._pending = tuple(self._pending[:n]), self._pending[n:]
         self._deltas.append(
             TextDelta(
                 request_id=self._request_id,
@@ -229,6 +282,7 @@ class TextStream:
                 predicted_n=self._n_emitted,
                 at_ms=1e3 * (self._now - self._arrived),
                 drafter=self._drafter,
+                logprobs=logprobs,
             )
         )
         self._text = ""
@@ -237,12 +291,32 @@ class TextStream:
     def flush(self, now: float) -> None:
         """Emit the text that is complete."""
         self._close_span()
-        if not self._deltas:
+        pieces = self._calls.pieces if self._calls is not None else []
+        if not self._deltas and not pieces:
             return
         for delta in self._deltas:
             self._emit(delta)
         self._deltas.clear()
+        while pieces:
+            self._emit_call(pieces)
         self._next_frame = now + self.frame_seconds
+
+    def _emit_call(self, pieces: list[CallPiece]) -> None:
+        """Emit the first of the pieces, with those of the same call."""
+        first = pieces[0]
+        same = [one for one in pieces if one.index == first.index]
+        del pieces[: len(same)]
+        self._emit(
+            CallDelta(
+                request_id=self._request_id,
+                index=first.index,
+                name=first.name,
+                id=first.id,
+                arguments="".join(one.text for one in same),
+                predicted_n=self._n_emitted + self._n_held,
+                at_ms=1e3 * (self._now - self._arrived),
+            )
+        )
 
     def finish(self, now: float, *, stopped: bool) -> None:
         """Emit the rest. After a stop string (`stopped`) what was held back is not part of the text."""

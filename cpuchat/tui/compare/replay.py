@@ -56,7 +56,9 @@ class ReplayScreen(Dismissable[bool]):
         self.add_class("-staged")
         self._panes = [self.query_one(f"#side-{part}", Transcript) for part in "ab"]
         self._stage = self.query_one(Stage)
-        self._stage.border_subtitle = Content(clean_line(f"recorded on {self.recording.machine}"))
+        self._stage.border_subtitle = Content(
+            clean_line(f"{self.recording.title} · recorded on {self.recording.machine}")
+        )
         self._timer = self.set_interval(1 / Stage.FRAMES_PER_S, self._follow, pause=True)
         self.call_after_refresh(self.action_replay)
 

@@ -388,7 +388,7 @@ async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own
         await app.until(lambda: app.app.screen is app.chat)
         assert not app.prompt.text and not app.transcript.has_messages
         await app.press("1")
-        await app.until(lambda: app.stored()[:1] == [("user", "What can you do?")])
+        await app.until(lambda: [one.content for one in app.conversation.messages[:1]] == ["What can you do?"])
     assert paths.state_file().exists()  # the next run is not the first one
 
 

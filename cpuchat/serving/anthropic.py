@@ -1,0 +1,323 @@
+"""Anthropic's /v1/messages and /v1/messages/count_tokens.
+
+Beside Anthropic's fields, those of our sampling settings count. What was reused of the prompt is
+`cache_read_input_tokens`; `cache_control` changes nothing, because everything is reused that can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    CallDelta,
+    CallRule,
+    GenerationFinished,
+    Message,
+    PrefillProgress,
+    TextDelta,
+    Tool,
+    ToolCall,
+)
+from cpuchat.serving.errors import Refusal
+from cpuchat.serving.replies import Reply, sent_event
+from cpuchat.serving.requests import (
+    Asked,
+    Body,
+    ParsedRequest,
+    RequestReader,
+    Unsupported,
+    answer_grammar,
+    decoded,
+    field_error,
+    quoted,
+    read_call,
+    read_rule,
+    read_tool,
+    result_message,
+)
+
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class InputMessage(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class MessagesBody(Body, kw_only=True):
+    messages: list[InputMessage]
+    system: str | list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    mcp_servers: Annotated[list[Any] | None, Unsupported("servers of tools are the client's", ([],))] = None
+    container: Annotated[Any, Unsupported("there are no containers here", ())] = None
+
+
+def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
+    """Read the body of a request. Raises Refusal."""
+    body = decoded(data, MessagesBody)
+    reader.check(body)
+    tools = tuple(_tools(body.tools or []))
+    messages = list(_messages(body))
+    default = reader.settings.chat.request_options()["reasoning"]
+    reasoning, budget = _thinking(body.thinking, default)
+    rule, grammar = _rule(body.tool_choice, tools), _grammar(body)
+    if grammar and rule.mode == "required":
+        raise field_error("tool_choice", "an answer in a form of its own calls no tools")
+    asked = Asked(
+        messages=tuple(messages),
+        continues=messages[-1].role == "assistant",
+        tools=tools,
+        calling=rule,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        grammar=grammar,
+        reasoning=reasoning,
+        reasoning_budget=budget,
+    )
+    return reader.parsed(body, asked)
+
+
+def _thinking(given: dict[str, Any] | None, default: bool | None) -> tuple[bool | None, int | None]:
+    match given:
+        case None:
+            return default, None
+        case {"type": "enabled", "budget_tokens": int(budget)} if budget > 0:
+            return True, budget
+        case {"type": "enabled" | "adaptive"}:
+            return True, None
+        case {"type": "disabled"}:
+            return False, None
+    raise field_error("thinking", "must be enabled, adaptive or disabled")
+
+
+def _grammar(body: MessagesBody) -> str:
+    form = body.output_format or (body.output_config or {}).get("format")
+    match form:
+        case None:
+            return ""
+        case {"type": "json_schema", "schema": dict(schema)}:
+            also = "stop_sequences" if body.stop_sequences else ""
+            return answer_grammar("output_config.format", schema, also=also)
+    raise field_error("output_config.format", "only json_schema is supported", "unsupported")
+
+
+def _tools(given: list[dict[str, Any]]) -> Iterator[Tool]:
+    known = set[str]()
+    for number, one in enumerate(given):
+        where = f"tools[{number}]"
+        if one.get("type") not in (None, "custom"):
+            kind = quoted(str(one["type"]))
+            raise field_error(
+                f"{where}.type", f"`{kind}` runs at Anthropic; only own tools are supported", "unsupported"
+            )
+        tool = read_tool(
+            one.get("name"), one.get("description"), one.get("input_schema"), one.get("strict"), where, known
+        )
+        known.add(tool.name)
+        yield tool
+
+
+def _rule(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> CallRule:
+    given = choice or {"type": "auto"}
+    single, kind = bool(given.get("disable_parallel_tool_use")), given.get("type")
+    if kind == "tool":
+        return read_rule("required", (str(given.get("name")),), tools, single=single)
+    return read_rule(_MODES.get(str(kind), str(kind)), (), tools, single=single)
+
+
+def _messages(body: MessagesBody) -> Iterable[Message]:
+    if not body.messages:
+        raise Refusal(400, "`messages` is empty.", param="messages")
+    found = list[Message]()
+    if system := _text(body.system or "", "system"):
+        found.append(Message(role="system", content=system))
+    for number, message in enumerate(body.messages):
+        where = f"messages[{number}]"
+        if message.role == "assistant":
+            found.append(_answer(message.content, where))
+        elif message.role == "user":
+            found += _question(message.content, found, where)
+        elif message.role == "system":
+            found.append(Message(role="system", content=_text(message.content, where)))
+        else:
+            raise field_error(f"{where}.role", f"`{quoted(message.role)}` is not supported, only user and assistant")
+    return found
+
+
+def _answer(content: str | list[dict[str, Any]], where: str) -> Message:
+    if isinstance(content, str):
+        return Message(role="assistant", content=content)
+    texts, reasoning, calls = list[str](), list[str](), list[ToolCall]()
+    for number, block in enumerate(content):
+        at = f"{where}.content[{number}]"
+        match block:
+            case {"type": "thinking", "thinking": str(thought)}:
+                reasoning.append(thought)
+            case {"type": "redacted_thinking"}:
+                continue
+            case {"type": "tool_use"}:
+                calls.append(read_call(block.get("id"), block.get("name"), block.get("input") or {}, at))
+            case _:
+                texts.append(_text([block], at))
+    return Message(role="assistant", content="\n".join(texts), reasoning="\n".join(reasoning), calls=tuple(calls))
+
+
+def _question(content: str | list[dict[str, Any]], before: list[Message], where: str) -> list[Message]:
+    """Return the results of calls in a message of the user, and what else it says."""
+    if isinstance(content, str):
+        return [Message(role="user", content=content)]
+    found, texts = list[Message](), list[str]()
+    for number, block in enumerate(content):
+        at = f"{where}.content[{number}]"
+        if block.get("type") == "tool_result":
+            result = _text(block.get("content") or "", at)
+            result = f"Error: {result}" if block.get("is_error") else result
+            found.append(result_message(block.get("tool_use_id"), result, before, f"{at}.tool_use_id"))
+        else:
+            texts.append(_text([block], at))
+    if texts or not found:
+        found.append(Message(role="user", content="\n".join(texts)))
+    return found
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = list[str]()
+    for block in content if isinstance(content, list) else [content]:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": str(kind)}:
+                raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
+            case _:
+                raise field_error(where, "must be text or blocks of text")
+    return "\n".join(texts)
+
+
+class MessagesReply(Reply):
+    """An answer of /v1/messages: blocks of thinking, text and calls."""
+
+    id_prefix = "msg_"
+    ping = sent_event({"type": "ping"}, "ping")
+
+    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
+        super().__init__(model, fingerprint, parsed)
+        self._has_begun = False
+        self._n_blocks = 0
+        self._block: str | int = ""  # the kind of the open one, or the number of its call
+
+    def whole(self) -> bytes:
+        choice = self.progress.choice
+        content: list[dict[str, Any]] = []
+        if choice.reasoning:
+            content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+        if choice.text or not choice.calls:
+            content.append({"type": "text", "text": choice.text})
+        for call in choice.calls:
+            try:
+                given = msgspec.json.decode(call.arguments or "{}")
+            except ValueError:  # it was cut
+                given = {}
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+        return msgspec.json.encode(self._message(content, self._stop_reason))
+
+    def rendered(self, event: AnyEvent) -> bytes | None:
+        match event:
+            case PrefillProgress():
+                return self._begin()
+            case TextDelta(text=""):
+                return self._begin()
+            case TextDelta(channel="reasoning"):
+                delta = {"type": "thinking_delta", "thinking": event.text}
+                return self._in_block("thinking", {"thinking": "", "signature": ""}, delta)
+            case TextDelta():
+                return self._in_block("text", {"text": ""}, {"type": "text_delta", "text": event.text})
+            case CallDelta():
+                call = self.progress.choice.calls[event.index]
+                delta = {"type": "input_json_delta", "partial_json": event.arguments}
+                return self._in_block(event.index, {"id": call.id, "name": call.name, "input": {}}, delta)
+            case GenerationFinished():
+                delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+                end = sent_event({"type": "message_delta", "delta": delta, "usage": self._usage()}, "message_delta")
+                return self._begin() + self._end_block() + end
+        return None
+
+    def end(self) -> bytes:
+        return sent_event({"type": "message_stop"}, "message_stop")
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return sent_event(refusal.anthropic(), "error")
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return sent_event({"type": "message_start", "message": self._message([], None)}, "message_start")
+
+    def _in_block(self, kind: str | int, start: dict[str, Any], delta: dict[str, Any]) -> bytes:
+        """Return a delta, after the end of another block and the start of its own."""
+        sent = self._begin()
+        if kind != self._block:
+            sent += self._end_block()
+            self._block = kind
+            block = {"type": kind if isinstance(kind, str) else "tool_use", **start}
+            sent += self._of_block("content_block_start", content_block=block)
+        return sent + self._of_block("content_block_delta", delta=delta)
+
+    def _end_block(self) -> bytes:
+        if self._block == "":
+            return b""
+        sent = self._of_block("content_block_stop")
+        self._block, self._n_blocks = "", self._n_blocks + 1
+        return sent
+
+    def _of_block(self, kind: str, **more: Any) -> bytes:
+        return sent_event({"type": kind, "index": self._n_blocks, **more}, kind)
+
+    def _message(self, content: list[dict[str, Any]], stop_reason: str | None) -> dict[str, Any]:
+        return {
+            "id": self.progress.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": self._stop_sequence if stop_reason else None,
+            "usage": self._usage(),
+        }
+
+    @property
+    def _stop_reason(self) -> str:
+        choice = self.progress.choice
+        if not choice.is_whole:
+            return "max_tokens"
+        if choice.calls:
+            return "tool_use"
+        return "stop_sequence" if self._stop_sequence else "end_turn"
+
+    @property
+    def _stop_sequence(self) -> str | None:
+        """Return what stopped the answer; the engine does not tell which of several did, then the first one."""
+        end, stops = self.progress.finished, self.parsed.request.stop
+        return stops[0] if end is not None and end.stop_reason == "stop_string" and stops else None
+
+    def _usage(self) -> dict[str, Any]:
+        timings, prompt = self.progress.timings, self.progress.prompt
+        n_new = prompt.total - prompt.cache_n if prompt is not None else timings.prompt_n
+        return {
+            "input_tokens": n_new,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": timings.cache_n,
+            "output_tokens": timings.predicted_n,
+        }

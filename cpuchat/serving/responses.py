@@ -1,0 +1,373 @@
+"""OpenAI's /v1/responses, the stateless part: a request brings all items of its conversation, and nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from cpuchat.protocol.messages import (
+    AnyEvent,
+    CallDelta,
+    CallRule,
+    GenerationFinished,
+    Message,
+    PrefillProgress,
+    Role,
+    TextDelta,
+    Tool,
+    ToolCall,
+)
+from cpuchat.serving.errors import Refusal
+from cpuchat.serving.replies import Reply, sent_event
+from cpuchat.serving.requests import (
+    Asked,
+    Body,
+    ParsedRequest,
+    RequestReader,
+    Unsupported,
+    answer_grammar,
+    decoded,
+    field_error,
+    quoted,
+    read_call,
+    read_rule,
+    read_tool,
+    result_message,
+)
+
+_NOT_STORED = "nothing is stored here; send all items in `input`"
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXTS = ("input_text", "output_text", "text")
+
+
+class ResponsesBody(Body, kw_only=True):
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    previous_response_id: Annotated[str | None, Unsupported(_NOT_STORED, ())] = None
+    conversation: Annotated[Any, Unsupported(_NOT_STORED, ())] = None
+    store: Annotated[bool | None, Unsupported(_NOT_STORED, (False,))] = None
+    background: Annotated[bool | None, Unsupported(_NOT_STORED, (False,))] = None
+    prompt: Annotated[Any, Unsupported("there are no stored prompts here", ())] = None
+    truncation: Annotated[str | None, Unsupported("nothing is left out of a prompt", ("disabled",))] = None
+
+
+def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
+    """Read the body of a request. Raises Refusal."""
+    body = decoded(data, ResponsesBody)
+    reader.check(body)
+    tools = tuple(_tools(body.tools or []))
+    rule = _rule(body.tool_choice, tools, single=body.parallel_tool_calls is False)
+    grammar = _grammar(body.text)
+    if grammar and rule.mode == "required":
+        raise field_error("tool_choice", "an answer in a form of its own calls no tools")
+    default = reader.settings.chat.request_options()["reasoning"]
+    asked = Asked(
+        messages=tuple(_Items(body.instructions or "").read(body.input)),
+        tools=tools,
+        calling=rule,
+        max_tokens=body.max_output_tokens,
+        grammar=grammar,
+        reasoning=False if (body.reasoning or {}).get("effort") == "none" else default,
+    )
+    return reader.parsed(body, asked, "input")
+
+
+def _grammar(text: dict[str, Any] | None) -> str:
+    match (text or {}).get("format"):
+        case None | {"type": "text"}:
+            return ""
+        case {"type": "json_object"}:
+            return answer_grammar("text.format", {"type": "object"})
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return answer_grammar("text.format", schema)
+    raise field_error("text.format", "only text, json_object and json_schema are supported", "unsupported")
+
+
+def _tools(given: list[dict[str, Any]]) -> Iterator[Tool]:
+    known = set[str]()
+    for number, one in enumerate(given):
+        where = f"tools[{number}]"
+        if one.get("type") != "function":
+            kind = quoted(str(one.get("type")))
+            raise field_error(f"{where}.type", f"`{kind}` is not supported, only function", "unsupported")
+        tool = read_tool(
+            one.get("name"), one.get("description"), one.get("parameters"), one.get("strict"), where, known
+        )
+        known.add(tool.name)
+        yield tool
+
+
+def _rule(choice: Any, tools: tuple[Tool, ...], *, single: bool) -> CallRule:
+    match choice:
+        case None | "":
+            return read_rule("auto", (), tools, single=single)
+        case str():
+            return read_rule(choice, (), tools, single=single)
+        case {"type": "function", "name": str(name)}:
+            return read_rule("required", (name,), tools, single=single)
+        case {"type": "allowed_tools", "mode": str(mode), "tools": list(allowed)}:
+            names = [str(one.get("name")) for one in allowed if isinstance(one, dict)]
+            return read_rule(mode, names, tools, single=single)
+    raise field_error("tool_choice", "must be auto, none, required, or a function by name")
+
+
+class _Items:
+    """Turns items into messages: reasoning, text and calls that follow each other are one answer."""
+
+    def __init__(self, instructions: str) -> None:
+        self._found = [Message(role="system", content=instructions)] if instructions else []
+        self._is_open = False  # the last message may get more
+
+    def read(self, given: str | list[dict[str, Any]]) -> list[Message]:
+        """Return the messages. Raises Refusal."""
+        if isinstance(given, str):
+            return [*self._found, Message(role="user", content=given)]
+        if not given:
+            raise Refusal(400, "`input` is empty.", param="input")
+        for number, item in enumerate(given):
+            self._take(item, f"input[{number}]")
+        if self._found[-1].role == "assistant":
+            raise Refusal(400, "The last item is the assistant's: prefill is not supported.", param="input")
+        return self._found
+
+    def _take(self, item: dict[str, Any], where: str) -> None:
+        match item.get("type", "message"):
+            case "message":
+                role = _ROLES.get(str(item.get("role")))
+                if role is None:
+                    raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
+                text = _text(item.get("content"), f"{where}.content")
+                if role == "assistant":
+                    self._extend(text=text)
+                else:
+                    self._add(Message(role=role, content=text))
+            case "reasoning":
+                parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
+                thoughts = [str(one.get("text", "")) for one in parts if isinstance(one, dict)]
+                self._extend(reasoning="\n".join(thoughts))
+            case "function_call":
+                call = read_call(item.get("call_id"), item.get("name"), item.get("arguments") or "", where)
+                self._extend(calls=(call,))
+            case "function_call_output":
+                text = _text(item.get("output"), f"{where}.output")
+                self._add(result_message(item.get("call_id"), text, self._found, f"{where}.call_id"))
+            case kind:
+                raise field_error(f"{where}.type", f"`{quoted(str(kind))}` is not supported", "unsupported")
+
+    def _add(self, message: Message) -> None:
+        self._found.append(message)
+        self._is_open = False
+
+    def _extend(self, text: str = "", reasoning: str = "", calls: tuple[ToolCall, ...] = ()) -> None:
+        last = self._found.pop() if self._is_open else Message(role="assistant", content="")
+        if last.calls and (text or reasoning):  # another answer
+            self._found.append(last)
+            last = Message(role="assistant", content="")
+        self._found.append(
+            Message(
+                role="assistant",
+                content=last.content + text,
+                reasoning="\n".join(filter(None, (last.reasoning, reasoning))),
+                calls=(*last.calls, *calls),
+            )
+        )
+        self._is_open = True
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = list[str]()
+    for part in content if isinstance(content, list) else [content]:
+        match part:
+            case {"type": str(kind), "text": str(text)} if kind in _TEXTS:
+                texts.append(text)
+            case {"type": "refusal", "refusal": str(text)}:
+                texts.append(text)
+            case {"type": str(kind)}:
+                raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
+            case _:
+                raise field_error(where, "must be text or parts of text")
+    return "".join(texts)
+
+
+class ResponsesReply(Reply):
+    """An answer of /v1/responses: items of reasoning, text and calls."""
+
+    id_prefix = "resp_"
+
+    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
+        super().__init__(model, fingerprint, parsed)
+        self._sequence = 0
+        self._has_begun = False
+        self._items: list[dict[str, Any]] = []
+        self._open: str | int = ""  # the kind of the last item, or the number of its call, while it is written
+
+    def whole(self) -> bytes:
+        choice = self.progress.choice
+        if choice.reasoning:
+            self._extend(TextDelta(request_id=0, text=choice.reasoning, channel="reasoning"))
+        if choice.text or not choice.calls:
+            self._extend(TextDelta(request_id=0, text=choice.text))
+        for index, call in enumerate(choice.calls):
+            self._extend(CallDelta(request_id=0, index=index, name=call.name, arguments=call.arguments))
+        self._close()
+        return msgspec.json.encode(self._response(self._status))
+
+    def rendered(self, event: AnyEvent) -> bytes | None:
+        match event:
+            case PrefillProgress() | TextDelta(text=""):
+                return self._begin()
+            case TextDelta() | CallDelta():
+                return self._begin() + self._extend(event)
+            case GenerationFinished():
+                return self._begin() + self._close()
+        return None
+
+    def end(self) -> bytes:
+        status = self._status
+        return self._event(f"response.{status}", response=self._response(status))
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return self._event("error", message=refusal.message, code=refusal.code, param=refusal.param)
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        response = self._response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def _extend(self, event: TextDelta | CallDelta) -> bytes:
+        """Add to the item that an event belongs to, which begins where another one ends."""
+        kind = (
+            event.index if isinstance(event, CallDelta) else "reasoning" if event.channel == "reasoning" else "message"
+        )
+        sent = b""
+        if kind != self._open:
+            sent = self._close() + self._start(kind)
+        item, at = self._items[-1], self._at
+        if isinstance(event, CallDelta):
+            item["arguments"] += event.arguments
+            return sent + self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
+        part = item["content"][0]
+        part["text"] += event.text
+        where = {**at, "content_index": 0, "delta": event.text}
+        if kind == "reasoning":
+            return sent + self._event("response.reasoning_text.delta", **where)
+        return sent + self._event("response.output_text.delta", **where, logprobs=[])
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _start(self, kind: str | int) -> bytes:
+        self._open = kind
+        number = f"{self.progress.id.removeprefix(self.id_prefix)}{len(self._items)}"
+        if isinstance(kind, int):
+            call = self.progress.choice.calls[kind]
+            item = {
+                "type": "function_call",
+                "id": f"fc_{number}",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": "",
+            }
+            self._items.append({**item, "status": "in_progress"})
+            return self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
+        if kind == "reasoning":
+            item, part = {"type": "reasoning", "id": f"rs_{number}", "summary": []}, _part("reasoning_text")
+        else:
+            item = {"type": "message", "id": f"msg_{number}", "role": "assistant"}
+            part = {**_part("output_text"), "annotations": [], "logprobs": []}
+        self._items.append({**item, "status": "in_progress", "content": []})
+        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
+        self._items[-1]["content"].append(part)
+        return added + self._event("response.content_part.added", **self._at, content_index=0, part=part)
+
+    def _close(self) -> bytes:
+        """End the open item."""
+        if self._open == "":
+            return b""
+        item, at, kind = self._items[-1], self._at, self._open
+        is_cut = self.progress.finished is not None and not self.progress.choice.is_whole
+        item["status"] = "incomplete" if is_cut else "completed"
+        self._open = ""
+        if isinstance(kind, int):
+            done = {**at, "name": item["name"], "arguments": item["arguments"]}
+            sent = self._event("response.function_call_arguments.done", **done)
+        else:
+            part, at = item["content"][0], {**at, "content_index": 0}
+            if kind == "reasoning":
+                sent = self._event("response.reasoning_text.done", **at, text=part["text"])
+            else:
+                sent = self._event("response.output_text.done", **at, text=part["text"], logprobs=[])
+            sent += self._event("response.content_part.done", **at, part=part)
+        return sent + self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        sent = sent_event({"type": kind, "sequence_number": self._sequence, **fields}, kind)
+        self._sequence += 1
+        return sent
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self.progress.choice.is_whole else "incomplete"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        request = self.parsed.request
+        tools = [{"type": "function", **one.declaration()["function"], "strict": one.strict} for one in request.tools]
+        rule, choice = request.calling, "auto"
+        if len(rule.names) == 1 and rule.mode == "required":
+            choice = {"type": "function", "name": rule.names[0]}
+        elif rule.mode != "auto":
+            choice = rule.mode
+        is_over = status != "in_progress"
+        return {
+            "id": self.progress.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "max_output_tokens": request.max_tokens or None,
+            "metadata": {},
+            "model": self.model,
+            "output": self._items if is_over else [],
+            "parallel_tool_calls": not rule.single,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.sampling.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": choice,
+            "tools": tools,
+            "top_p": request.sampling.top_p,
+            "truncation": "disabled",
+            "usage": self._usage() if is_over else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        timings = self.progress.timings
+        n_input = timings.cache_n + timings.prompt_n
+        return {
+            "input_tokens": n_input,
+            "input_tokens_details": {"cached_tokens": timings.cache_n},
+            "output_tokens": timings.predicted_n,
+            "output_tokens_details": {"reasoning_tokens": self.progress.n_reasoning},
+            "total_tokens": n_input + timings.predicted_n,
+        }
+
+
+def _part(kind: str) -> dict[str, Any]:
+    return {"type": kind, "text": ""}

@@ -1,0 +1,215 @@
+"""Tests calls of tools in all dialects, with the vendors' own clients: required, streamed, answered and refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serving.test_refusals import error
+from tests.support.serving import Server, chat
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"place": {"enum": ["here", "there"]}, "depth": {"enum": [1, 2]}},
+    "required": ["place", "depth"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "look", "description": "Looks somewhere.", "parameters": SCHEMA, "strict": True}
+TOOLS = [{"type": "function", "function": FUNCTION}, {"type": "function", "function": {**FUNCTION, "name": "walk"}}]
+FLAT = [{"type": "function", **FUNCTION}]
+OWN = [{"name": "look", "description": "Looks somewhere.", "input_schema": SCHEMA}]
+MUST: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+
+
+def is_valid(arguments: Any) -> bool:
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return set(given) == {"place", "depth"} and given["place"] in ("here", "there") and given["depth"] in (1, 2)
+
+
+def test_a_required_call_is_made_and_its_result_is_read(tiny: Server) -> None:
+    answer = tiny.openai.chat.completions.create(model="", **chat("Where?", **MUST))
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    assert is_valid(call.function.arguments)
+    asked = [{"role": "user", "content": "Where?"}, choice.message.model_dump(exclude_none=True)]
+    asked.append({"role": "tool", "tool_call_id": call.id, "content": "Nothing there."})
+    told = tiny.openai.chat.completions.create(model="", **chat("", messages=asked, tools=TOOLS))
+    assert told.usage is not None
+    assert told.usage.prompt_tokens_details is not None
+    assert (told.usage.prompt_tokens_details.cached_tokens or 0) > 100
+
+
+def test_a_named_tool_is_called(tiny: Server) -> None:
+    named = {**MUST, "tool_choice": {"type": "function", "function": {"name": "walk"}}}
+    (choice,) = tiny.openai.chat.completions.create(model="", **chat("Where?", **named)).choices
+    assert [one.function.name for one in choice.message.tool_calls or ()] == ["walk"]
+
+
+def test_a_call_is_streamed_as_it_is_written(tiny: Server) -> None:
+    chunks = list(tiny.openai.chat.completions.create(model="", stream=True, **chat("Where?", **MUST)))
+    deltas = [one for chunk in chunks for choice in chunk.choices for one in choice.delta.tool_calls or ()]
+    assert [bool(one.id) for one in deltas] == [True, *[False] * (len(deltas) - 1)]
+    assert {one.index for one in deltas} == {0}
+    assert is_valid("".join(one.function.arguments or "" for one in deltas if one.function))
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_call_that_is_cut_is_told_as_far_as_it_is_written(tiny: Server) -> None:
+    body = chat("Where?", **{**MUST, "max_tokens": 45})
+    (choice,) = tiny.openai.chat.completions.create(model="", **body).choices
+    assert choice.finish_reason == "length"
+    assert not choice.message.content
+
+
+def test_no_call_is_made_where_none_may_be(tiny: Server) -> None:
+    body = chat("Where?", tools=TOOLS, tool_choice="none")
+    (choice,) = tiny.openai.chat.completions.create(model="", **body).choices
+    assert not choice.message.tool_calls
+    assert choice.message.content
+
+
+def test_several_answers_share_the_evaluation_of_the_prompt(tiny: Server) -> None:
+    body = chat("Tell me more " * 50, n=3, temperature=1.5, seed=5, max_tokens=8)
+    answer = tiny.openai.chat.completions.create(model="", **body)
+    texts = [choice.message.content for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 24
+    timings = (answer.model_extra or {})["timings"]
+    assert timings["prompt_n"] + timings["cache_n"] == answer.usage.prompt_tokens
+    streamed = ["", "", ""]
+    for chunk in tiny.openai.chat.completions.create(model="", stream=True, **body):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_a_bias_and_log_probabilities(tiny: Server) -> None:
+    body = chat("Hello", max_tokens=6, logprobs=True, top_logprobs=3)
+    (choice,) = tiny.openai.chat.completions.create(model="", **body).choices
+    assert choice.logprobs is not None
+    told = choice.logprobs.content or []
+    assert "".join(one.token for one in told) == choice.message.content
+    for one in told:  # greedy: the most likely ones
+        assert one.logprob == max(other.logprob for other in one.top_logprobs) <= 0
+        assert len(one.top_logprobs) == 3
+    forced = tiny.openai.chat.completions.create(model="", **chat("Hello", max_tokens=6, logit_bias={"65": 100}))
+    assert forced.choices[0].message.content == "A" * 6
+    assert error(tiny.post(chat("Hello", logit_bias={"99999999": 1})))["code"] == "invalid_request"
+    chunks = tiny.openai.chat.completions.create(model="", stream=True, **body)
+    parts = [
+        one for chunk in chunks for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content or ()
+    ]
+    assert [one.token for one in parts] == [one.token for one in told]
+
+
+def test_responses_with_the_vendor_s_client(tiny: Server) -> None:
+    common: dict[str, Any] = {"model": "", "temperature": 0, "max_output_tokens": 200}
+    answer = tiny.openai.responses.create(input="Hello", instructions="Be brief.", **{**common, "max_output_tokens": 9})
+    assert answer.status == "incomplete"
+    assert answer.output_text
+    must: dict[str, Any] = {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False}
+    called = tiny.openai.responses.create(input="Where?", **must, **common)
+    call = called.output[0]
+    assert call.type == "function_call"
+    assert is_valid(call.arguments)
+    items = [{"role": "user", "content": "Where?"}, *(one.model_dump() for one in called.output)]
+    items += [{"type": "function_call_output", "call_id": one.call_id, "output": "No."} for one in called.output]  # type: ignore
+    told = tiny.openai.responses.create(input=items, tools=FLAT, **{**common, "max_output_tokens": 9})  # type: ignore
+    assert told.usage is not None
+    assert told.usage.input_tokens_details.cached_tokens > 50
+
+
+def test_a_streamed_response_has_all_its_events(tiny: Server) -> None:
+    asked: dict[str, Any] = {"model": "", "input": "Where?", "tools": FLAT, "tool_choice": "required"}
+    with tiny.openai.responses.stream(**asked, temperature=0, parallel_tool_calls=False) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-3:] == ["response.function_call_arguments.done", "response.output_item.done", "response.completed"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert is_valid(final.output[0].arguments)  # type: ignore
+    with tiny.openai.responses.stream(model="", input="Hello", temperature=0, max_output_tokens=9) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds[3] == "response.content_part.added"
+    assert kinds[-1] == "response.incomplete"
+    assert {"response.output_text.delta", "response.output_text.done", "response.content_part.done"} < set(kinds)
+
+
+@pytest.mark.parametrize("field", ["previous_response_id", "store", "background", "truncation"])
+def test_responses_are_not_stored(tiny: Server, field: str) -> None:
+    value = {"previous_response_id": "resp_1", "truncation": "auto"}.get(field, True)
+    assert error(tiny.post({"input": "Hello", field: value}, "/v1/responses"))["param"] == field
+
+
+def test_messages_with_the_vendor_s_client(tiny: Server) -> None:
+    client = tiny.anthropic
+    common: dict[str, Any] = {"model": "tiny", "extra_body": {"temperature": 0}, "max_tokens": 9}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]
+    answer = client.messages.create(messages=asked, system="Be brief.", **common)  # type: ignore
+    assert answer.content[0].type == "text"
+    assert answer.stop_reason == "max_tokens"
+    assert answer.usage.output_tokens == 9
+    counted = client.messages.count_tokens(model="tiny", messages=asked, system="Be brief.")  # type: ignore
+    usage = answer.usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    stopped = client.messages.create(messages=asked, stop_sequences=[answer.content[0].text[3:5]], **common)  # type: ignore
+    assert stopped.stop_reason in ("stop_sequence", "max_tokens")
+
+
+def test_messages_call_tools_and_read_results(tiny: Server) -> None:
+    client = tiny.anthropic
+    must: dict[str, Any] = {
+        "model": "", "max_tokens": 200, "extra_body": {"temperature": 0}, "tools": OWN,
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }  # fmt: skip
+    asked: list[Any] = [{"role": "user", "content": "Where?"}]
+    answer = client.messages.create(messages=asked, **must)
+    (call,) = answer.content
+    assert answer.stop_reason == call.type == "tool_use"
+    assert is_valid(call.input)
+    with client.messages.stream(messages=asked, **must) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert "input_json" in kinds
+    assert final.content[0].input == call.input  # type: ignore
+    asked.append({"role": "assistant", "content": [one.model_dump() for one in final.content]})
+    result = {"type": "tool_result", "tool_use_id": final.content[0].id, "content": "No."}  # type: ignore
+    asked.append({"role": "user", "content": [result, {"type": "text", "text": "And now?"}]})
+    told = client.messages.create(messages=asked, model="", max_tokens=5, tools=OWN)  # type: ignore
+    assert (told.usage.cache_read_input_tokens or 0) > 50
+
+
+def test_errors_have_the_form_of_their_dialect(tiny: Server) -> None:
+    import anthropic  # slow
+
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        tiny.anthropic.messages.create(model="", max_tokens=5, messages=[{"role": "user", "content": "word " * 9000}])
+    body: Any = raised.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["message"].startswith("prompt is too long")
+    with pytest.raises(anthropic.NotFoundError):
+        tiny.anthropic.messages.create(model="other", max_tokens=5, messages=[{"role": "user", "content": "Hello"}])
+    found = tiny.post({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "/v1/messages").json()
+    assert found["error"]["param"] == "messages[0].content[0]"
+    assert "llama-server" in error(tiny.post({"input": "Hello"}, "/v1/embeddings"))["message"]
+
+
+def test_structured_answers_in_all_dialects(tiny: Server) -> None:
+    form = {"type": "json_schema", "name": "place", "schema": SCHEMA}
+    asked = {"input": "Where?", "text": {"format": form}, "max_output_tokens": 100}
+    answer = tiny.openai.responses.create(model="", temperature=0, **asked)  # type: ignore
+    assert is_valid(answer.output_text)
+    own = {"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 100, "temperature": 0}
+    own["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    assert is_valid(tiny.post(own, "/v1/messages").json()["content"][0]["text"])
