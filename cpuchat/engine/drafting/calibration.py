@@ -360,10 +360,8 @@ def calibrated_costs(
     except GenerationFailed as error:
         notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
         return None, UNCALIBRATED
-    if disturbed := implausible(dict(enumerate(costs.verify_ms, 1))):
-        if earlier is None:
-            notes.append(_implausible_note(disturbed[0], costs.verify_ms[disturbed[0] - 1]))
-        return earlier, DISTURBED
+    if implausible(dict(enumerate(costs.verify_ms, 1))):
+        return earlier, DISTURBED  # drafts say so where they are off; the next load calibrates again
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
     files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
@@ -371,14 +369,6 @@ def calibrated_costs(
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
         calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
     return costs, ""
-
-
-def _implausible_note(n: int, ms: float) -> str:
-    what = "a plain decoding pass" if n == 1 else f"a pass over {n} tokens"
-    return (
-        f"Calibration was disturbed by other programs: {what} took {ms:.3g} ms. Adaptive drafting stays off; reload "
-        "the model when the machine is idle."
-    )
 
 
 def _unfinished(file: Path) -> JsonCache[tuple[float, Samples]]:

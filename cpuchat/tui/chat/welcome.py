@@ -11,7 +11,7 @@ from cpuchat.present.chats import Welcome, serving
 from cpuchat.tui.keys import renamed
 from cpuchat.tui.services import Services
 
-WHAT = "cpuchat: language models on your CPU, and how fast they could be"
+WHAT = "Language models on your CPU, and how fast they could run"
 COMPARE = "Show me Q4 against Q8, side by side"
 DRAFTS = "Watch a real model, plain and with drafts"
 RACE = "Watch Q4 race Q8 of a real model"
