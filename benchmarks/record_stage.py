@@ -74,8 +74,9 @@ async def record(name: str, rounds: int) -> None:
         first, second = (msgspec.structs.replace(side, name=own) for side, own in named)
         recording = msgspec.structs.replace(recording, sides=(first, second))
     model = comparison.runners[1].model
-    title = f"{model.name} {model.quantization}" if model is not None else ""
-    recording = msgspec.structs.replace(recording, title=title.replace(" GGUF", ""))
+    assert model is not None
+    title = model.name.replace(" GGUF", "") + (f" {model.quantization}" if name == "drafts" else "")
+    recording = msgspec.structs.replace(recording, title=title)
     if recording.leader is None:
         last = comparison.turns[-1].rounds[-1].answers
         waits = ", ".join(f"{one.timings.cpu_wait or 0:.3f}" for one in last if one.timings is not None)

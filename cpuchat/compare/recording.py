@@ -26,7 +26,7 @@ _MOST_WORDS = 4000
 _SAMPLES = 24
 
 
-class RecordingError(CpuchatError, code="recording", exit_code=2):
+class RecordingError(CpuchatError, code="recording"):
     """The file of a recording cannot be read or written."""
 
 

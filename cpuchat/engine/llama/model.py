@@ -466,7 +466,7 @@ class Model:
         need = 8 * n_outputs * self.vocab.n_tokens + self.plan.need.kv * n_ctx // self.sequence.n_ctx
         if need > available_for_model():
             raise DoesNotFit(f"Scoring {n_ctx:,} tokens needs {need / 1e9:.2f} GB more.", "Close other programs.")
-        context = self._new_context(self.pool.n_threads, n_ctx, n_outputs)
+        context = self._new_context(self.pool.n_threads, n_ctx, n_outputs, n_outputs)
         self.pool.attach(context)
         return self._new_sequence(context)
 
@@ -477,11 +477,11 @@ class Model:
         sequence.free()
         llama.llama_free(sequence.context)
 
-    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int) -> Any:
+    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int, least_batch: int = 0) -> Any:
         options = self.options
         params = llama.llama_context_default_params()
         params.n_ctx = n_ctx
-        params.n_batch, params.n_ubatch = max(options.n_batch, n_outputs), max(options.n_ubatch, n_outputs)
+        params.n_batch, params.n_ubatch = max(options.n_batch, least_batch), max(options.n_ubatch, least_batch)
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
         params.n_outputs_max = n_outputs

@@ -14,6 +14,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
+from textual.worker import Worker
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import write_atomically
@@ -72,6 +73,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         self._linked = False
         self._left = False
         self._noise = ""  # why the round is repeated
+        self._agreeing: Worker[bool] | None = None
 
     def compose(self) -> ComposeResult:
         a, b = self._panes = SidePane(0, self._sides[0].label), SidePane(1, self._sides[1].label)
@@ -112,7 +114,8 @@ class CompareScreen(TypingScreen, Dismissable[None]):
     @property
     def busy(self) -> bool:
         """A round or a measurement is running."""
-        return self.comparison.busy or self.query_one(QualityTab).running
+        is_agreeing = self._agreeing is not None and self._agreeing.is_running
+        return (self.comparison.busy and not is_agreeing) or self.query_one(QualityTab).running
 
     def submit(self, text: str) -> None:
         """Send `text` to both sides."""
@@ -143,10 +146,13 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             done = await self._one_round(prompt, lambda: self.comparison.repeat(race=race), repeats=True)
             self._noise = ""
         if done is not None and done.complete and not self.comparison.in_turn and self.has_widgets:
-            await self._agree()
+            self._agreeing = self._agree()
 
+    @work(exclusive=True, group="agreement")
     async def _agree(self) -> bool:
-        """Let both sides predict both answers, and show where they disagree; False where that is not known."""
+        """Let both sides predict both answers, and show where they disagree; False where that is not known. It gives
+        way to whatever the user begins.
+        """
         comparison = self.comparison
         if await asyncio.to_thread(comparison.agreement_refused):
             return False
@@ -157,7 +163,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             nonlocal done
             if share - done > 0.04 and self.has_widgets:
                 done = share
-                self._stage.border_subtitle = f"each side reads both answers: {100 * share:.0f} % · Esc stops"
+                self._stage.border_subtitle = f"each side reads both answers: {100 * share:.0f} %"
 
         try:
             found = await comparison.agree(tell)
@@ -184,6 +190,9 @@ class CompareScreen(TypingScreen, Dismissable[None]):
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
         """Returns the round unless it could not begin, or the screen is gone."""
+        if self._agreeing is not None and self._agreeing.is_running:
+            await self.comparison.stop()
+            await self._agreeing.wait()
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
         self.remove_class("-quality", "-places")
@@ -253,7 +262,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         return True
 
     async def action_close(self) -> None:
-        if await self.interrupt():
+        if self.busy and await self.interrupt():
             return
         if self.has_class("-asking") and self.comparison.turns:
             self._hide_prompt()
@@ -387,7 +396,9 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         turns = self.comparison.turns
         if self._refuse_while_busy() or not turns or not turns[-1].rounds:
             return
-        if turns[-1].rounds[-1].agreement is None and not await self._agree():
+        if self._agreeing is None or not self._agreeing.is_running:
+            self._agreeing = self._agree() if turns[-1].rounds[-1].agreement is None else None
+        if self._agreeing is not None and not await self._agreeing.wait():
             if reason := await asyncio.to_thread(self.comparison.agreement_refused):
                 self.notify(clean_line(reason), markup=False)
             return
