@@ -75,15 +75,23 @@ def quality(base: Path, other: Path, answer: SideAnswer, rows: int = 0) -> Summa
     return summarize([scores_of(one) for one in lines if isinstance(one, Scored)])
 
 
-async def prefill(comparison: Comparison, side: int, n_prompt: int, n: int) -> float:
-    """Return the seconds that a side takes for `n` tokens behind `n_prompt`."""
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time of a worker, which tells on a busy machine too."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def prefill(comparison: Comparison, side: int, n_prompt: int, n: int) -> tuple[float, float]:
+    """Return the seconds that a side takes for `n` tokens behind `n_prompt`, and its CPU time."""
     backend = comparison.runners[side].conversation.backend
     assert isinstance(backend, LocalBackend)
-    for _ in range(2):  # the first one evaluates what comes before
-        found = await backend.measure(Measure(depth=n_prompt, n_prompt=n))
+    process = psutil.Process(backend.pid)
+    await backend.measure(Measure(depth=n_prompt, n_prompt=1))  # evaluates what comes before
+    used = cpu_seconds(process)
+    found = await backend.measure(Measure(depth=n_prompt, n_prompt=n))
     if isinstance(found, Failed):
         raise MeasureError(found.message)
-    return found.seconds
+    return found.seconds, cpu_seconds(process) - used
 
 
 async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[Round, list[Row], str]:
@@ -92,6 +100,7 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
     sides = Side.of(files[0]), Side.of(files[1])
     comparison = Comparison(sides, settings)
     totals, prefills, compared, memory = [], [], [], 0
+    cpu: tuple[list[float], list[float]] = [], []
     try:
         done = await comparison.ask(PROMPT)
         if failed := next((one.failed for one in done.answers if one.failed is not None), None):
@@ -108,17 +117,25 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
             memory = max(memory, grown)
 
         for _ in range(rounds):
-            started = perf_counter()
+            started, used = perf_counter(), sum(map(cpu_seconds, workers))
             found = await comparison.agree(watch)
             totals.append(perf_counter() - started)
+            cpu[0].append(sum(map(cpu_seconds, workers)) - used)
             assert found is not None
             compared.append(found.comparing / totals[-1])
-            prefills.append(sum([await prefill(comparison, side, len(a.prompt_tokens), n) for side in (0, 1)]))
-            print(f"{totals[-1]:.2f} s, prefills {prefills[-1]:.2f} s", file=sys.stderr, flush=True)
+            alone = [await prefill(comparison, side, len(a.prompt_tokens), n) for side in (0, 1)]
+            prefills.append(sum(seconds for seconds, _ in alone))
+            cpu[1].append(sum(seconds for _, seconds in alone))
+            print(
+                f"{totals[-1]:.2f} s, prefills {prefills[-1]:.2f} s; CPU time {cpu[0][-1]:.2f} s, {cpu[1][-1]:.2f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     finally:
         await comparison.close()
     rows = [
         Row(f"agreement, {n} tokens read by each side", "s", totals, prefills, TIME),
+        Row("its CPU time", "s", *cpu, TIME),
         Row("share of it that is comparing", "", compared),
         Row("both workers grow by", "MB", [memory / 1e6]),
     ]

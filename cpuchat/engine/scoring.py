@@ -80,8 +80,8 @@ class Scorer:
         held = min(common_prefix(sequence.tokens, tokens), first)
         if not held or sequence.truncate(held) < held:
             row = self._restore(tokens[:n_prompt])
-            if row is not None and first == n_prompt - 1:
-                rows.append(row)
+            if row is not None and first == n_prompt - 1 and not sequence.can_cut(first):
+                rows.append(row)  # one token less in the pass, which then is shorter than a tile
             else:
                 sequence.truncate(min(len(sequence), first))
         for at in range(len(sequence), first, sequence.n_ubatch):

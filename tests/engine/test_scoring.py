@@ -87,7 +87,7 @@ def test_neither_the_prompt_nor_a_shared_beginning_is_evaluated_again(
     file.touch()
     evaluated.clear()
     score(chat, prompt, answer, len(answer), file)
-    assert sum(evaluated) == len(answer) - 1  # the row after the prompt was kept
+    assert sum(evaluated) == len(answer)  # from the last token of the prompt on
     evaluated.clear()
     other = (*answer[:5], *(token + 1 for token in answer[5:]))
     score(chat, prompt, other, len(other) - 5, file)
