@@ -25,6 +25,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures are in tests/support
 DEMO = HERE.parent / "cpuchat/models/demo"
+REAL = HERE.parent / "benchmarks/work/models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+"""What `chat` shows, where `benchmarks/coder_pair.py` has made it; else the demo model."""
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
 PLACED = re.compile("[\u2248\u2500-\u25ff\u2691\u2800-\u28ff]")
@@ -49,7 +51,7 @@ def for_rsvg(svg: str) -> str:
     return re.sub(r"<text((?:\s[^>]*)?)>([^<]*)</text>", each, svg)
 
 
-async def until(pilot: Any, condition: Callable[[], object], seconds: float = 120) -> None:
+async def until(pilot: Any, condition: Callable[[], object], seconds: float = 240) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await pilot.pause(0.2)  # a process that looks more often disturbs what is measured
@@ -68,7 +70,7 @@ async def ask(pilot: Any, text: str) -> None:
 
 async def chat(pilot: Any) -> None:
     await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
-    await ask(pilot, "How do I stop an answer?")
+    await ask(pilot, "Say it in one sentence.")
 
 
 async def compare(pilot: Any) -> None:
@@ -206,7 +208,7 @@ def at_home(home: Path, probed: dict[str, bytes]) -> None:
 def just_the_app(name: str, conversation: Any, library: Any) -> Any:
     from cpuchat.tui.app import ChatApp
 
-    return ChatApp(conversation, library, library.resolve("demo"))
+    return ChatApp(conversation, library, REAL if name == "chat" and REAL.is_file() else library.resolve("demo"))
 
 
 def stand_in(name: str, conversation: Any, library: Any) -> Any:
@@ -236,6 +238,7 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     from cpuchat.base import paths
     from cpuchat.chats.store import ChatStore
     from cpuchat.config.settings import Settings
+    from cpuchat.hardware.topology import read_topology
     from cpuchat.models.library.library import Library
     from cpuchat.session.conversation import Conversation
 
@@ -247,7 +250,8 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     app = made(name, conversation, library)
     async with app.run_test(size=size) as pilot:
         await SCENES[name](pilot)
-        svg = for_rsvg(app.export_screenshot(title=f"cpuchat · {size[0]}×{size[1]}"))
+        on = read_topology().cpu_name
+        svg = for_rsvg(app.export_screenshot(title=f"cpuchat · {size[0]}×{size[1]} · {on}, {os.cpu_count()} CPUs"))
         await pilot.press("ctrl+q")
     target = HERE / f"{name}-{size[0]}x{size[1]}.png"
     subprocess.run(["rsvg-convert", "-z", "1.2", "-o", str(target)], input=svg.encode(), check=True)
