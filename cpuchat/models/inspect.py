@@ -14,7 +14,7 @@ from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import Data
-from cpuchat.models.traffic import bytes_per_token
+from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
 
 # Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
@@ -104,7 +104,7 @@ class Inspection(Data, frozen=True):
     """The description of a model by its `header`.
 
     `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
-    pass reads with an empty context; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a
+    pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a
     sliding window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the
     largest number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none.
     `problems` are clauses
@@ -120,6 +120,7 @@ class Inspection(Data, frozen=True):
     kv_windowed: int
     state: int
     bytes_per_token: int
+    tables: int
     experts: Experts | None
     tensors: tuple[TensorKind, ...]
     tokenizer: Tokenizer | None
@@ -148,6 +149,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
         bytes_per_token=round(bytes_per_token(header)),
+        tables=table_bytes(header),
         experts=_experts(header),
         tensors=_tensors(header),
         tokenizer=_tokenizer(header),
