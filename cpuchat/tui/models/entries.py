@@ -80,10 +80,12 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | H
 
 @dataclass(frozen=True)
 class Entry:
-    """One line that can be selected. `key` is the same for the same subject while its figures change."""
+    """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
+    what it is recommended for."""
 
     key: str
     subject: Subject
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class ModelListState:
             wanted = model.use != "draft" or words
             names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
             if wanted and model.id not in self.here and _has(words, *names):
-                yield Entry(catalog_key(model), model)
+                yield Entry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
 
     def _hub(self, text: str, words: list[str]) -> Iterator[Section]:
         search = self.search
@@ -280,7 +282,8 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
             return ListRow(key, downloads.download_mark(download), downloads.name(download.order.model), columns)
         case CatalogModel() as model:
             columns = (model.quantization, _size(model.size), verdict(prediction), speed)
-            return ListRow(key, NOT_HERE, model.name, columns, tag="" if model.use == "chat" else model.use)
+            purpose = entry.purpose or model.use
+            return ListRow(key, NOT_HERE, model.name, columns, tag="" if purpose == "chat" else purpose)
         case FoundRepository() as repository:
             closed = "gated" if repository.gated else "private" if repository.private else ""
             note = (f"{units.count(repository.downloads)} downloads", repository.updated, closed)
