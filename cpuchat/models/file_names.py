@@ -53,7 +53,8 @@ def role_of(path: str) -> Role:
 def quantization_of(path: str) -> str:
     """Return `Q4_K_M`, `UD-Q4_K_XL`, `QAT-Q4_0`, `BF16`: from the file's name, else its folder's; "" if neither says.
 
-    Upper case, groups as `Q2_0_G64`. The `i1-` of weighted quantizations is left out: all of a repository have it, or none.
+    Upper case, groups as `Q2_0_G64`. The `i1-` of weighted quantizations is left out: all of a repository have it, or
+    none.
     """
     for part in reversed(path.split("/")):
         found = _last(part)

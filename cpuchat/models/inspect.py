@@ -9,11 +9,13 @@ import re
 from itertools import islice
 from typing import Any
 
+from cpuchat.hardware.topology import instructions
 from cpuchat.models import fit
 from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import Data
+from cpuchat.models.support import scalar_types, why_unsupported
 from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
 
@@ -104,11 +106,11 @@ class Inspection(Data, frozen=True):
     """The description of a model by its `header`.
 
     `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
-    pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a
-    sliding window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the
-    largest number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none.
-    `problems` are clauses
-    ("it has 0 layers"), see `gguf.checks`.
+    pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes,
+    `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
+    state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
+    layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `problems_of` and `support`, and
+    `scalar_types` as there.
     """
 
     header: GGUFHeader
@@ -128,6 +130,7 @@ class Inspection(Data, frozen=True):
     origin: Origin
     settings: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
+    scalar_types: frozenset[str]
 
     @property
     def bits_per_weight(self) -> float:
@@ -156,7 +159,8 @@ def inspect(header: GGUFHeader) -> Inspection:
         templates=_templates(header),
         origin=_origin(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
-        problems=tuple(problems_of(header)),
+        problems=tuple(filter(None, (why_unsupported(header), *problems_of(header)))),
+        scalar_types=scalar_types(instructions()),
     )
 
 

@@ -53,9 +53,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     - "fits": it leaves more.
 
     `scalar_type` is the tensor type that most of it has, if this CPU computes that without vector instructions, which
-    is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST` tokens in the context; `tok_s` is None if not known.
-    `basis` says what the speed is based on, or why there is none. `context_that_fits` is the longest context in tokens
-    (0: not even a short one, or not known). `exact` False: estimated from the file size; to be shown with "≈".
+    is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
+    tokens in the context; `tok_s` is None if not known. `basis` says what the speed is based on, or why there is none.
+    `context_that_fits` is the longest context in tokens (0: not even a short one, or not known). `exact` False:
+    estimated from the file size; to be shown with "≈".
     """
 
     need: MemoryNeed

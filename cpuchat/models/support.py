@@ -45,7 +45,7 @@ def why_unsupported(header: GGUFHeader) -> str:
 def why_garbage(header: GGUFHeader) -> str:
     """Return why the engine would load the model and print garbage, as a clause; "" for all but a few."""
     if any(key.startswith(_ROTATED) for key in header.metadata):
-        return "it would print garbage: its weights are rotated (Bonsai 2), and this llama.cpp does not rotate them back"
+        return "it would print garbage: its weights are rotated (Bonsai 2), which this llama.cpp does not undo"
     return ""
 
 

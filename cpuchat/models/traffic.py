@@ -35,7 +35,7 @@ from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 from cpuchat.protocol.options import EngineOptions
 
-# Tables of which a pass reads rows (GGML_OP_GET_ROWS of LLM_TENSOR_INFOS in llama-arch.cpp): they are size, not traffic.
+# Tables of which a pass reads rows (GGML_OP_GET_ROWS of LLM_TENSOR_INFOS in llama-arch.cpp): size, not traffic.
 _TABLE = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight")
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")

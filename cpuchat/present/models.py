@@ -133,7 +133,8 @@ def _tensors(model: Inspection) -> Rows:
     return [
         (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
          f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} "
-         f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)")
+         f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)"
+         f"{', no SIMD kernel on this CPU' if kind.type in model.scalar_types else ''}")
         for kind in model.tensors
     ]  # fmt: skip
 

@@ -55,7 +55,18 @@ def test_it_is_without_problems_and_has_the_well_known_families() -> None:
     assert CATALOG.problems == ()
     assert load_catalog() is load_catalog()  # read once, until a file changes
     families = {model.family for model in CATALOG.models}
-    assert {"Qwen3.5", "Qwen3.8", "Llama 3", "Gemma 4", "gpt-oss", "Granite", "LFM2", "Spark", "Ling", "Bonsai"} <= families
+    assert {
+        "Qwen3.5",
+        "Qwen3.8",
+        "Llama 3",
+        "Gemma 4",
+        "gpt-oss",
+        "Granite",
+        "LFM2",
+        "Spark",
+        "Ling",
+        "Bonsai",
+    } <= families
     assert len({model.id for model in CATALOG.models}) == len(CATALOG.models) > 60
 
 

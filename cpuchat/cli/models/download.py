@@ -245,7 +245,8 @@ def _print_all(
     free = gigabytes(machine.available)
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
-        "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded. ? repository not verified. ≈ size not verified.",
+        "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
+        "? repository not verified. ≈ size not verified.",
         "Details and download command: cpuchat models catalog ID.",
     ]
     if machine.profile is None:
@@ -263,10 +264,12 @@ def _row(
     marks = [
         mark
         for mark, applies in (
-            (f" ★ {recommended.get(model.id)}".removesuffix(" chat"), model.id in recommended), (" ○", model.id in here), (" ?", "repo" not in model.verified)
+            (f" ★ {recommended.get(model.id)}".removesuffix(" chat"), model.id in recommended),
+            (" ○", model.id in here),
+            (" ?", "repo" not in model.verified),
         )
         if applies
-    ]  # fmt: skip
+    ]
     return (
         model.id + "".join(marks),
         _parameters(model),
