@@ -171,7 +171,7 @@ def engine_knows(architecture: str) -> bool:
         return True
     try:
         # Linkers merge strings with the ends of others, so what precedes the name does not matter.
-        return architecture.encode() + b"\0" in libraries[0].read_bytes()
+        return architecture.encode("utf-8", "replace") + b"\0" in libraries[0].read_bytes()
     except OSError:
         return True
 

@@ -22,6 +22,7 @@ from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.places import LocalModel
+from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction
 from cpuchat.present.models import kv_growth, predicted_speed, verdict
@@ -286,7 +287,8 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
             return ListRow(key, NOT_HERE, model.name, columns, tag="" if purpose == "chat" else purpose)
         case FoundRepository() as repository:
             closed = "gated" if repository.gated else "private" if repository.private else ""
-            note = (f"{units.count(repository.downloads)} downloads", repository.updated, closed)
+            unsupported = "unsupported" if why_unknown(repository.architecture) else ""
+            note = (f"{units.count(repository.downloads)} downloads", repository.updated, closed or unsupported)
             return ListRow(key, NOT_HERE, repository.id, note=" · ".join(filter(None, note)))
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
@@ -494,6 +496,7 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
 def _repository(repository: FoundRepository) -> list[Row]:
     gated = "accept its terms on huggingface.co, then run `hf auth login`" if repository.gated else ""
     return [
+        ("problem", why_unknown(repository.architecture)),
         ("model", _kind(repository.n_params, repository.architecture)),
         ("downloads", f"{units.count(repository.downloads)} in 30 days · {units.plural(repository.likes, 'like')}"),
         ("updated", repository.updated),
