@@ -237,6 +237,9 @@ def _from_click(error: click.ClickException) -> UsageError:
         close = _close_options(error.option_name, ctx)
         hint = f"Did you mean {' or '.join(close)}? {hint}" if close else hint
         return UsageError(f"No such option: {error.option_name}.", hint)
+    wrong = getattr(error, "command_name", "")  # click 8.4 and newer
+    if wrong.lower().endswith(".gguf") or "/" in wrong:
+        hint = f"Open a model with -m: cpuchat -m {wrong}"
     message = error.format_message()
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
 
