@@ -78,10 +78,10 @@ class StatusLine(Widget):
 
     def _tell_notes(self, session: ChatSession, model: ModelInfo | None) -> None:
         """Tell the notes of a model, each once."""
-        for note in model.notes if model is not None else ():
-            if (model.path, note) not in self._noted:
-                self._noted.add((model.path, note))
-                session.tell(note, "warning")
+        told = {(model.path, note) for note in model.notes} - self._noted if model is not None else set()
+        self._noted |= told
+        for _, note in sorted(told):
+            session.tell(note, "warning")
 
     def show_fill(self, session: ChatSession) -> None:
         """Show the loaded model and how full its context is; warn once that it is almost full."""
