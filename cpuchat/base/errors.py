@@ -9,11 +9,8 @@ from typing import ClassVar
 
 
 class CpuchatError(Exception):
-    """Base of all expected failures.
-
-    Args:
-        message: one sentence, what went wrong.
-        hint: one sentence, what to do about it; may be empty.
+    """Base of all expected failures. `message`: one sentence, what went wrong. `hint`: one sentence, what to do about
+    it; may be empty.
     """
 
     code: ClassVar[str] = "error"

@@ -186,10 +186,8 @@ class Matrix(Section):
 
 
 def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
-    """Return what the options say over what the TOML `file` says.
-
-    Raises:
-        UsageError: the file cannot be read, or a key or value is not valid; the message names it.
+    """Return what the options say over what the TOML `file` says. Raises UsageError: the file cannot be read, or a key
+    or value is not valid; the message names it.
     """
     tables = _read(file) if file is not None else {}
     tables |= {key: value for key, value in values.items() if value not in (None, ())}
@@ -216,11 +214,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
-    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well.
-
-    Raises:
-        UsageError: values that are not valid, or do not go together.
-        ModelNotFound, DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`.
+    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well. Raises
+    UsageError: values that are not valid, or do not go together; ModelNotFound, DraftMismatch, ModelDamaged: as
+    `Library.resolve` and `choose_draft`.
     """
     default: list[tuple[DrafterChoice, int]] = [(OFF, 0), ("auto", 0)]
     drafters = [_drafters(text) for text in matrix.drafters] or default
@@ -242,10 +238,8 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
 
 
 def located(cells: Iterable[Cell], library: Library) -> list[Cell]:
-    """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name.
-
-    Raises:
-        ModelNotFound: one of them is not on this machine.
+    """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name. Raises
+    ModelNotFound: one of them is not on this machine.
     """
     found: dict[str, str] = {"": ""}
 

@@ -150,14 +150,9 @@ def has_orphans(db: sqlite3.Connection) -> bool:
 
 
 def salvage(path: Path, inode: int) -> str:
-    """Replace a damaged file by a new one with everything that can be read; returns the message for the user.
-
-    Args:
-        inode: of the damaged file. If another process has replaced it, nothing happens, and "" is returned.
-
-    Raises:
-        ChatsDamaged: another program has it open, the new file cannot be written, or the old one not be moved; it is
-            unchanged.
+    """Replace a damaged file by a new one with everything that can be read; returns the message for the user. `inode`:
+    of the damaged file. If another process has replaced it, nothing happens, and "" is returned. Raises ChatsDamaged:
+    another program has it open, the new file cannot be written, or the old one not be moved; it is unchanged.
     """
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     new = path.with_name(f"{path.name}.new-{os.getpid()}")

@@ -94,11 +94,8 @@ def _section(attachment: Attachment) -> str:
 class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
-    `messages` are those of the open branch, `tree` has the ids of all.
-
-    Args:
-        store: None keeps nothing: the chat lives in memory alone.
-        on_save_problem: called when `save_problem` changes.
+    `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
+    memory alone. `on_save_problem`: called when `save_problem` changes.
     """
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], None]) -> None:
@@ -208,11 +205,8 @@ class ChatHistory:
     async def delete_branch(self, message_id: int) -> bool:
         """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back.
 
-        Returns False when that was all of the chat, which is deleted then.
-
-        Raises:
-            ChatsError: nothing was deleted.
-            ChatsChanged: another instance changed the chat, which has been loaded again.
+        Returns False when that was all of the chat, which is deleted then. Raises ChatsError: nothing was deleted;
+        ChatsChanged: another instance changed the chat, which has been loaded again.
         """
         assert self.chat is not None
         await self._require_saved()

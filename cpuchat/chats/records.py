@@ -369,11 +369,8 @@ def _first_line(text: str) -> str:
 class Tree:
     """The ids of a chat's messages; 0 is the beginning of the chat, from which the first one follows.
 
-    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch.
-
-    Args:
-        rows: id and parent of each message, ids ascending.
-        leaf: as stored; None, or one that does not exist: the newest message.
+    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch. `rows`: id
+    and parent of each message, ids ascending. `leaf`: as stored; None, or one that does not exist: the newest message.
     """
 
     def __init__(self, rows: Iterable[tuple[int, object]] = (), leaf: object = None) -> None:

@@ -36,11 +36,7 @@ class AnswerSaver:
     `answer` is set while the store does not have all of it; `problem` is why it is not saved, None when it is or soon
     will be. `conflict` is set when another instance of the app changed the chat, so that there is no place for the
     answer any more; `overtaken` when it was changed but has the answer. `lost` is set when the last answer was
-    discarded before all of it was stored.
-
-    Args:
-        store: None saves nothing.
-        on_problem: called when `problem` changes.
+    discarded before all of it was stored. `store`: None saves nothing. `on_problem`: called when `problem` changes.
     """
 
     def __init__(self, store: ChatStore | None, on_problem: Callable[[], None]) -> None:

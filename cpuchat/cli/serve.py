@@ -483,11 +483,8 @@ def key(url: str, delete: bool) -> int:
 
 def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> int:
     """Become llama.cpp's rpc-server, on the cores and under the memory policy of the settings; returns only where a
-    process cannot do that.
-
-    Raises:
-        EngineMissing: there is no rpc-server.
-        UsageError: a placement that this machine does not allow.
+    process cannot do that. Raises EngineMissing: there is no rpc-server; UsageError: a placement that this machine does
+    not allow.
     """
     from cpuchat.backend.base import place_here
     from cpuchat.base.processes import child_environment

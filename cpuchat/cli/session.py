@@ -145,11 +145,8 @@ class Session:
         task.add_done_callback(self._cancelling.discard)
 
     async def load(self, path: Source, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
-        """Start the worker and load a model; see `Conversation.load_model`.
-
-        Raises:
-            Interrupted: Ctrl+C.
-            CpuchatError: the model, or (`strict`) its draft model, cannot be used.
+        """Start the worker and load a model; see `Conversation.load_model`. Raises Interrupted: Ctrl+C; CpuchatError:
+        the model, or (`strict`) its draft model, cannot be used.
         """
         info: ModelInfo | None = None
         stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
@@ -165,11 +162,8 @@ class Session:
         return info
 
     async def stream(self, events: AsyncGenerator[AnyEvent, None], answer: Answer, sink: Sink) -> GenerationFinished:
-        """Stream an answer of `conversation` into `answer` and to `sink`.
-
-        Raises:
-            CpuchatError: the answer failed; `answer` holds what came before.
-            OutputClosed: from the sink; the answer is cancelled.
+        """Stream an answer of `conversation` into `answer` and to `sink`. Raises CpuchatError: the answer failed;
+        `answer` holds what came before; OutputClosed: from the sink; the answer is cancelled.
         """
         self.begin_answer(sink, answer)
         async with contextlib.aclosing(events):

@@ -59,11 +59,8 @@ class Terminal:
         self._reasoning_last = False
 
     def answer(self, text: str) -> None:
-        """Print a piece of the answer now.
-
-        Raises:
-            OutputClosed: the reader of stdout is gone.
-            OutputFailed: stdout cannot be written (disk full).
+        """Print a piece of the answer now. Raises OutputClosed: the reader of stdout is gone; OutputFailed: stdout
+        cannot be written (disk full).
         """
         if not text:
             return

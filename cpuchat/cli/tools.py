@@ -136,11 +136,8 @@ def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
 
 
 async def start_tools(tools: ToolLoop | None, session: Session, terminal: Terminal) -> None:
-    """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out.
-
-    Raises:
-        ToolServerFailed: a server cannot be started.
-        Interrupted: Ctrl+C.
+    """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out. Raises
+    ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C.
     """
     session.conversation.tools = tools
     if tools is None:

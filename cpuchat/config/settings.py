@@ -534,13 +534,8 @@ def environment() -> dict[str, str]:
 
 def load(file: Path | None = None) -> Settings:
     """Read the settings: the file, what the app remembers, and environment variables, each over the one before; a
-    missing file means defaults.
-
-    Args:
-        file: this one alone instead.
-
-    Raises:
-        SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
+    missing file means defaults. `file`: this one alone instead. Raises SettingsError: unreadable file, TOML error,
+    unknown key or wrong value (named).
     """
     if file is not None:
         return parse(toml.read(file), str(file))
@@ -572,11 +567,8 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is; None
     removes the key. What the app remembers by itself goes to its own file.
 
-    Returns the settings after the change. The file is replaced as `toml.change` does.
-
-    Raises:
-        SettingsError: the file on disk or the changed values are not valid; nothing is written then.
-        OSError: one of the files cannot be written.
+    Returns the settings after the change. The file is replaced as `toml.change` does. Raises SettingsError: the file on
+    disk or the changed values are not valid; nothing is written then; OSError: one of the files cannot be written.
     """
     if file is not None:
         return _write(changes, file)
@@ -625,10 +617,8 @@ def _write(changes: Changes, file: Path) -> Settings:
 
 
 class SettingSources:
-    """The sources of the settings of one run.
-
-    Args:
-        options: options of the command line by the setting that each overrides: `{"engine.threads": "--threads"}`.
+    """The sources of the settings of one run. `options`: options of the command line by the setting that each
+    overrides: `{"engine.threads": "--threads"}`.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:

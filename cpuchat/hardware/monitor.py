@@ -81,12 +81,10 @@ def counter_openers(
 ) -> list[Opener[Bandwidth]]:
     """Return every counter of memory traffic, best first.
 
-    The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no
-    rights, but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters.
-
-    Args:
-        pid: the inference process, for counters of one process; None leaves them out.
-        theoretical: bytes per second of the whole machine, against counters of unclear unit.
+    The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no rights,
+    but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters. `pid`: the
+    inference process, for counters of one process; None leaves them out. `theoretical`: bytes per second of the whole
+    machine, against counters of unclear unit.
     """
     from cpuchat.hardware.counters.collector_file import CollectorFile
     from cpuchat.hardware.counters.hsmp import HsmpFiles, HsmpMailbox
@@ -319,10 +317,8 @@ class Monitor:
         return self._bandwidth.refusals + self._power.refusals
 
     def sample(self, now: float | None = None) -> MachineSample:
-        """Return the newest figures. Never raises.
-
-        Args:
-            now: monotonic seconds, of the same clock in every call; None: time.monotonic().
+        """Return the newest figures. Never raises. `now`: monotonic seconds, of the same clock in every call; None:
+        time.monotonic().
         """
         when = time.monotonic() if now is None else now
         bandwidth, power = self._bandwidth.sample(when), self._counted_on(self._power.sample(when))

@@ -421,11 +421,8 @@ _ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have
 def catalog_models(
     catalog: Catalog, quantization: str = "", here: Mapping[str, PlannedModel] = MappingProxyType({})
 ) -> list[PlannedModel]:
-    """Return the chat models of the catalog.
-
-    Args:
-        quantization: "": each in its default; so are always those that come in one alone.
-        here: as of `models_here`: those files, in their place.
+    """Return the chat models of the catalog. `quantization`: "": each in its default; so are always those that come in
+    one alone. `here`: as of `models_here`: those files, in their place.
     """
     chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
     kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]

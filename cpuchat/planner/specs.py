@@ -414,10 +414,8 @@ class NotMeasured(UsageError):
 
 class ThisMachine:
     """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
-    for a model. Reads each set of cores once, when it is made; use it in threads.
-
-    Args:
-        loaded: the model that counts as unloaded.
+    for a model. Reads each set of cores once, when it is made; use it in threads. `loaded`: the model that counts as
+    unloaded.
     """
 
     def __init__(self, settings: Settings, loaded: ModelInfo | None = None) -> None:
@@ -428,11 +426,8 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were.
-
-        Raises:
-            NotMeasured: as its name says.
-            UsageError: the cores of the settings are not possible here.
+        chats with both were. Raises NotMeasured: as its name says; UsageError: the cores of the settings are not
+        possible here.
         """
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]

@@ -63,14 +63,11 @@ class Conversation:
     """One open chat and the model that answers it. Use from one event loop.
 
     `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
-    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes.
-    `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code
-    context_full) unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`:
-    the last event of an answer has the IDs of its tokens.
-
-    Args:
-        store: None keeps nothing.
-        library: where draft models are looked for (None: the folders of the settings).
+    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes. `logs_speed`
+    False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code context_full)
+    unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`: the last event
+    of an answer has the IDs of its tokens. `store`: None keeps nothing. `library`: where draft models are looked for
+    (None: the folders of the settings).
     """
 
     def __init__(
@@ -305,10 +302,7 @@ class Conversation:
 
     def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
         """Ask `text` with what `attach` returns in place of a question, the last one if `message_id` is 0; the first
-        token of the answer opens a branch.
-
-        Raises:
-            CpuchatError, ChatsError, ChatsChanged: as `send`.
+        token of the answer opens a branch. Raises CpuchatError, ChatsError, ChatsChanged: as `send`.
         """
         return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
 

@@ -135,10 +135,8 @@ class CallFormat(Data, frozen=True):
         return found[0] if found is not None else opening
 
     def find(self, text: str, names: Sequence[str], *, at_start: bool = True) -> int:
-        """Return where calls of tools with these names begin in a text; -1: nowhere.
-
-        Args:
-            at_start: the text begins an answer.
+        """Return where calls of tools with these names begin in a text; -1: nowhere. `at_start`: the text begins an
+        answer.
         """
         if at_start and text.lstrip().startswith(self.starts(names) or ("\0",)):
             return 0

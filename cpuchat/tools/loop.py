@@ -108,10 +108,7 @@ _LONGEST_TOKEN = 20  # characters; longer ones are spaces
 
 async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[str, int]:
     """Return a tool's result so that it takes a part of the context only, and its tokens: its beginning and end, with a
-    note between.
-
-    Args:
-        free_tokens: of the context; None: not known.
+    note between. `free_tokens`: of the context; None: not known.
     """
     free = _USUAL_TOKENS if free_tokens is None else free_tokens
     most = max(free // _CONTEXT_SHARE, min(_LEAST_TOKENS, free // _ROOM_SHARE))

@@ -51,13 +51,8 @@ class Connection:
 
     @classmethod
     async def open(cls, process: ServerProcess, *, legacy: bool) -> Connection:
-        """Agree on a version of the protocol. Cancelling this leaves no task behind.
-
-        Args:
-            legacy: do not ask for its versions first, for which some servers end.
-
-        Raises:
-            ServerEnded, ServerInvalid
+        """Agree on a version of the protocol. Cancelling this leaves no task behind. `legacy`: do not ask for its
+        versions first, for which some servers end. Raises ServerEnded, ServerInvalid.
         """
         self = cls(process)
         opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()

@@ -211,11 +211,7 @@ class Field(DeclaredSetting):
         return f"{value:g}" if self.kind == "number" else str(value)
 
     def parse(self, shown: Any) -> Any:
-        """Convert a widget's content to a value.
-
-        Raises:
-            ValueError: not acceptable; the message says what is.
-        """
+        """Convert a widget's content to a value. Raises ValueError: not acceptable; the message says what is."""
         if self.default is None and not str(shown).strip():
             return None
         if self.kind == "lines":

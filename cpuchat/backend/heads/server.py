@@ -295,9 +295,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
 
 def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, available: int) -> tuple[int, int, int]:
     """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
-
-    Raises:
-        DoesNotFit: all of it, or what stays here, does not fit.
+    Raises DoesNotFit: all of it, or what stays here, does not fit.
     """
     n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
     beside = draft_memory(head, options, n_ctx) if head is not None else None

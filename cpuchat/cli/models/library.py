@@ -147,11 +147,8 @@ def specs_of(found: Sequence[LocalModel]) -> list[str]:
 def find_model(library: Library, spec: str) -> LocalModel:
     """Return the one model of the library that `spec` names, as in `models list` (damaged ones too) or for --model.
 
-    Never guesses where --model would choose among several.
-
-    Raises:
-        ModelNotFound: there is none, or it is not in the library.
-        UsageError: it is ambiguous.
+    Never guesses where --model would choose among several. Raises ModelNotFound: there is none, or it is not in the
+    library; UsageError: it is ambiguous.
     """
     found = library.local_models()
     specs = specs_of(found)

@@ -167,11 +167,8 @@ def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
 
 
 def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
-    """Run the measuring process and return what it prints.
-
-    Raises:
-        ProbeFailed: it failed, was ended, or took longer than `limit` seconds.
-        Interrupted: `cancelled` said so.
+    """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
+    than `limit` seconds; Interrupted: `cancelled` said so.
     """
     environment = child_environment()
     environment.pop(MEMORY_REFUSED, None)

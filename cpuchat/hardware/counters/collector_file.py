@@ -38,11 +38,7 @@ def place(root: Path = ROOT) -> Path:
 
 def content_of(sample: MachineSample, ts: float, theoretical: float | None = None) -> dict[str, Any]:
     """Return the content that the collector writes; `bytes_per_s`, `read`, `write` and `per_l3` are in bytes per
-    second.
-
-    Args:
-        ts: seconds since 1970.
-        theoretical: what the memory carries, in bytes per second, for `util`.
+    second. `ts`: seconds since 1970. `theoretical`: what the memory carries, in bytes per second, for `util`.
     """
     bandwidth, power = sample.bandwidth, sample.power
     content: dict[str, Any] = {"version": 1, "ts": round(ts, 3), "bw": None, "util": None}

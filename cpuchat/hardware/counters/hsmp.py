@@ -55,11 +55,8 @@ def _require_all_sockets(found: int, topology: Topology) -> None:
 
 
 def unit_of(largest: float, theoretical: float | None) -> float:
-    """Return bytes per second of one unit of a DDR bandwidth message.
-
-    Args:
-        largest: the maximum that the message itself tells for a socket.
-        theoretical: what the memory of one socket carries, in bytes per second; None: not known.
+    """Return bytes per second of one unit of a DDR bandwidth message. `largest`: the maximum that the message itself
+    tells for a socket. `theoretical`: what the memory of one socket carries, in bytes per second; None: not known.
     """
     most = _LARGEST_SOCKET_GB if theoretical is None else _SUSPICIOUS * theoretical / _GB
     return _GB / 8 if largest > most else _GB

@@ -147,10 +147,8 @@ def close_all(events: Iterable[PerfEvent]) -> None:
 
 
 def open_failure(error: OSError, root: Path = ROOT, *, own_process: bool = False) -> CannotCount:
-    """Explain why perf_event_open failed, and what to do about it.
-
-    Args:
-        own_process: the event was to count one of the user's processes, which needs fewer rights.
+    """Explain why perf_event_open failed, and what to do about it. `own_process`: the event was to count one of the
+    user's processes, which needs fewer rights.
     """
     level = read_number(root / "proc/sys/kernel/perf_event_paranoid")
     wanted = 2 if own_process else 0

@@ -181,10 +181,8 @@ class DraftReader:
         return cls(services, models, conversation.model, acceptance)
 
     def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
-        """Return the target's header and the candidates, unchecked.
-
-        Raises:
-            ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
+        """Return the target's header and the candidates, unchecked. Raises ModelNotFound, ModelDamaged: the file of the
+        loaded model is gone or has changed.
         """
         from cpuchat.models.drafts.candidates import target_costs
         from cpuchat.models.machine import machine_for
