@@ -54,11 +54,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
     """See `backend.base.Backend`. Use from one event loop only."""
 
     def __init__(
-        self,
-        *,
-        state_dir: Path | None = None,
-        state_limit: int = 2 << 30,
-        log_dir: Path | None = None,
+        self, *, state_dir: Path | None = None, state_limit: int = 2 << 30, log_dir: Path | None = None
     ) -> None:
         super().__init__()
         self._state_dir = state_dir

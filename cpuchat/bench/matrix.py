@@ -17,16 +17,7 @@ import msgspec
 from cpuchat.base import paths, toml
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
-from cpuchat.config.settings import (
-    DECLARED,
-    Cores,
-    MemoryPolicy,
-    Section,
-    Settings,
-    explained,
-    value_of,
-    with_changes,
-)
+from cpuchat.config.settings import DECLARED, Cores, MemoryPolicy, Section, Settings, explained, value_of, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft

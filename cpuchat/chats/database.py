@@ -47,12 +47,7 @@ _DEFAULTS: dict[str, Row] = {
     | {"role": "", "parent": -1},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
-_HEADER = (
-    (0, b"SQLite format 3\0\x10\x00"),
-    (20, b"\0\x40\x20\x20"),
-    (44, b"\0\0\0\x04"),
-    (52, b"\0\0\0\0\0\0\0\x01"),
-)
+_HEADER = ((0, b"SQLite format 3\0\x10\x00"), (20, b"\0\x40\x20\x20"), (44, b"\0\0\0\x04"), (52, b"\0\0\0\0\0\0\0\x01"))
 _MODES = (b"\1\1", b"\2\2")  # with a journal, with a write-ahead log
 _ORPHANED = "chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL)"
 _FIND_PARENTS = (

@@ -66,11 +66,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @file_option("--matrix", "file", help="Read the matrix from a TOML file; options replace its lists.")
 @_list("--quantizations", "LIST", "Quantizations of each model, from this machine.")
-@_list(
-    "--drafters",
-    "LIST",
-    f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.",
-)
+@_list("--drafters", "LIST", f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.")
 @_list("--draft-models", "LIST", "Draft models; default: the one that belongs to the model.")
 @_list("--threads", "LIST", "Compute threads; 0 = automatic.")
 @click.option("--cores", multiple=True, metavar="LIST", help="Compute cores, repeatable: auto, all, 0-7, l3:0, 4/l3.")

@@ -151,8 +151,7 @@ def server_model(
         chosen = last_on_server(last)
     if chosen is not None and (name := worker_option(values)) is not None:
         raise UsageError(
-            f"{name} has no effect on a model on a server.",
-            "Leave the option out, and start the server with its own.",
+            f"{name} has no effect on a model on a server.", "Leave the option out, and start the server with its own."
         )
     return chosen
 

@@ -96,12 +96,7 @@ _FOR_RPC_WORKERS = frozenset(
         "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
     ),
     click.option(
-        "--queue",
-        type=click.IntRange(0, 1000),
-        default=16,
-        show_default=True,
-        help="Queue length.",
-        metavar="N",
+        "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     click.option(

@@ -18,15 +18,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.options import (
-    laid_over,
-    model_option,
-    model_path,
-    overridden,
-    placement_options,
-    setting,
-    stacked,
-)
+from cpuchat.cli.options import laid_over, model_option, model_path, overridden, placement_options, setting, stacked
 from cpuchat.cli.output import json_line, print_json
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying

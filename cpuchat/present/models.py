@@ -527,12 +527,7 @@ def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListR
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
         speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
-        columns = (
-            f"{outcome.forecast.bits:.2f} bit",
-            size(outcome.forecast.file_size),
-            fit(outcome.prediction),
-            speed,
-        )
+        columns = (f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size), fit(outcome.prediction), speed)
         dim = outcome.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 

@@ -81,8 +81,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
         raise from_code(done.code, done.message, done.hint)
     if done.state != "done":
         raise Interrupted(
-            f"Stopped at {_share(done)}; the partial file is kept.",
-            f"Resume with `cpuchat models download {repo}`.",
+            f"Stopped at {_share(done)}; the partial file is kept.", f"Resume with `cpuchat models download {repo}`."
         )
     _tell(terminal, repository, done, as_json=as_json)
     return 0

@@ -171,11 +171,7 @@ class HsmpMailbox(_Sockets):
     """Reads the same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
 
     def __init__(
-        self,
-        topology: Topology,
-        root: Path = ROOT,
-        kernel: Kernel | None = None,
-        theoretical: float | None = None,
+        self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None, theoretical: float | None = None
     ) -> None:
         super().__init__(topology, theoretical)
         self._mailbox = Mailbox(root, kernel)

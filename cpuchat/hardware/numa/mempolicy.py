@@ -211,10 +211,7 @@ def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
     missing = [node for node in nodes if node not in usable]
     if missing:
         what = f"Node {missing[0]} has" if len(missing) == 1 else f"Nodes {format_cpu_list(missing)} have"
-        raise UsageError(
-            f"{what} no memory available to this process.",
-            f"Available nodes: {format_cpu_list(usable)}.",
-        )
+        raise UsageError(f"{what} no memory available to this process.", f"Available nodes: {format_cpu_list(usable)}.")
 
 
 def apply(policy: Policy, calls: Calls | None = None) -> None:
