@@ -59,9 +59,7 @@ class DoesNotFit(CpuchatError, code="does_not_fit", exit_code=5):
 
 
 class ContextFull(CpuchatError, code="context_full", exit_code=6):
-    """The prompt is longer than the context. `n_tokens`: of all of it, 0 if not counted. `alone`: the last message does
-    not fit even without the ones before it.
-    """
+    """The prompt exceeds the context. `n_tokens` of all of it (0: not counted); `alone`: its last message does too."""
 
     def __init__(self, message: str, hint: str = "", n_tokens: int = 0, *, alone: bool = False) -> None:
         super().__init__(message, hint)

@@ -37,9 +37,7 @@ class LineOutput:
 
     @classmethod
     def claim(cls) -> LineOutput:
-        """Take standard output for answers alone: what libraries print goes to stderr from here on. Ignores Ctrl+C,
-        which goes to the whole process group: the parent decides what it means.
-        """
+        """Keep stdout for answers; libraries print to stderr then. Ignores Ctrl+C: the parent decides what it means."""
         output = cls(os.fdopen(os.dup(1), "wb"))
         os.dup2(2, 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

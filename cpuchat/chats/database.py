@@ -74,9 +74,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def check(db: sqlite3.Connection) -> int:
-    """Check every page and repair what can be repaired in place; returns the number of repaired rows. Raises
-    schema.UnexpectedLayout: the tables are damaged.
-    """
+    """Check every page, repair rows in place and return their number. Raises UnexpectedLayout: damaged tables."""
     if _verdict(db) == "ok":
         return 0
     n_repaired = repair_rows(db)
@@ -90,9 +88,7 @@ def _verdict(db: sqlite3.Connection) -> str:
 
 
 def repair_rows(db: sqlite3.Connection) -> int:
-    """Repair every row with invalid values and rebuild the indexes; returns the number of rows. Raises
-    schema.UnexpectedLayout: two rows have the same key.
-    """
+    """Repair invalid rows, rebuild the indexes; returns the number of rows. Raises UnexpectedLayout: a key twice."""
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
     try:
         with schema.transaction(db):
@@ -108,9 +104,7 @@ def repair_rows(db: sqlite3.Connection) -> int:
 
 
 def _rebuild_indexes(db: sqlite3.Connection) -> None:
-    """Rebuild the indexes. An index that contradicts its table passes the quick check, but every change of an affected
-    row fails.
-    """
+    """Rebuild the indexes: one that contradicts its table passes the quick check, but breaks changes of its rows."""
     try:
         db.execute("REINDEX")
     except sqlite3.IntegrityError as error:
@@ -175,10 +169,7 @@ def salvage(path: Path, inode: int) -> str:
 
 
 def _lock_out(damaged: BinaryIO, path: Path) -> None:
-    """Keep other programs from opening the database until `damaged` is closed, or any other handle of that file.
-
-    Raises _InUse if one has it open.
-    """
+    """Keep other programs out until `damaged` or any other handle of it is closed. Raises _InUse: one has it open."""
     try:
         if files.fcntl is not None:
             offset, length = _SHARED_LOCK

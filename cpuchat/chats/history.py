@@ -216,9 +216,7 @@ class ChatHistory:
         return bool(deleted.message_id)
 
     async def undo_delete(self) -> Deleted | None:
-        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing. Raises
-        ChatsError: also while the last answer is not saved.
-        """
+        """Put back and return what this run deleted last or None. Raises ChatsError, also for an unsaved answer."""
         if not self._deleted:
             return None
         await self._require_saved()
@@ -346,9 +344,7 @@ class ChatHistory:
         return any(one.stop_reason not in ("end", "stop_string") for one in answers)
 
     async def up_to_answer(self) -> list[StoredMessage]:
-        """Return the messages up to the last answer, which is to be continued. Raises UsageError if it is complete,
-        else as `add_question`.
-        """
+        """Return the messages up to the last answer, to continue it. Raises UsageError: complete; as `add_question`."""
         if not self.is_unfinished:
             raise UsageError("The last answer is complete.", "Only a stopped one can be continued; regenerate it.")
         await self._require_current()
@@ -384,10 +380,7 @@ class ChatHistory:
         return answer
 
     async def put_answer(self, **changes: object) -> bool:
-        """Change fields of the answer; one with a `stop_reason` is saved at once.
-
-        Returns False when the chat has no place for it any more.
-        """
+        """Change fields of the answer; a `stop_reason` saves it at once. Returns False if the chat has no place."""
         answer = msgspec.structs.replace(self._shown[-1], **changes)
         if answer != self._shown[-1]:
             self._shown[-1] = answer
@@ -416,9 +409,7 @@ class ChatHistory:
             await self._saver.save()
 
     async def require_own_answer(self) -> None:
-        """Check that no other instance changed the chat during the answer; if one did, reload the chat and raise
-        ChatsChanged.
-        """
+        """Raise ChatsChanged if another instance changed the chat during the answer, and reload the chat then."""
         if self._saver.conflict is not None or self._saver.overtaken:
             await self._load_again()
             raise self._saver.conflict or ChatsChanged(

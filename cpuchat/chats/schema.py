@@ -168,9 +168,7 @@ def upgrade(db: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Take the write lock at once, so that a second instance waits instead of failing; commit at the end of the block,
-    roll back if it fails.
-    """
+    """Take the write lock at once, so that a second instance waits; commit at the end, roll back on an error."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -243,10 +241,7 @@ def _foreign(names: set[str]) -> ChatsForeign:
 
 
 def make_derived(db: sqlite3.Connection) -> bool:
-    """Create missing or altered indexes and the full-text index, and drop unknown ones.
-
-    Returns whether there is a full-text index: not every SQLite can.
-    """
+    """Create missing or altered indexes, drop unknown ones; returns whether this SQLite can have a full-text index."""
     if _derived(db) == {**_INDEXES, **_SEARCH} and _has_its_tables(db):
         try:
             db.execute("SELECT rowid FROM messages_fts LIMIT 0")

@@ -355,9 +355,7 @@ class AnswerForm:
 
     @classmethod
     def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self:
-        """Read one of the two files. Raises UsageError: both are given, stop strings are, or the file is invalid; the
-        message names the place in it.
-        """
+        """Read one of the two files. Raises UsageError: both or stop strings given, or invalid; it names the place."""
         if schema_file is not None and grammar_file is not None:
             raise UsageError("--json-schema and --grammar exclude each other.", "Give one of them.")
         if stop:

@@ -265,10 +265,7 @@ def keeping_backend(chosen: Settings) -> LocalBackend:
 
 
 def prepared_backend(chosen: Settings, *, keeps: bool = False) -> LocalBackend:
-    """Return a backend whose worker is starting already, beside what the caller has yet to import and to check.
-
-    `keeps`: as `keeping_backend`.
-    """
+    """Return a backend whose worker starts meanwhile, beside imports and checks. `keeps`: as `keeping_backend`."""
     from cpuchat.backend.local import LocalBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
 

@@ -639,9 +639,7 @@ def _wanted_setup(chosen: Settings) -> WantedSetup:
 
 
 def _measure_bandwidths(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
-    """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
-    here, which is then a finding. (Returned in case they cannot be cached.)
-    """
+    """Measure the bandwidths of the page for the configured cores and policy; {} where these are not possible."""
     from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
 
     try:

@@ -105,9 +105,7 @@ class Terminal:
         self._err_line(text)
 
     def progress(self, event: LoadProgress | PrefillProgress, left_s: float | None = None) -> None:
-        """Show how far a load or a prompt is, which takes `left_s` longer, on one line that the next output replaces;
-        terminals only.
-        """
+        """Show the progress of a load or prompt, `left_s` left, on a line that is replaced; terminals only."""
         match event:
             case LoadProgress(phase=phase):
                 text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skips=False)
@@ -198,9 +196,7 @@ _PHRASE = re.compile(r"\n|[.!?:;…][\"')\]”’*_]*\s|[。！？]")
 
 
 class Phrases:
-    """Prints an answer and its reasoning in sentences and lines: from single words, a screen reader makes
-    stammering.
-    """
+    """Prints an answer and its reasoning in sentences: from single words, a screen reader makes stammering."""
 
     def __init__(self, terminal: Terminal, name: str, show_reasoning: bool, hint: str = "") -> None:
         """`hint` is printed when the model begins to reason."""

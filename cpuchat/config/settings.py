@@ -383,10 +383,7 @@ class Settings(Section):
     servers: ServersSection = msgspec.field(default_factory=ServersSection)
 
     def load_options(self, draft_path: str = "", *, calibrate: bool = True) -> LoadOptions:
-        """Return how to load a model, with the draft model `draft_path` ("" = none) beside it.
-
-        `calibrate`: what passes cost may be measured, if anything is to be drafted.
-        """
+        """Return how to load a model and the draft `draft_path` ("": none). `calibrate`: pass costs may be measured."""
         return msgspec.structs.replace(
             self.engine.load_options(),
             draft_path=draft_path,
@@ -500,9 +497,7 @@ def _remembered() -> Changes:
 
 
 def _with_environment(chosen: Settings) -> Settings:
-    """Return a copy of `chosen` with the values of environment variables; lists are separated by commas. Raises
-    SettingsError: no such setting, or a wrong value (named).
-    """
+    """Return `chosen` with the values of environment variables; lists have commas. Raises SettingsError (named)."""
     changes: Changes = {}
     for key, variable in environment().items():
         if key not in DECLARED:
@@ -520,9 +515,7 @@ def _with_environment(chosen: Settings) -> Settings:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables that stand for settings and are not empty, by setting:
-    `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`.
-    """
+    """Return the environment variables that set something: `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`."""
     found = {}
     for variable, text in os.environ.items():
         prefix, _, rest = variable.partition("_")
@@ -630,9 +623,7 @@ class SettingSources:
         self._saved |= {f"{section}.{name}" for section, values in changes.items() for name in values}
 
     def read(self) -> dict[str, str]:
-        """Return the source of each setting that has one, in words: `set by --threads`, `set in config.toml`. The
-        others have their default. Reads files of a few kilobytes.
-        """
+        """Return the source of each setting that is not default, in words: `set by --threads`. Reads small files."""
         try:
             tables = toml.parse(toml.read(paths.settings_file()), "config.toml")
         except SettingsError:  # damaged since it was loaded

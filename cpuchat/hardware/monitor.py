@@ -57,11 +57,7 @@ class Ladder(Generic[V]):
 
 
 def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
-    """Return the theoretical bandwidth of all memory channels in bytes per second, to detect wrong units; None if
-    unknown.
-
-    A virtual machine's memory modules are not real.
-    """
+    """Return the theoretical bandwidth of all channels in bytes per second; None if unknown, as in virtual machines."""
     if topology.virtual:
         return None
     from cpuchat.hardware.bandwidth.memory_modules import theoretical

@@ -111,10 +111,7 @@ class RateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(before: DecodeRate, after: DecodeRate) -> RateChange:
-    """Keep a change only if it gains more than 2 % and more than twice the spread of the rounds.
-
-    The larger spread of the two measurements counts.
-    """
+    """Keep a change only if it gains more than 2 % and more than twice the larger spread of the two measurements."""
     gained = after.tok_s - before.tok_s
     enough = max(LEAST_GAIN * before.tok_s, 2 * max(before.spread, after.spread))
     gain, needed = gained / before.tok_s, enough / before.tok_s

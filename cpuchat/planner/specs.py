@@ -213,9 +213,7 @@ def _words(name: str) -> frozenset[str]:
 
 
 def read_machine(file: Path) -> MachineSpec:
-    """Read a machine of the user's from a TOML file. Raises UsageError: the file cannot be read, or a figure is missing
-    or impossible; the message names the key.
-    """
+    """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
     try:
         table = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:

@@ -51,9 +51,7 @@ def document(chats: Sequence[PortableChat], file: Path) -> bytes:
 
 
 def markdown(chat: PortableChat) -> str:
-    """Return the open branch of a chat as a document: figures under the answers, reasoning as a quote before them,
-    attachments folded before their messages.
-    """
+    """Return the open branch as a document: figures under answers, reasoning quoted and attachments folded before."""
     messages = chat.branch
     facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
     parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]

@@ -649,7 +649,5 @@ class ChatSession:
         self.tell(said)
 
     async def set_reasoning(self, choice: str) -> None:
-        """Set whether the model reasons in the chat: `on`, `off`, `default` or a number of tokens. Raises UsageError,
-        ChatsError.
-        """
+        """Set whether the chat's model reasons: on, off, default or a token limit. Raises UsageError, ChatsError."""
         await self.conversation.preset.set_reasoning(*reasoning_of(choice))

@@ -291,9 +291,7 @@ class Conversation:
         )
 
     def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
-        """Answer a question again, the last one if `message_id` is 0; the first token of the answer opens a branch.
-        Raises as `send`.
-        """
+        """Answer a question again (0: the last one); the answer's first token opens a branch. Raises as `send`."""
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
     def continue_answer(self) -> AsyncGenerator[AnyEvent, None]:
@@ -425,9 +423,7 @@ class Conversation:
 
 
 def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
-    """Return how to draft: `chosen`, nothing, or always the same number of tokens, so that every pass shows what the
-    drafters do, also where that is slower.
-    """
+    """Return how to draft: `chosen`, nothing, or a fixed depth, so that every pass shows what drafters do."""
     if mode == "auto":
         return chosen
     if mode == "off":

@@ -401,9 +401,7 @@ _NESTED: Final = ("object", "array")
 
 
 def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = False) -> str:
-    """Return the grammar (GBNF) of one or more calls, from `form.trigger` on; "" where none can say it. `single`: of
-    one call.
-    """
+    """Return the GBNF of one or more calls from `form.trigger` on ("": none can say it); `single`: of one call."""
     if not tools:
         return ""
     rules = Rules()

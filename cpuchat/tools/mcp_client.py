@@ -76,9 +76,7 @@ class Connection:
         await asyncio.wait({self._task})
 
     async def tools(self, source: str, origin: str) -> tuple[Tool, ...]:
-        """Return the tools of the server, which is called `source`; `origin` as in `Tool`. Raises ServerEnded,
-        ServerInvalid.
-        """
+        """Return the server's tools; `source` is its name, `origin` as in `Tool`. Raises ServerEnded, ServerInvalid."""
         self.changed = False
         found: list[Tool] = []
         cursor: str | None = None
@@ -176,9 +174,7 @@ class Connection:
 
 
 def _parsed(line: bytes) -> types.JSONRPCMessage:
-    """Parse a message. Half of a surrogate pair, with which a text ends that its server has cut, becomes "?". Raises
-    ValueError, RecursionError: it is none.
-    """
+    """Parse a message; half a surrogate pair (of a cut text) becomes "?". Raises ValueError, RecursionError."""
     try:
         return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:

@@ -181,9 +181,7 @@ class Chunk:
     calls: Any = None
 
     def report(self, values: Any, figures: Mapping[str, str], scale: float = 1.0) -> None:
-        """Take over figures from an object of a server: of each field of `Reported` the value of that name. Times are
-        multiplied by `scale`.
-        """
+        """Take over figures from an object of a server, by the names of `Reported`; times are multiplied by `scale`."""
         numbers = Numbers(values)
         for name, key in figures.items():
             setattr(self.reported, name, numbers.ms(key, scale) if name.endswith("_ms") else numbers.count(key))

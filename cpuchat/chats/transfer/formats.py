@@ -419,10 +419,7 @@ def _portable(message: _LlamaServerMessage, created: float) -> StoredMessage | N
 
 
 def _divided(text: str, opening: str, closing: str) -> tuple[list[str], list[str]]:
-    """Return the parts outside of the marks, one more than there are inside of them, and those inside.
-
-    Linear in the length of the text, whatever its marks; a regular expression is not.
-    """
+    """Return the parts outside of the marks, one more than inside, and those inside; linear in the text's length."""
     outside, inside, at = [], [], 0
     while (opened := text.find(opening, at)) >= 0 and (closed := text.find(closing, opened + len(opening))) >= 0:
         outside.append(text[at:opened])

@@ -298,9 +298,7 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
 
 
 def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> int:
-    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed: as their
-    names say.
-    """
+    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed."""
     from cpuchat.bench.run import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
     from cpuchat.models.drafts.choice import ChosenDrafts

@@ -60,9 +60,7 @@ def content_of(sample: MachineSample, ts: float, theoretical: float | None = Non
 
 
 def write(path: Path, sample: MachineSample, ts: float, theoretical: float | None = None) -> None:
-    """Replace the file in one step, readable by everyone. Arguments as of `content_of`. Raises OSError: the folder
-    cannot be written.
-    """
+    """Replace the file in one step, readable by everyone; arguments as of `content_of`. Raises OSError."""
     # Not `files.write_atomically`, which needs msgspec: the service has the standard library and nothing else.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)

@@ -31,9 +31,7 @@ _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 
 
 def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
-    """Call perf_event_open(2), for which the C library has no function; returns a file descriptor. Raises OSError:
-    refused; ENOSYS also on platforms without this system call.
-    """
+    """Call perf_event_open(2), which the C library lacks; returns a file descriptor. Raises OSError: refused."""
     number = _SYSTEM_CALLS.get(platform.machine()) if platform.system() == "Linux" else None
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -291,9 +291,7 @@ _USAGE = "python -m cpuchat.hardware.numa.mempolicy --memory POLICY -- PROGRAM [
 
 
 def launch_command(words: str, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` under the policy `words`; `argv` itself where none is needed. Raises
-    UsageError: unknown words ("auto" is for `placement.place` to decide).
-    """
+    """Return the command to run `argv` under the policy `words`, if it needs one. Raises UsageError: unknown words."""
     if sys.platform != "linux":
         return list(argv)
     policy = parse_policy(words)

@@ -324,10 +324,7 @@ class BusyCores:
         self._last: dict[int, tuple[float, float]] = {}
 
     def since_last(self, cpus: Collection[int]) -> float | None:
-        """Return how many of `cpus` were busy on average since the last call; None at the first one.
-
-        0 where the system does not tell.
-        """
+        """Return how many of `cpus` were busy since the last call; None at first, 0 where the system does not tell."""
         last, self._last = self._last, self._times()
         shares = [_busy_share(last[cpu], now) for cpu, now in self._last.items() if cpu in cpus and cpu in last]
         return None if self._last and not last else sum(shares)

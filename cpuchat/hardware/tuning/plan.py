@@ -241,9 +241,7 @@ def _listing(changes: Sequence[Change], root: Path) -> str:
 
 
 def _alike(changes: Sequence[Change], root: Path) -> dict[tuple[str, str, str, str], list[str]]:
-    """Group the changes: path before and after the CPU number, old and new value, to the CPU numbers ([""]: not per
-    CPU).
-    """
+    """Group the changes by path before and after the CPU number, old and new value; to the CPU numbers ([""]: none)."""
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for change in changes:
         path = str(below(root, change.path))
@@ -306,9 +304,7 @@ def plans_dir() -> Path:
 
 
 def save_plan(plan: TuningPlan, root: Path) -> SavedPlan:
-    """Write both scripts, the one that reverts first. Raises CpuchatError: nothing could be written; then there is no
-    script that could be applied either.
-    """
+    """Write both scripts, the reverting one first. Raises CpuchatError: nothing was written that could be applied."""
     try:
         folder = _new_folder(plans_dir())
         saved = SavedPlan(folder, plan)

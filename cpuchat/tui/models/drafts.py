@@ -83,10 +83,7 @@ _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
 class MeasurePairScreen(Dialog[int | None]):
-    """Returns the draft depth to use (0: adaptive) if the draft model is to be used, else None.
-
-    A separate worker process measures; the loaded model stays loaded.
-    """
+    """Returns the draft depth to use (0: adaptive), None not to; measures in a worker of its own, beside the chat's."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("measure_pair")
 

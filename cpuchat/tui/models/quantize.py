@@ -289,10 +289,7 @@ _CLOCK_SECONDS = 1.0
 
 
 class TuneScreen(Dialog[Path | None]):
-    """Returns the model that was loaded before and has to be loaded again; None if there was none.
-
-    `result` is None until it is done.
-    """
+    """Returns the model to load again, the one loaded before; None if there was none. `result`: None until done."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("tune")
 

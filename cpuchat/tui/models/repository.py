@@ -53,9 +53,7 @@ class RepositoryState:
 
     @classmethod
     def read(cls, services: Services, repo: str) -> RepositoryState:
-        """Read what the hub lists, what of it is on this machine, and the machine; blocks. Raises HubError and its
-        kinds.
-        """
+        """Read what the hub lists, what is here, and the machine; blocks. Raises HubError and its kinds."""
         from cpuchat.models.machine import this_machine
 
         repository = services.hub.repository(repo)

@@ -187,10 +187,7 @@ class ModelList(ScrollView, can_focus=False):
 
 
 class Labelled(ScrollView, can_focus=False):
-    """Shows labels and texts; scrolls with the wheel or by keys of its screen.
-
-    New lines never cause a layout.
-    """
+    """Shows labels and texts; scrolls by wheel or keys of its screen. New lines never cause a layout."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"labelled--label"}
