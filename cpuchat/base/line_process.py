@@ -126,9 +126,7 @@ class LineProcess(Generic[A]):
             await self._process.stdin.drain()
 
     async def receive(self) -> A:
-        """Return the next answer. Cancelling this loses none. Raises CpuchatError: it reported a failure; of the type
-        `failure`: it ended without an answer.
-        """
+        """Return the next answer; cancelling loses none. Raises what it reported, or `failure` if it ended without."""
         assert self._process is not None and self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()

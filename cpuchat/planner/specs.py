@@ -460,9 +460,7 @@ def _given(value: float) -> Figure | None:
 
 
 def measure_here(settings: Settings) -> None:
-    """Measure the read bandwidth of this machine with the cores and the memory policy of the settings (2 seconds).
-    Raises ProbeFailed, Interrupted: as their names say.
-    """
+    """Measure this machine's read bandwidth with the settings' cores and policy. Raises ProbeFailed, Interrupted."""
     from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
 
     placement = place(machine_topology.read_topology(), PlacementSpec.of(settings))

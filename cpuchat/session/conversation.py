@@ -195,9 +195,7 @@ class Conversation:
         await self.backend.forget(chat_id)
 
     async def delete_message(self, message_id: int) -> None:
-        """Delete a message of the open chat and all that follow from it, and open the branch beside it. A chat that
-        would be empty is deleted. Raises as `ChatHistory.delete_branch`.
-        """
+        """Delete a message with all that follow, and open the branch beside. Raises as `ChatHistory.delete_branch`."""
         assert self.chat is not None
         self._refuse_while_answering()
         chat_id = self.chat.id

@@ -193,9 +193,7 @@ class Pmu:
         return sum(last - first + 1 for first, last in ranges) >= bits
 
     def configs(self, **values: int) -> tuple[int, int, int]:
-        """Encode the event with these fields, such as event=0x0a, rdwrmask=1. Raises CannotCount: no such field, or its
-        number has too few bits.
-        """
+        """Encode the event with these fields, as event=0x0a. Raises CannotCount: no such field, or too few bits."""
         configs = [0, 0, 0]
         for field, value in values.items():
             if not self.has(field, max(value.bit_length(), 1)):

@@ -311,9 +311,7 @@ def in_effect(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
 
 
 def prepare(memory: str, environ: MutableMapping[str, str], *, calls: Calls | None = None) -> None:
-    """Set the policy of this process and write into `environ` which one it has, and why if it was refused. Raises
-    UsageError: words that are no policy.
-    """
+    """Set this process's policy; write into `environ` which it has, or why not. Raises UsageError: no policy."""
     policy = parse_policy(memory)
     environ.pop(MEMORY_REFUSED, None)
     try:

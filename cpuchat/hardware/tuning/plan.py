@@ -226,9 +226,7 @@ def _root_check(root: Path) -> str:
 
 
 def _listing(changes: Sequence[Change], root: Path) -> str:
-    """Write the function `settings DO`, which calls DO with FILE OLD NEW for every change; CPUs with the same change
-    share a line.
-    """
+    """Write the shell function `settings DO`: DO with FILE OLD NEW for each change; CPUs with the same share a line."""
     lines: list[str] = []
     for (before, after, old, new), numbers in _alike(changes, root).items():
         values = f"{shlex.quote(old)} {shlex.quote(new)}"
