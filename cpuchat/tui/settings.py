@@ -57,13 +57,11 @@ class KeysScreen(ListScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("keys")
     KEYS: ClassVar = "keys"
 
+    list_title = "Keys"
+
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
-
-    @property
-    def list_title(self) -> str:
-        return "Keys"
 
     def on_mount(self) -> None:
         self.query_one("#list").border_subtitle = paths.shown(paths.keymap_file())

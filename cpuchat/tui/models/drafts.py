@@ -109,18 +109,17 @@ class MeasurePairScreen(Dialog[int | None]):
             await running.run()
         except Interrupted:
             self.dismiss(None)
-            return
         except (CpuchatError, OSError) as error:
             self._fail(str(error))
-            return
+        else:
+            measured, lines = _figures(running)
+            if measured.kinds:
+                self.result = measured
+                self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
+            else:
+                self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
         finally:
             self._bench = None
-        measured, lines = _figures(running)
-        if not measured.kinds:
-            self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
-            return
-        self.result = measured
-        self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
 
     def _show(self) -> None:
         """Show the figures so far, and how far the measurement is."""
@@ -197,12 +196,9 @@ class DraftReader:
 
     def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
-        here = self.models.local_models()
-        repo = next((model.repo for model in here if model.path == target.path), "")
-        if not repo:
-            return []
+        repo = next((model.repo for model in self.models.local_models() if model.path == target.path), "")
         with contextlib.suppress(HubError):
-            return heads_of(self.services.hub.repository(repo), found)
+            return heads_of(self.services.hub.repository(repo), found) if repo else []
         return []
 
     def is_loaded(self, name: str, quantization: str) -> bool:
@@ -230,13 +226,10 @@ class DraftModelsScreen(PanesScreen[Path | None]):
         super().__init__()
         self._services = services
         self._reader = reader or DraftReader.of(services)
+        self.list_title = f"Draft models for {self._reader.loaded.name}"
         self._target = Path(self._reader.loaded.path)
         self._candidates: dict[str, Candidate] | None = None
         self._problem = ""
-
-    @property
-    def list_title(self) -> str:
-        return f"Draft models for {self._reader.loaded.name}"
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
