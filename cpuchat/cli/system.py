@@ -381,10 +381,9 @@ def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -
     if topology.virtual:
         lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
     rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
-    rows += [
-        (name, str(len(one.cpus)), gigabytes(one.bytes_per_s), _median_with_range(one))
-        for name, one in measured_sets(found, per_count=True)
-    ]
+    for name, one in measured_sets(found, per_count=True):
+        low, middle, high = (gigabytes(figure(one.rounds)) for figure in (min, statistics.median, max))
+        rows.append((name, str(len(one.cpus)), gigabytes(one.bytes_per_s), f"{middle} ({low}–{high})"))
     lines += ["", *table(rows, right=(1, 2))]
     if found.cells:
         lines += ["", *_node_matrix(found)]
@@ -415,11 +414,6 @@ def _probe_conclusions(topology: Topology, found: Survey, limit: Theoretical | N
     if (share := share_of_peak(found, limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")
     return lines
-
-
-def _median_with_range(one: ReadBandwidth) -> str:
-    low, middle, high = (gigabytes(f(one.rounds)) for f in (min, statistics.median, max))
-    return f"{middle} ({low}–{high})"
 
 
 def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, memory: str) -> dict[str, Any]:

@@ -220,7 +220,9 @@ def read_machine(file: Path) -> MachineSpec:
         raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
-    table = {key: {"value": value} if key in _FIGURES and _is_number(value) else value for key, value in table.items()}
+    for key in _FIGURES & table.keys():
+        if isinstance(table[key], int | float) and not isinstance(table[key], bool):
+            table[key] = {"value": table[key]}
     for key in table.keys() & {"fitted", "draft_factor", "free_gb"}:
         raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
     table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
@@ -241,10 +243,6 @@ _FIGURES = frozenset(
     {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb", "watts", "price_usd",
      "usd_per_hour"}
 )  # fmt: skip
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 USUAL = "Q4_K_M"

@@ -303,14 +303,12 @@ def catalog_rows(plans: Sequence[Plan], target: float) -> list[ListRow]:
     for heading, least in bounds:
         found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
         rows += [ListRow(name=heading)] if found else []
-        rows += [_model_row(one, one.tok_s) for one in found if one.tok_s is not None]
+        for one in found:
+            size, speed = units.size(round(one.model.size)), _speed(one.tok_s.value) if one.tok_s is not None else ""
+            columns = (one.model.quantization, size, one.memory.fit, speed)
+            rows.append(ListRow(key=one.model.name, name=one.model.name, columns=columns))
         most = least
     return rows
-
-
-def _model_row(plan: Plan, tok_s: Range) -> ListRow:
-    columns = (plan.model.quantization, units.size(round(plan.model.size)), plan.memory.fit, _speed(tok_s.value))
-    return ListRow(key=plan.model.name, name=plan.model.name, columns=columns)
 
 
 def _speed(tok_s: float) -> str:

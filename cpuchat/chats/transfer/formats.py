@@ -127,16 +127,14 @@ class _Branches:
                 raise ValueError(f"its branches have more than {_MOST_CHARACTERS / 1e6:.0f} million characters")
             last = last.earlier
         parts.reverse()
-        return (
-            parts[0]
-            if len(parts) == 1
-            else msgspec.structs.replace(
-                parts[-1],
-                content=paragraphs(part.content for part in parts),
-                reasoning=paragraphs(part.reasoning for part in parts),
-                model=next((part.model for part in reversed(parts) if part.model), ""),
-                created=parts[0].created,
-            )
+        if len(parts) == 1:
+            return parts[0]
+        return msgspec.structs.replace(
+            parts[-1],
+            content=paragraphs(part.content for part in parts),
+            reasoning=paragraphs(part.reasoning for part in parts),
+            model=next((part.model for part in reversed(parts) if part.model), ""),
+            created=parts[0].created,
         )
 
     def follow(self, turn: _Turn, message: StoredMessage) -> _Turn:
