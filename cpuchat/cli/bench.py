@@ -181,7 +181,6 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
     try:
         asyncio.run(run_stoppable(running))
     except Interrupted:
-        live.clear()
         raise Interrupted("Stopped.", "The same command resumes.") from None
     finally:
         live.clear()

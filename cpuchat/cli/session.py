@@ -180,7 +180,8 @@ class Session:
 
     def show(self, event: object) -> None:
         """Print an event of a load or of an answer; others are ignored. Raises CpuchatError if it failed."""
-        self._pass_on_interrupt(event)
+        if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
+            self._cancel()  # Ctrl+C came before the worker was ready for it
         match event:
             case PrefillProgress():
                 self._terminal.progress(event, self.conversation.meter.prefill_left_s)
@@ -211,11 +212,6 @@ class Session:
                 raise self.error(event)
             case _:
                 pass
-
-    def _pass_on_interrupt(self, event: object) -> None:
-        """Repeat a Ctrl+C that arrived before the worker was ready for it."""
-        if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
-            self._cancel()
 
     def error(self, event: Failed) -> CpuchatError:
         """Return the error that an event reports."""

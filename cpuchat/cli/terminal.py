@@ -98,11 +98,18 @@ class Terminal:
     def note(self, text: str) -> None:
         """Print one line on stderr, unless quiet."""
         if not self._quiet:
-            self._err_line(text)
+            self.warn(text)
 
     def warn(self, text: str) -> None:
         """Print one line on stderr, quiet or not."""
-        self._err_line(text)
+        self.clear_progress()
+        if self._out_tty:
+            self.end_answer()
+        if self._err_open_line:
+            self._write_err("\n")
+            self._err_open_line = False
+        self._reasoning_last = False
+        self._write_err(text + "\n")
 
     def progress(self, event: LoadProgress | PrefillProgress, left_s: float | None = None) -> None:
         """Show the progress of a load or prompt, `left_s` left, on a line that is replaced; terminals only."""
@@ -117,7 +124,7 @@ class Terminal:
         """Show a line, or some, on stderr that the next output replaces; terminals only."""
         if self._plain and time.monotonic() - self._said_at >= _SAY_SECONDS:
             self.begin_waiting()
-            self._err_line(text)
+            self.warn(text)
         if self._quiet or not self.moves:
             return
         width = shutil.get_terminal_size().columns - 1
@@ -139,16 +146,6 @@ class Terminal:
     def _end_reasoning(self) -> None:
         self._write_err("\n\n" if self._err_open_line else "\n")
         self._err_open_line = self._reasoning_last = False
-
-    def _err_line(self, text: str) -> None:
-        self.clear_progress()
-        if self._out_tty:
-            self.end_answer()
-        if self._err_open_line:
-            self._write_err("\n")
-            self._err_open_line = False
-        self._reasoning_last = False
-        self._write_err(text + "\n")
 
     def _write_out(self, text: str, *, raw: bool = False) -> None:
         if self._out is None:
