@@ -360,7 +360,6 @@ def _end_unused(prepared: Future[Spawned]) -> None:
 
 
 async def _discard(worker: WorkerProcess) -> None:
-    """End a worker that has nothing to save."""
     worker.kill()
     await worker.finished()
 

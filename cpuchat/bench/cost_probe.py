@@ -228,7 +228,6 @@ def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
 
 
 def _forget_old(folder: Path) -> None:
-    """Delete the models of probes that were killed."""
     for old in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > _OLD_SECONDS:

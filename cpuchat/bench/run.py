@@ -165,7 +165,6 @@ class Bench:
                 monitor.close()
 
     def _open(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that have rounds left."""
         known = self.journal.measurements
         rounds = range(1, self.rounds + 1)
         return [cell for cell in cells if any((self._numbers[cell], number) not in known for number in rounds)]

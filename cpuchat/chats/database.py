@@ -436,7 +436,6 @@ class Database:
     def _select(
         self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...] = ()
     ) -> list[T]:
-        """Return the rows, after repairing invalid ones."""
         with self._guarded():
             records = [convert(row) for row in self._db.execute(query, values)]
             if None in records and not self._db.in_transaction:

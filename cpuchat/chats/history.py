@@ -456,7 +456,6 @@ class ChatHistory:
 
     @contextlib.asynccontextmanager
     async def _loading_again(self) -> AsyncIterator[None]:
-        """Reload the chat if another instance changed it."""
         try:
             yield
         except ChatsChanged:

@@ -25,7 +25,6 @@ Saved = tuple[list[StoredMessage], int]
 
 
 def _growing(answer: StoredMessage) -> dict[str, Any]:
-    """Return the fields that change while an answer is written."""
     names = ("content", "reasoning", "model", "stop_reason", "timings", "steps")
     return {name: getattr(answer, name) for name in names}
 

@@ -180,7 +180,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _step(db: sqlite3.Connection) -> int:
-    """Return the number of upgrades that the file has had."""
     version, structure = _version(db), _structure(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
     names = {name for name in names if not name.startswith(_ANYBODYS)}
@@ -306,7 +305,6 @@ def _drop(db: sqlite3.Connection, where: str) -> None:
 
 
 def _has_its_tables(db: sqlite3.Connection) -> bool:
-    """Return the tables in which FTS5 keeps the index."""
     names = [f"messages_fts_{part}" for part in ("config", "data", "docsize", "idx")]
     query = "SELECT count(*) FROM sqlite_master WHERE name IN (?, ?, ?, ?)"
     return db.execute(query, names).fetchone()[0] == len(names)

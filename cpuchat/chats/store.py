@@ -363,7 +363,6 @@ class ChatStore(Database):
         return msgspec.structs.replace(added, id=id)
 
     def _insert_message(self, message: StoredMessage) -> int:
-        """Insert under a new id, and return that."""
         values = [column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]]
         marks = ", ".join("?" * len(values))
         return self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values).lastrowid or 0

@@ -54,7 +54,6 @@ cells were not measured, {SpeechFailed.exit_code} no voice (--speech), {Interrup
 
 
 def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Split lists at commas."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
@@ -211,7 +210,6 @@ def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json
 
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
-    """Print what changed; returns the exit code."""
     from cpuchat.bench.results import REGRESSION, compare_reports
     from cpuchat.present.bench import diff_lines
 

@@ -214,7 +214,6 @@ def _heed_ctrl_c() -> None:
 
 
 def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
-    """Show the help of a group that was called without a command; a usage error."""
     if "--json" in arguments:
         return _fail(UsageError("Missing command.", f"See {error.ctx.command_path} --help."), arguments)
     try:

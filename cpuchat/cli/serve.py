@@ -186,7 +186,6 @@ class Access:
 
 
 def _require_web() -> None:
-    """Check that the extra is installed. Raises UsageError."""
     import importlib.util
 
     for name in ("textual_serve", "websockets"):
@@ -325,7 +324,6 @@ class _Serve:
                 self._terminal.warn(f"cpuchat: --warm {file}: {error}")
 
     async def _stop(self) -> None:
-        """Wait for a signal."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def end_at_once(*_: object) -> None:

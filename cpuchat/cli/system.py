@@ -163,7 +163,6 @@ def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
 
 
 def _echo_item(text: str) -> None:
-    """Format a paragraph as a list item."""
     echo_paragraph(clean_line(text), "  ", "    ")
 
 
@@ -206,7 +205,6 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
 
 
 async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
-    """Load the model alone and measure it. Raises CpuchatError."""
     from cpuchat.cli.session import Session
     from cpuchat.measure.answer import measure_decode
 
@@ -619,7 +617,6 @@ def doctor(probe: bool, as_json: bool) -> int:
 
 
 def _wanted_setup(chosen: Settings) -> WantedSetup:
-    """Return what the settings say about the machine, and the model used last."""
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import model_size
 

@@ -489,7 +489,6 @@ def update_state(values: dict[str, Any]) -> None:
 
 
 def _remembered() -> Changes:
-    """Return the settings that the app remembers."""
     state = read_state()
     found = {section: {name: getattr(state, name) for name in names} for section, names in REMEMBERED.items()}
     return {section: {name: value for name, value in values.items() if value is not None}
@@ -595,8 +594,6 @@ def _check(changes: Changes) -> None:
 
 
 def _write(changes: Changes, file: Path) -> Settings:
-    """Update as `update`, everything in one file."""
-
     def edit(document: Any) -> None:
         for section, values in changes.items():
             table = document.setdefault(section, {})

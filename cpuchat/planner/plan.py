@@ -324,7 +324,6 @@ def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range
 
 
 def _ordered(figures: Sequence[float]) -> Range:
-    """Return the figures of all scenarios as a range."""
     low, value, high = figures
     return Range(min(low, high), value, max(low, high))
 

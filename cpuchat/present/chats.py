@@ -83,13 +83,11 @@ def _message(message: StoredMessage, siblings: list[int]) -> list[str]:
 
 
 def _attachment(attachment: Attachment) -> str:
-    """Return an attachment folded, as Markdown viewers show it."""
     title = html.escape(clean_line(attachment.title), quote=False)
     return f"<details><summary>{title}</summary>\n\n{fenced(clean(attachment.text))}\n\n</details>"
 
 
 def _step(step: ToolStep) -> list[str]:
-    """Return calls of tools, each folded with its result."""
     parts = [clean(step.said).strip("\n")]
     for call, result in zip(step.calls, step.results, strict=False):
         arguments = json.dumps(call.arguments, ensure_ascii=False)

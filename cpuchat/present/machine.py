@@ -223,7 +223,6 @@ def _nodes(survey: Survey | None) -> list[Row]:
 
 
 def _weights(now: Now) -> str:
-    """Format on which nodes the model's weights are."""
     if now.model is None:
         return "no model loaded"
     if not now.placed and now.engine is not None:
@@ -247,7 +246,6 @@ def _policy(facts: MachineFacts, now: Now) -> str:
 
 
 def _traffic(now: Now) -> str:
-    """Format the current reading of the memory traffic counter."""
     if not now.counting:
         return f"estimated · {_COUNTERS_OFF}"
     if now.sample is None:
@@ -259,7 +257,6 @@ def _traffic(now: Now) -> str:
 
 
 def _power(now: Now) -> str:
-    """Format the power of the CPU packages."""
     if not now.counting:
         return f"n/a: {_COUNTERS_OFF}"
     if now.sample is None:

@@ -89,7 +89,6 @@ def _model(model: Inspection) -> Rows:
 
 
 def _other(model: Inspection) -> Rows:
-    """Return rows of a file that is not a language model."""
     header = model.header
     return [
         ("name", header.name),
@@ -437,7 +436,6 @@ def _draft(entry: RepositoryEntry) -> str:
 
 
 def _next(entry: RepositoryEntry) -> str:
-    """Return what Enter does, in words."""
     download = entry.download
     if entry.loaded:
         return "currently loaded"

@@ -323,7 +323,6 @@ class Conversation:
     async def _answer(
         self, prepare: Callable[[], Awaitable[list[StoredMessage]]], more: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Answer the messages that `prepare` returns; `more` are further fields of the request."""
         history = self.history
         with self._occupied(answering=True):
             messages = await prepare()

@@ -258,7 +258,6 @@ def evaluated(timings: Timings) -> Evaluated:
 
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
-    """Return the average bytes read by a pass of the target and the drafting before it."""
     if model.work is None:
         return None
     total = bytes_read(model.work, part.n_per_pass, n_past)

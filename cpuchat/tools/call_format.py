@@ -468,7 +468,6 @@ class _CallWriter:
         )
 
     def _arguments(self, tool: Tool) -> str:
-        """Return the rule of a tool's arguments as JSON."""
         return self._value(tool.parameters, f"call-{tool.name}", _ANY_OBJECT)
 
     def _value(self, schema: Any, name: str, otherwise: Any) -> str:
@@ -502,7 +501,6 @@ class _CallWriter:
         return f"{SPACE} {many if required else f'({many})?'} {SPACE}"
 
     def _written(self, schema: dict[str, Any], name: str, key: str) -> str:
-        """Return the expression of the value of a key and what closes its pair."""
         style, kind, values = self._form.pairs, schema.get("type"), schema.get("enum")
         end, quote = style.closing.replace(KEY, key), style.quote
         closing = self.lenient(end)

@@ -387,7 +387,6 @@ class ToolLoop:
                 request = msgspec.structs.replace(request, messages=tuple(messages), tools=self.toolbox.tools)
 
     async def _run(self, call: ToolCall, chat_id: str, limits: CallLimits) -> ToolResult:
-        """Return the result of a call as the model reads it."""
         tool = await self._until_stopped(self.toolbox.find(call))
         if not isinstance(tool, Tool):
             return tool or _STOPPED
@@ -403,7 +402,6 @@ class ToolLoop:
         return await self._until_stopped(self.toolbox.run(call)) or _STOPPED
 
     async def _until_stopped(self, work: Awaitable[T]) -> T | None:
-        """Return what `work` returns; None if it is stopped."""
         running = self._running = asyncio.ensure_future(work)
         if self._stopped:  # before it was running
             running.cancel()

@@ -193,7 +193,6 @@ def _is_message(line: bytes) -> bool:
 
 
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
-    """Convert a tool. Raises ValueError for a name or schema that cannot be used."""
     annotations = tool.annotations
     if len(tool.name) > _LONGEST_NAME:
         raise ValueError(f"a tool has a name of {len(tool.name):,} characters; {_LONGEST_NAME} are allowed")

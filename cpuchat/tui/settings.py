@@ -532,7 +532,6 @@ class SettingsScreen(Dismissable[Settings | None]):
         return f"{getattr(self._services.conversation.default_sampling, field.name):g}"
 
     def _tuned_note(self, field: Field) -> str:
-        """Return what tuning made of a setting of the loaded model, "" if nothing."""
         conversation = self._services.conversation
         tuned = conversation.tuned
         choice = tuned.choice_of(field.key) if tuned is not None else None

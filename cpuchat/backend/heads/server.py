@@ -279,7 +279,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
         )
 
     def _notes(self, head: str) -> list[str]:
-        """Return who answers, and what of the options has no effect."""
         options, layers = self.server.options, self.server.rpc_layers
         drafts = f", which drafts with its {head}" if head else ""
         notes = [f"Answered by {ENGINE}{drafts}."]

@@ -459,7 +459,6 @@ async def _models(connection: Connection) -> dict[str, Any]:
 
 
 async def _object(connection: Connection, path: str) -> dict[str, Any]:
-    """Return the object at `path`; {} where there is none."""
     try:
         return await connection.get(path)
     except FAILURES:

@@ -159,7 +159,6 @@ class Mailbox:
 
 
 def _explain(error: OSError) -> CannotCount:
-    """Explain why a message was refused."""
     if error.errno == errno.ENOMSG:
         return CannotCount("this firmware does not support the message", "update the firmware")
     if error.errno in (errno.ETIMEDOUT, errno.ENODEV, errno.EIO):

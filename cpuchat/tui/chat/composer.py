@@ -593,7 +593,6 @@ class Composer(Prompt):
         self._paths.offer([*found], [*found.values()], highlights=typed not in ("/", *titles))
 
     def _unfinished(self) -> str | None:
-        """Return the mark before the cursor."""
         row, column = self.cursor_location
         return unfinished(self.document.get_line(row)[:column]) if self.selection.is_empty else None
 

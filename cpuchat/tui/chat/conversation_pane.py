@@ -84,7 +84,6 @@ class ConversationPane(Vertical):
 
     @work(exclusive=True, group="preset-model")
     async def _find_preset_model(self, name: str) -> None:
-        """Find the model that a preset names, to compare it with the loaded one."""
         found: Source | None = None
         with contextlib.suppress(CpuchatError):
             found = await run_in_daemon_thread(partial(self._session.find_model, name))

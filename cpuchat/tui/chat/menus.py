@@ -61,7 +61,6 @@ class Menus:
         self._screen.app.push_screen(Palette(providers=[listing(rows)], placeholder=placeholder))
 
     def _row(self, title: str, action: str, argument: str, about: str = "") -> Row:
-        """Return a row that runs an action of the screen with an argument."""
         return Row(clean_line(title), partial(self._screen.run_action, f"{action}({argument!r})"), about=about)
 
     # Chats
@@ -80,7 +79,6 @@ class Menus:
         return False
 
     async def _rename_chat(self, chat_id: str, title: str = "") -> None:
-        """Rename a chat; without a title, ask for one."""
         with self._services.keys_held():
             chat = await self._session.history.stored_chat(chat_id)
         if title := title or await self._answer(AskTextScreen("Rename chat", chat.title)) or "":
@@ -208,7 +206,6 @@ class Menus:
         return preset
 
     def _model_name(self) -> str:
-        """Return the loaded model as a preset names it."""
         path, model = self._services.loaded_path, self._session.conversation.model
         return self._services.library.spec(path) if path is not None else model.path if model is not None else ""
 

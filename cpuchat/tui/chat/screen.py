@@ -262,7 +262,6 @@ class ChatScreen(TypingScreen):
         self.run_worker(self._reader.prepare_if_enabled(), group="speech")
 
     def _show_state(self) -> None:
-        """Show that something began to run, or ended."""
         if not self.app.is_running:  # after an error or a signal, and while the app ends: its widgets are gone
             self.session.hold()
             return

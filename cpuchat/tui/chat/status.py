@@ -77,7 +77,6 @@ class StatusLine(Widget):
                 pass
 
     def _tell_notes(self, session: ChatSession, model: ModelInfo | None) -> None:
-        """Tell the notes of a model, each once."""
         told = {(model.path, note) for note in model.notes} - self._noted if model is not None else set()
         self._noted |= told
         for _, note in sorted(told):

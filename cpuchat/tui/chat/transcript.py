@@ -367,7 +367,6 @@ class ChatTranscript(Transcript):
                 return
 
     def _show_attachments(self, attachments: tuple[tuple[str, str], ...]) -> None:
-        """Show what was sent with the user's last message."""
         entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
         if entry is not None and entry.message.attachments != attachments:
             entry.message = replace(entry.message, attachments=attachments)

@@ -122,7 +122,6 @@ class MeasurePairScreen(Dialog[int | None]):
             self._bench = None
 
     def _show(self) -> None:
-        """Show the figures so far, and how far the measurement is."""
         from cpuchat.present.bench import progress_bar
 
         if self._bench is not None and self.has_widgets:

@@ -141,7 +141,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
 
     @property
     def _kind(self) -> QuantType | None:
-        """Return the selected type."""
         return _BY_NAME.get(self.marked_key)
 
     @on(ModelList.Marked)
@@ -269,7 +268,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
 
 
 def _repository(model: LocalModel) -> str:
-    """Return the repository that the catalog has for a model; "" for none."""
     from cpuchat.models.catalog import load_catalog, match_local
 
     entry = match_local(load_catalog(), model)
@@ -335,7 +333,6 @@ class TuneScreen(Dialog[Path | None]):
             raise Interrupted("Stopped.")
 
     def _show(self) -> None:
-        """Show the choices made so far, and how far it is."""
         if self._tuner is None or not self.has_widgets:
             return
         progress = self._tuner.progress

@@ -146,7 +146,6 @@ class ModelsReader:
 
 
 def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Prediction | None:
-    """Predict by the size of the file; None if that is unknown."""
     from cpuchat.models.prediction import estimate, estimate_local
 
     match subject:
