@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx
 from baselines import llama_server
+from build_llama import tool
 from common import WORK, MeasureError, Row, Target, arguments, machine, report, run_main, say
 from product import default_threads
 from serve import CLIENTS, KEPT_GB, SETTLED, metric, our_server, slot, until_idle
@@ -356,6 +357,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     options = arguments(__doc__, _options)
     where, parts, quick = machine(), options.only.split(","), options.quick
+    if "slots" in parts:
+        tool("llama-server")  # fails before minutes are spent
     threads, rounds = options.threads or default_threads(), options.rounds or (1 if options.quick else 5)
     rows: list[Row] = []
     if "sdks" in parts:

@@ -63,10 +63,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
         return effective_system_prompt(self.system_prompt, self.preset)
 
     def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
-        """Return whether it is an error when it does not fit; else its oldest turns are left out, which is told.
-
-        `asks`: the user can be asked what to do.
-        """
+        """Return whether overflow is an error; else the oldest turns are left out. `asks`: the user can be asked."""
         choice = self.when_full or ("compact" if asks else "drop")
         return choice == "stop" or (choice == "compact" and can_summarize)
 
@@ -130,9 +127,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return found if model is None or not model.server else found._at_server(request.unset, model.ignored)
 
     def _at_server(self, unset: tuple[str, ...], ignored: tuple[str, ...]) -> AnswerSettings:
-        """Return those that a server got: not the drafters of this machine, no option that nobody has set, and nothing
-        that it does not take.
-        """
+        """Return what a server got: not this machine's drafters, no option that is unset, nothing it does not take."""
         default = AnswerSettings()
         unsent = tuple(name for name in Sampling.__struct_fields__ if name in unset or name in ignored)
         others = {name: getattr(default, name) for name in ignored if name in self.__struct_fields__}
@@ -369,11 +364,8 @@ def _first_line(text: str) -> str:
 class Tree:
     """The ids of a chat's messages; 0 is the beginning of the chat, from which the first one follows.
 
-    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch.
-
-    Args:
-        rows: id and parent of each message, ids ascending.
-        leaf: as stored; None, or one that does not exist: the newest message.
+    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch. `rows`: id
+    and parent of each message, ids ascending. `leaf`: as stored; None, or one that does not exist: the newest message.
     """
 
     def __init__(self, rows: Iterable[tuple[int, object]] = (), leaf: object = None) -> None:

@@ -73,11 +73,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(
-    cls=LazyGroup,
-    commands_by_name=_COMMANDS,
-    invoke_without_command=True,
-    context_settings=_CONTEXT,
-    epilog=_EPILOG,
+    cls=LazyGroup, commands_by_name=_COMMANDS, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG
 )
 @click.option(
     "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
@@ -218,7 +214,6 @@ def _heed_ctrl_c() -> None:
 
 
 def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
-    """Show the help of a group that was called without a command; a usage error."""
     if "--json" in arguments:
         return _fail(UsageError("Missing command.", f"See {error.ctx.command_path} --help."), arguments)
     try:
@@ -237,6 +232,9 @@ def _from_click(error: click.ClickException) -> UsageError:
         close = _close_options(error.option_name, ctx)
         hint = f"Did you mean {' or '.join(close)}? {hint}" if close else hint
         return UsageError(f"No such option: {error.option_name}.", hint)
+    wrong = getattr(error, "command_name", "")  # click 8.4 and newer
+    if wrong.lower().endswith(".gguf") or "/" in wrong:
+        hint = f"Open a model with -m: cpuchat -m {wrong}"
     message = error.format_message()
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
 

@@ -14,9 +14,7 @@ from cpuchat.protocol.model_info import EngineInfo
 
 
 async def engine_info() -> EngineInfo:
-    """Return the engine's version and CPU features. Only a worker loads llama.cpp: a broken build can crash its
-    process. Raises CpuchatError: the worker did not come up.
-    """
+    """Return the engine's version and CPU features, from a worker: a broken build can crash. Raises CpuchatError."""
     backend = LocalBackend()
     try:
         failure = await backend.start()

@@ -116,6 +116,7 @@ class Answer:
         self._sampler = self._make_sampler()
         self._logprobs = deque[TokenLogprob]() if command.logprobs is not None else None
         self._speculation: SpeculationFigures | None = None
+        self._text: TextStream | None = None
         self._reuse: Reuse | None = None
         self._prompt_tokens: list[int] = []
         self._calls: CallSplitter | None = None
@@ -283,7 +284,7 @@ class Answer:
             splitter = self._calls = CallSplitter(
                 splitter, self._call_format, command.tools, command.calling, streams=command.streams_calls
             )
-        stream = TextStream(
+        self._text = TextStream(
             self._command.request_id,
             self._emit,
             self._vocab.piece if self._guide is None else self._guide.piece,
@@ -293,7 +294,7 @@ class Answer:
             self._command.frame_seconds,
             self._logprobs,
         )
-        return stream if stops else ThreadedStream(self._output_thread, stream)
+        return self._text if stops else ThreadedStream(self._output_thread, self._text)
 
     def _splitter(self, text: bytes) -> ReasoningSplitter:
         splitter = self._new_splitter(text.decode("utf-8", "replace").removesuffix(self._continued))
@@ -349,6 +350,7 @@ class Answer:
                 calls=self._calls.calls if self._calls is not None else (),
                 prompt_tokens=tuple(self._prompt_tokens) if tells else (),
                 tokens=tuple(tokens) if tells else (),
+                stop_string=self._text.stop_string if self._text is not None and stop_reason == "stop_string" else "",
             )
         )
 

@@ -331,8 +331,6 @@ def _round_json(one: Round) -> dict[str, Any]:
 
 
 def _agreement_json(found: Agreement) -> dict[str, Any]:
-    """Return each answer's figures, with the tokens as objects."""
-
     def answer(one: AnswerAgreement) -> dict[str, Any]:
         names = ScoredToken.__struct_fields__
         tokens = [{name: getattr(token, name) for name in names} | {"step": token.step} for token in one.tokens]

@@ -89,7 +89,6 @@ def _model(model: Inspection) -> Rows:
 
 
 def _other(model: Inspection) -> Rows:
-    """Return rows of a file that is not a language model."""
     header = model.header
     return [
         ("name", header.name),
@@ -442,7 +441,6 @@ def _draft(entry: RepositoryEntry) -> str:
 
 
 def _next(entry: RepositoryEntry) -> str:
-    """Return what Enter does, in words."""
     download = entry.download
     if entry.loaded:
         return "currently loaded"
@@ -532,12 +530,7 @@ def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListR
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
         speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
-        columns = (
-            f"{outcome.forecast.bits:.2f} bit",
-            size(outcome.forecast.file_size),
-            fit(outcome.prediction),
-            speed,
-        )
+        columns = (f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size), fit(outcome.prediction), speed)
         dim = outcome.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 

@@ -448,7 +448,7 @@ class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
     `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so. `calls`
     are the calls of tools in it, which are no part of its text. `prompt_tokens` and `tokens`, those of the answer, are
-    told where the request asks for them.
+    told where the request asks for them. `stop_string` is the one that ended the answer.
     """
 
     request_id: int
@@ -459,6 +459,7 @@ class GenerationFinished(Event, frozen=True):
     calls: tuple[ToolCall, ...] = ()
     prompt_tokens: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
+    stop_string: str = ""
 
 
 class CallsMade(Event, frozen=True):

@@ -308,9 +308,8 @@ class MessagesReply(Reply):
 
     @property
     def _stop_sequence(self) -> str | None:
-        """Return what stopped the answer; the engine does not tell which of several did, then the first one."""
-        end, stops = self.progress.finished, self.parsed.request.stop
-        return stops[0] if end is not None and end.stop_reason == "stop_string" and stops else None
+        end = self.progress.finished
+        return end.stop_string if end is not None and end.stop_string in (self.parsed.request.stop or ()) else None
 
     def _usage(self) -> dict[str, Any]:
         timings, prompt = self.progress.timings, self.progress.prompt

@@ -258,7 +258,6 @@ def evaluated(timings: Timings) -> Evaluated:
 
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
-    """Return the average bytes read by a pass of the target and the drafting before it."""
     if model.work is None:
         return None
     total = bytes_read(model.work, part.n_per_pass, n_past)
@@ -401,9 +400,7 @@ class _Average:
         return (last.joules - first.joules) / (ended - begun) if ended > begun else None
 
     def sample(self, last: MachineSample) -> MachineSample:
-        """Return the means, with the reasons of the `last` sample for missing figures; power is the current one if it
-        was never sampled.
-        """
+        """Return the means, with the `last` sample's reasons for what is missing, and its power if none was sampled."""
         power = last.power
         if self._power:
             power = replace(self._power[-1][0], watts=_mean([one.watts for one, _ in self._power]))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cpuchat.tools.config import Server
 
 _INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 3.0
 """Seconds between looks at the user's themes and keys."""
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0

@@ -91,6 +91,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask"], ["No question"]),
         (["ask", "  "], ["No question"]),
         (["chat"], ["chat", "cpuchat --help"]),
+        (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
         (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
         (["--draft-model", "none", "ask", "q"], ["cpuchat ask --draft-model none"]),
         ([], ["terminal", "cpuchat ask"]),

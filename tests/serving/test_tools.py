@@ -151,17 +151,20 @@ def test_responses_are_not_stored(tiny: Server, field: str) -> None:
 
 def test_messages_with_the_vendor_s_client(tiny: Server) -> None:
     client = tiny.anthropic
-    common: dict[str, Any] = {"model": "tiny", "extra_body": {"temperature": 0}, "max_tokens": 9}
+    common: dict[str, Any] = {
+        "model": "tiny", "system": "Be brief.", "extra_body": {"temperature": 0}, "max_tokens": 9,
+    }  # fmt: skip
     asked = [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]
-    answer = client.messages.create(messages=asked, system="Be brief.", **common)  # type: ignore
+    answer = client.messages.create(messages=asked, **common)  # type: ignore
     assert answer.content[0].type == "text"
     assert answer.stop_reason == "max_tokens"
     assert answer.usage.output_tokens == 9
     counted = client.messages.count_tokens(model="tiny", messages=asked, system="Be brief.")  # type: ignore
     usage = answer.usage
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    stopped = client.messages.create(messages=asked, stop_sequences=[answer.content[0].text[3:5]], **common)  # type: ignore
-    assert stopped.stop_reason in ("stop_sequence", "max_tokens")
+    stop = answer.content[0].text[3:5]
+    stopped = client.messages.create(messages=asked, stop_sequences=["never written", stop], **common)  # type: ignore
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
 
 
 def test_messages_call_tools_and_read_results(tiny: Server) -> None:

@@ -37,7 +37,6 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import about, parameters, rate, size
 
 if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.inspect import Inspection
@@ -77,18 +76,12 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         return click.get_current_context().invoke(files, repo=model, as_json=as_json)
     found = inspect(header)
     if template:
-        return _print_template(found)
+        has_one = bool(found.templates)
+        click.echo(found.templates[0].text if has_one else "cpuchat: This model has no chat template.", err=not has_one)
+        return 0 if has_one else ModelNotFound.exit_code
     if as_json:
         return _print_json(found, header, tensors=tensors)
     return _print(found, header, tensors=tensors, metadata=metadata)
-
-
-def _print_template(found: Inspection) -> int:
-    if not found.templates:
-        click.echo("cpuchat: This model has no chat template.", err=True)
-        return ModelNotFound.exit_code
-    click.echo(found.templates[0].text)
-    return 0
 
 
 _HEADER_FIGURES = (
@@ -115,14 +108,10 @@ def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bo
         for label, text in rows:
             click.echo(f"  {label:<{width}}  {text}" if width else f"  {text}")
     if tensors:
-        _print_tensors(header)
+        rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
+        click.echo("")
+        echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
     return 0
-
-
-def _print_tensors(header: GGUFHeader) -> None:
-    rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
-    click.echo("")
-    echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
 
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
@@ -147,11 +136,8 @@ def specs_of(found: Sequence[LocalModel]) -> list[str]:
 def find_model(library: Library, spec: str) -> LocalModel:
     """Return the one model of the library that `spec` names, as in `models list` (damaged ones too) or for --model.
 
-    Never guesses where --model would choose among several.
-
-    Raises:
-        ModelNotFound: there is none, or it is not in the library.
-        UsageError: it is ambiguous.
+    Never guesses where --model would choose among several. Raises ModelNotFound: there is none, or it is not in the
+    library; UsageError: it is ambiguous.
     """
     found = library.local_models()
     specs = specs_of(found)
@@ -186,11 +172,9 @@ def hub_address(text: str) -> Address:
     """
     if "/" in text:
         return parse_address(text)
-
     catalog = load_catalog()
     id, _, quantization = text.strip().lower().partition(":")
-    model = catalog.find(id)
-    if model is not None:
+    if (model := catalog.find(id)) is not None:
         return Address(repo=model.repos[0], quantization=quantization.upper())
     try:
         return parse_address(text)
@@ -425,20 +409,14 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
         named = address.quantization or address.path.lower().endswith(".gguf")  # not the link of a folder
         first = choose_repo_model(repository, address.wanted) if named else None
         header = find_header(draft, chosen.model.folders, hub) if draft else None
-        found = _predicted(None if no_header else hub, repository, chosen, first, header)
+        options, machine, asked = chosen.load_options(), this_machine(chosen), None if no_header else hub
+        predicted = predict_repository(asked, repository, options, machine, first=first, draft=header)
+        found = {one.model.files[0].path: one for one in predicted}
     finally:
         terminal.clear_progress()
     if as_json:
         return _print_files_as_json(repository, found)
     return _print_files(repository, found)
-
-
-def _predicted(
-    hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
-) -> dict[str, ModelPrediction]:
-    """Return the predictions by the path of the model's first file."""
-    told = predict_repository(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
-    return {one.model.files[0].path: one for one in told}
 
 
 def _print_files(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:

@@ -46,17 +46,19 @@ class StopMatcher:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(dict.fromkeys(stop for stop in stops if stop))
         self._held = ""
-        self._hit = False
+        self.hit = ""
+        """The stop string that was found."""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Return text that is safe to show, and whether a stop string was found (now or before)."""
-        if self._hit or not self._stops:
-            return ("" if self._hit else text), self._hit
+        if self.hit or not self._stops:
+            return ("" if self.hit else text), bool(self.hit)
         text = self._held + text
-        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self._hit, self._held = True, ""
-            return text[: min(ends)[1]], True
+            _, at, self.hit = min(ends)
+            self._held = ""
+            return text[:at], True
         cut = len(text) - held_back(text, self._stops)
         self._held = text[cut:]
         return text[:cut], False

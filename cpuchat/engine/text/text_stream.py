@@ -213,6 +213,11 @@ class TextStream:
         """Return whether something was emitted."""
         return self._next_frame > 0.0
 
+    @property
+    def stop_string(self) -> str:
+        """Return the stop string that was found, "" = none."""
+        return self._matcher.hit if self._matcher is not None else ""
+
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
         """Add one token generated at `now`; returns True when a stop string is complete.
 

@@ -83,10 +83,7 @@ _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
 class MeasurePairScreen(Dialog[int | None]):
-    """Returns the draft depth to use (0: adaptive) if the draft model is to be used, else None.
-
-    A separate worker process measures; the loaded model stays loaded.
-    """
+    """Returns the draft depth to use (0: adaptive), None not to; measures in a worker of its own, beside the chat's."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("measure_pair")
 
@@ -112,21 +109,19 @@ class MeasurePairScreen(Dialog[int | None]):
             await running.run()
         except Interrupted:
             self.dismiss(None)
-            return
         except (CpuchatError, OSError) as error:
             self._fail(str(error))
-            return
+        else:
+            measured, lines = _figures(running)
+            if measured.kinds:
+                self.result = measured
+                self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
+            else:
+                self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
         finally:
             self._bench = None
-        measured, lines = _figures(running)
-        if not measured.kinds:
-            self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
-            return
-        self.result = measured
-        self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
 
     def _show(self) -> None:
-        """Show the figures so far, and how far the measurement is."""
         from cpuchat.present.bench import progress_bar
 
         if self._bench is not None and self.has_widgets:
@@ -181,10 +176,8 @@ class DraftReader:
         return cls(services, models, conversation.model, acceptance)
 
     def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
-        """Return the target's header and the candidates, unchecked.
-
-        Raises:
-            ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
+        """Return the target's header and the candidates, unchecked. Raises ModelNotFound, ModelDamaged: the file of the
+        loaded model is gone or has changed.
         """
         from cpuchat.models.drafts.candidates import target_costs
         from cpuchat.models.machine import machine_for
@@ -202,12 +195,9 @@ class DraftReader:
 
     def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
-        here = self.models.local_models()
-        repo = next((model.repo for model in here if model.path == target.path), "")
-        if not repo:
-            return []
+        repo = next((model.repo for model in self.models.local_models() if model.path == target.path), "")
         with contextlib.suppress(HubError):
-            return heads_of(self.services.hub.repository(repo), found)
+            return heads_of(self.services.hub.repository(repo), found) if repo else []
         return []
 
     def is_loaded(self, name: str, quantization: str) -> bool:
@@ -235,13 +225,10 @@ class DraftModelsScreen(PanesScreen[Path | None]):
         super().__init__()
         self._services = services
         self._reader = reader or DraftReader.of(services)
+        self.list_title = f"Draft models for {self._reader.loaded.name}"
         self._target = Path(self._reader.loaded.path)
         self._candidates: dict[str, Candidate] | None = None
         self._problem = ""
-
-    @property
-    def list_title(self) -> str:
-        return f"Draft models for {self._reader.loaded.name}"
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
