@@ -106,11 +106,11 @@ class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """Both answers, A's first. `evaluating` are the seconds that each worker spent in its passes, `comparing` those
-    between them."""
+    between them; 0 of one that was kept."""
 
     answers: tuple[AnswerAgreement, AnswerAgreement]
-    evaluating: tuple[float, float]
-    comparing: float
+    evaluating: tuple[float, float] = (0.0, 0.0)
+    comparing: float = 0.0
 
 
 @dataclass(frozen=True)

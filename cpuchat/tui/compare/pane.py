@@ -27,8 +27,7 @@ from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import Side, SideAnswer, Turn
 from cpuchat.models.catalog import load_catalog, match_local
-from cpuchat.models.file_names import without_prefix
-from cpuchat.models.library.places import LocalModel
+from cpuchat.models.library.places import LocalModel, is_same_model
 from cpuchat.present import answers, compare
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import (
@@ -222,20 +221,6 @@ class Alternatives:
         repo = model.repo if model is not None else ""
         repo = repo or (listed.repos[0] if listed is not None else "")
         return cls(model, repo, tuple(same), tuple(other for other in rest if other not in same))
-
-
-def is_same_model(one: LocalModel, other: LocalModel) -> bool:
-    """Return whether two files are quantizations of the same model, as far as their headers tell."""
-    if (one.architecture, one.n_params) != (other.architecture, other.n_params):
-        return False
-    return one.name == other.name or _base(one) == _base(other)
-
-
-def _base(model: LocalModel) -> str:
-    stem = model.path.stem.lower()
-    for quantization in (model.quantization.lower(), without_prefix(model.quantization).lower()):
-        stem = stem.replace(quantization, "") if quantization else stem
-    return stem.strip("-._")
 
 
 class OtherSideScreen(ListScreen[Side | None]):

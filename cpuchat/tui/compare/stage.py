@@ -35,18 +35,21 @@ Line = list[tuple[str, str]]
 WIDE = 92
 """Columns from which on the ratio is in large digits, and bytes and bandwidth have a row."""
 _FLAG, _TRACK, _AFTER, _SAME, _DIFFERS = "⚑", "▆", "┄", "▮", "▯"
-_LEGEND: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label"), (_SAME, "same"), (" same  ", "label"),
-                 (_DIFFERS, "differs"), (" differs", "label")]  # fmt: skip
+_SIDES: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label")]
+_WORDS: Line = [(_SAME, "same"), (" same  ", "label"), (_DIFFERS, "differs"), (" differs", "label")]
+_TINTS: Line = [("close call", "changed"), ("  ", ""), ("matters", "parted")]
+"""Steps of an agreement, as both answers are tinted."""
 _MOST_BAR, _MOST_NAME, _LABEL, _RATE = 24, 22, 17, 12
 _AGREEMENT = "same words"
 
 
 class Scene:
     """A recording with what drawing it takes. `say` is the sentence, `agreement` a text in place of the share of equal
-    words."""
+    words; `offer` is said behind the sentence."""
 
     def __init__(self, recording: Recording, say: str = "", agreement: str = "") -> None:
         self.recording = recording
+        self.offer = ""
         self.say = say
         self.agreement = agreement
 
@@ -65,7 +68,7 @@ class Scene:
         lines = self._wide(at_ms, width) if wide else self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
             lines.append(strip)
-        said = wrap(self.say, width) if self.say else []
+        said = wrap(f"{self.say} {self.offer}".strip(), width)
         is_shown = at_ms >= self.recording.end_ms
         return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
 
@@ -153,15 +156,20 @@ class Scene:
 
     def _strip(self, at_ms: float, width: int, wide: bool) -> Line | None:
         recording, n = self.recording, len(self._same.equal) if self.recording.complete else 0
-        legend = _LEGEND if wide else _LEGEND[4:] if width >= 70 else []
+        legends = [[*_SIDES, *_WORDS] if wide else _WORDS if width >= 70 else []]
+        if self.agreement:
+            legends = [[*_WORDS, ("  ", ""), *_TINTS], _TINTS]
+        legend = legends[0]
         taken = sum(len(text) for text, _ in legend)
         label = _AGREEMENT.ljust(_LABEL if wide else len(_AGREEMENT) + 1)
         if not n or self._same.share is None:
             return [*([("", "")] if legend else []), (" " * (width - taken), ""), *legend] if wide else []
         share = self.agreement or f"{100 * self._same.share:.0f} %"
-        room = width - len(label) - len(share) - 2 - (taken + 2 if legend else 0)
-        if room < 8:
-            legend, room = [], width - len(label) - len(share) - 2
+        for legend in (*legends, []):
+            taken = sum(len(text) for text, _ in legend)
+            room = width - len(label) - len(share) - 2 - (taken + 2 if legend else 0)
+            if room >= 8:
+                break
         cells = max(1, min(n, room))
         line: Line = [(label, "label")]
         for start, end in pairwise(round(n * cell / cells) for cell in range(cells + 1)):
@@ -241,7 +249,9 @@ class Stage(Widget):
     A replay is at real speed, but takes neither more than 8 s nor less than 2.5 s; the title says so.
     """
 
-    PARTS: ClassVar[tuple[str, ...]] = ("a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs")
+    PARTS: ClassVar[tuple[str, ...]] = (
+        "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs", "changed", "parted",
+    )  # fmt: skip
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
     DEFAULT_CSS = """
     Stage {
@@ -254,6 +264,8 @@ class Stage(Widget):
         & > .stage--value { color: $foreground; }
         & > .stage--same { color: $foreground 60%; }
         & > .stage--differs { color: $limit; text-style: bold; }
+        & > .stage--changed { color: $text-warning; text-style: underline; }
+        & > .stage--parted { color: $text-accent; text-style: bold reverse; }
         &:ansi > .stage--a, &:ansi > .stage--a-ratio { color: ansi_magenta; }
         &:ansi > .stage--b, &:ansi > .stage--b-ratio { color: ansi_default; }
         &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
@@ -303,11 +315,12 @@ class Stage(Widget):
         if str(self.border_title or "") != title:
             self.border_title = Content(title)
 
-    def agree(self, agreement: str) -> None:
-        """Say this in place of the share of equal words."""
+    def agree(self, agreement: str, offer: str = "") -> None:
+        """Say `agreement` in place of the share of equal words, and `offer` behind the sentence."""
         if self._scene is not None:
-            self._scene.agreement = agreement
+            self._scene.agreement, self._scene.offer = agreement, clean_line(offer)
             self._show_changes()
+            self.refresh(layout=True)
 
     def show_at(self, at_ms: float) -> None:
         """Show what was written `at_ms` after the first token."""

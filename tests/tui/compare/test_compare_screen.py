@@ -211,6 +211,7 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
         await app.until(lambda: "sets the pace." in app.screen_text and "is the limit" in app.screen_text)
         assert not sides[0].loads
+        assert "replay of two fair runs" in app.screen_text and "mean rates" not in app.screen_text
         await app.press("ctrl+r")
         await app.done()
         assert sides[0].requests[1].messages[-1].content == PROMPT
