@@ -6,7 +6,7 @@ the agreement is about the whole answer, where the texts as such tell only up to
 A token is in one of three steps:
 
 - agrees: it is the other's most probable token too.
-- differs: another one is, but this one has at least `MATTERS` of the other's probability: a rephrasing as a rule.
+- close: another one is, but this one has at least `MATTERS` of the other's probability: a rephrasing as a rule.
 - matters: it has less. At a temperature of 1 the other would write it less than once in ten times.
 """
 
@@ -32,7 +32,7 @@ from cpuchat.protocol.messages import Score, ScoredRows, TokensScored
 from cpuchat.quality.statistics import Interval, clustered_share, wilson
 
 MATTERS = 0.1
-Step = Literal["agrees", "differs", "matters"]
+Step = Literal["agrees", "close", "matters"]
 STEPS: tuple[Step, ...] = get_args(Step)
 
 _BLOCK_BYTES = 39 << 20
@@ -66,7 +66,7 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     def step(self) -> Step:
         if self.rank == 1:
             return "agrees"
-        return "differs" if self.p_other >= MATTERS else "matters"
+        return "close" if self.p_other >= MATTERS else "matters"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

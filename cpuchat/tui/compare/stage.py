@@ -37,7 +37,7 @@ WIDE = 92
 _FLAG, _TRACK, _AFTER, _SAME, _DIFFERS = "⚑", "▆", "┄", "▮", "▯"
 _SIDES: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label")]
 _WORDS: Line = [(_SAME, "same"), (" same  ", "label"), (_DIFFERS, "differs"), (" differs", "label")]
-_TINTS: Line = [("close call", "changed"), ("  ", ""), ("matters", "parted")]
+_TINTS: Line = [("close", "changed"), ("  ", ""), ("matters", "parted")]
 """Steps of an agreement, as both answers are tinted."""
 _MOST_BAR, _MOST_NAME, _LABEL, _RATE = 24, 22, 17, 12
 _AGREEMENT = "same words"
