@@ -338,5 +338,6 @@ class TablePane(VerticalScroll):
         text.rstrip()
         self._table.update(text)
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"
-        state = "stopped" if turn.counted()[-1].stopped else rounds
+        shown = turn.counted()[-1]
+        state = "stopped" if shown.stopped else "disturbed" if shown.disturbed else rounds
         self.border_subtitle = f"{'race' if figures.race else 'sequential'} · {state}"

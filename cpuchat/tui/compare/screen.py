@@ -190,7 +190,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         offer = ""
         if last.draft_offer is not None and last.draft_offer.gain.speedup >= WORTH:
             offer = f"{compare.draft_offer(last.draft_offer, self.comparison.names)} {self._key('draft')} uses it."
-        self._stage.agree(compare.brief_agreement(found), offer)
+        self._stage.agree(found, offer)
         self.query_one(TablePane).show(self.comparison, self._key("repeat"))
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
