@@ -304,10 +304,13 @@ def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int,
         if number is None:
             continue
         token, seen = tokens[number], number
+        start = max(token.start - _CONTEXT, 0)
+        if start and (space := text.find(" ", start - 1, token.start)) >= 0:
+            start = space + 1
         yield Place(
             token=number,
             character=token.start,
-            before=text[max(token.start - _CONTEXT, 0) : token.start],
+            before=text[start : token.start],
             text=text[token.start : token.end],
             p=token.p,
             p_other=token.p_other,

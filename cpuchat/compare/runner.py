@@ -113,14 +113,19 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short_names(a: Side, b: Side) -> tuple[str, str]:
-    """Name the sides by what differs only: `Q8_0` and `Q4_K_M`; `Q8_0 · threads 1` and `Q8_0 · threads 2`."""
+    """Name the sides by what differs only: `Q8_0` and `Q4_K_M`; `1.5B Q8_0` and `0.5B Q4_K_M`; `Q8_0 · threads 1` and
+    `Q8_0 · threads 2`.
+    """
     same_model = a.model == b.model and bool(a.quantization and b.quantization)
     if a.path != b.path and (a.name == b.name or (same_model and a.quantization == b.quantization)):
         heads = Path(a.path).stem, Path(b.path).stem
     elif same_model:
         heads = a.quantization, b.quantization
     else:
-        heads = a.name, b.name
+        words = [re.split(r"[ -]", side.name) for side in (a, b)]
+        common = {*words[0]} & {*words[1]}
+        own = [" ".join(word for word in name if word not in common) for name in words]
+        heads = (own[0], own[1]) if all(own) else (a.name, b.name)
     first, second = (
         " · ".join(
             [head, *(f"{key} {value}" for key, value in side.changes.items() if other.changes.get(key) != value)]

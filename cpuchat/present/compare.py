@@ -228,7 +228,7 @@ def _below_whole(share: float) -> int:
 
 def place(one: Place, other: str) -> str:
     """`…each weight is ▸ “fetched” 62 % · Q4_K_M “read” 71 %, “fetched” 4 %`: after ▸ the writer's choice."""
-    before = clean_line(one.before.replace("\n", "⏎"))
+    before = ("…" if one.character > len(one.before) else "") + clean_line(one.before.replace("\n", "⏎"))
     return (
         f"{before} ▸ {token(one.text)} {_share(one.p)} · "
         f"{other} {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}"

@@ -132,6 +132,14 @@ async def test_a_word_agrees_if_all_its_tokens_do_and_one_that_matters_is_one_pl
     assert compare.places(found, ("Q8_0", "Q4_K_M")) == ["One wo ▸ “rd” 80 % · Q4_K_M “top12” 60 %, “rd” 2 %"]
 
 
+async def test_the_text_before_a_place_begins_with_a_word() -> None:
+    far = written([10, 11], f"{'long words ' * 9}and| here")
+    found = await agreement({11: (0.8, 0.02, 5)}, far, far)
+    (place,) = found.answers[0].places
+    assert place.before == "long words long words long words long words and"
+    assert compare.place(place, "B").startswith("…long words")
+
+
 async def test_several_tokens_of_a_word_that_matter_are_one_place_and_none_is_said_so() -> None:
     found = await agreement({11: (0.9, 0.01, 9), 12: (0.9, 0.01, 9)})
     assert [place.token for place in found.answers[0].places] == [1]
