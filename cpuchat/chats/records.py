@@ -151,7 +151,8 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
     its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
-    question, the code of the error that refused it as too long. `chat_id` is of the store: no document has it.
+    question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
+    (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.
     """
 
     id: int = 0
@@ -165,6 +166,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     settings: AnswerSettings | None = None
     attachments: tuple[Attachment, ...] = ()
     steps: tuple[ToolStep, ...] = ()
+    recording: str | None = None
     created: float = 0.0
     chat_id: str = ""
 
@@ -184,7 +186,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 CHAT_COLUMNS = Chat.__struct_fields__
 MESSAGE_COLUMNS = StoredMessage.__struct_fields__
-_JSON_COLUMNS = ("timings", "settings", "attachments", "steps")
+_JSON_COLUMNS = ("timings", "settings", "attachments", "steps", "recording")
 
 
 def new_chat_id() -> str:
@@ -217,8 +219,8 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: the role is unknown. A `parent` of -1 has to be found. `timings`, `settings`, `attachments` and `steps` that
-    are a text stay as they are: they are not worth changing a message for.
+    None: the role is unknown. A `parent` of -1 has to be found. `_JSON_COLUMNS` that are a text stay as they are: they
+    are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
         return None

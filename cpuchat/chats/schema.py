@@ -100,6 +100,8 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",),
     # Calls of tools on the way to an answer (`tool_calls.ToolStep`), as JSON.
     ("ALTER TABLE messages ADD COLUMN steps TEXT",),
+    # When the tokens of a compared answer came, and what the other side predicts (`runner.KeptTokens`), as JSON.
+    ("ALTER TABLE messages ADD COLUMN recording TEXT",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {

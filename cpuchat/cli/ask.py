@@ -283,8 +283,9 @@ async def _print_answer(
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.session import Answer
+    from cpuchat.models.machine import reach_of
     from cpuchat.present.answers import full_summary, note
-    from cpuchat.telemetry.roofline import after_answer
+    from cpuchat.telemetry.roofline import Reach, after_answer
 
     answer = Answer()
     sink: Sink = _Silent() if as_json else terminal
@@ -302,7 +303,9 @@ async def _print_answer(
             raise
         terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
         return error.exit_code
-    roofline = after_answer(info, finished.timings)
+    engine, computes_here = session.conversation.backend.engine, not (info.server or info.engine)
+    reach = reach_of(info, engine.memory if engine is not None else "") if computes_here else Reach()
+    roofline = after_answer(info, finished.timings, reach)
     unmet = form.unmet(answer.text, finished, served=bool(info.server)) if form else None
     valid = {"valid": False if unmet else finished.matches_grammar} if form else {}
     if not as_json:

@@ -383,12 +383,12 @@ class Conversation:
         self.draft_problem = ""
         if isinstance(target, ServerModel):
             return None, ""
-        wanted, library = self.in_effect.speculation, self._any_library
+        settings, library = self.in_effect, self._any_library
 
         def find() -> DraftChoice:
             from cpuchat.models.drafts.choice import draft_of_settings
 
-            return draft_of_settings(target, wanted, library, strict=strict, calibrate=calibrate)
+            return draft_of_settings(target, settings, library, strict=strict, calibrate=calibrate)
 
         found = await asyncio.to_thread(find)
         self.draft_problem = found.problem

@@ -17,7 +17,6 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
-from cpuchat.config.settings import Changes, with_changes
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, measured_acceptance, model_of, recommended
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.present import models
@@ -37,26 +36,6 @@ if TYPE_CHECKING:
     from cpuchat.models.hub.repository import RepoModel, Repository
 
 
-def use(services: Services, target: Path, wanted: str, depth: int | None = None) -> None:
-    """Make `wanted` (the path of a file, models.AUTO or NONE) the draft model of `target` from its next load on.
-
-    One that the settings have for all models no longer counts. Drafting with a model is turned on if the settings have
-    it off. `depth` None leaves the draft depth.
-    """
-    conversation = services.conversation
-    ChosenDrafts().put(target, wanted)
-    changes: Changes = {"speculation": {}}
-    if conversation.settings.speculation.draft_model:
-        changes["speculation"]["draft_model"] = ""
-    if wanted != models.NONE and conversation.settings.speculation.drafters not in ("auto", "draft"):
-        changes["speculation"]["drafters"] = "auto"
-    if depth is not None:
-        changes["speculation"]["depth"] = depth
-    if changes["speculation"]:
-        conversation.settings = with_changes(conversation.settings, changes)
-        services.save_settings(changes)
-
-
 async def use_when_here(app: App[Any], services: Services, download: Download, target: Path) -> None:
     """Wait for `download`, through pauses and retries, then use it, and reload `target` if that is still the model and
     nothing runs."""
@@ -70,7 +49,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         text = clean_line(f"{name} cannot be the draft model. {error}")
         app.notify(text, title="Draft model", severity="error", timeout=10, markup=False)
         return
-    use(services, target, done.path)
+    services.use_draft_model(target, done.path)
     model = services.conversation.model
     if model is not None and Path(model.path) == target and not chat.busy:
         app.notify(f"{name} is now the draft model.", markup=False)
@@ -322,7 +301,7 @@ class DraftModelsScreen(PanesScreen[Path | None]):
                 self._use(str(candidate.path), depth)
 
     def _use(self, wanted: str, depth: int | None = None) -> None:
-        use(self._services, self._target, wanted, depth)
+        self._services.use_draft_model(self._target, wanted, depth)
         self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")
