@@ -20,7 +20,7 @@ TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 STAMP := .venv/.ready
 
-.PHONY: help chat test setup check unit constraints clean
+.PHONY: help chat test setup check lint unit constraints clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -42,11 +42,13 @@ constraints: | $(UV)
 .tools/bin/uv:
 	@.ci/uv "$(PYTHON)"
 
-check: setup
+check: lint
+	@.venv/bin/pyright --warnings
+
+lint: setup
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/lint-imports
-	@.venv/bin/pyright --warnings
 
 # Packages whose tests need no worker, terminal or engine.
 UNIT := $(addprefix tests/,base chats config costs engine/text hardware models present protocol speculation telemetry \
@@ -56,11 +58,11 @@ unit: setup
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
 
 # A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
-# so there are more of them than cores, up to four. The files with the longest tests come first. While pyright keeps one
-# core busy, all tests are compiled once, by collecting them, and not by each process. pytest comes last, so that its
-# summary ends the output.
+# so there are more of them than cores, up to four. The files with the longest tests come first, pyright before all
+# (tests/test_types.py): it keeps one process busy while the others go on. All tests are compiled once before, by
+# collecting them, and not by each process.
 test: setup
-	@.venv/bin/python -m pytest --collect-only >/dev/null 2>&1 & $(MAKE) --no-print-directory check && { wait $$! || true; }
+	@.venv/bin/python -m pytest --collect-only >/dev/null 2>&1 & $(MAKE) --no-print-directory lint && { wait $$! || true; }
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 clean:

@@ -44,8 +44,8 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-LONG = ("e2e", "worker", "cli", "tui", "backend")
-"""Rooms whose files take long; begun late, one of them would run alone at the end."""
+LONG = ("test_types.py", "e2e", "worker", "cli", "tui", "backend")
+"""Rooms whose files take long, and a file; begun late, one of them would run alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

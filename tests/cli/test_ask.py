@@ -89,9 +89,8 @@ def test_a_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
 def test_standard_input_is_the_question_or_follows_the_argument_as_material(tiny_model: Path) -> None:
     piped = ask(tiny_model, "--temperature", "0", "Sum", "up:", stdin="one\ntwo\n")
     question = ask(tiny_model, "--temperature", "0", stdin="Sum up:\n\none\ntwo\n")
-    typed = ask(tiny_model, "--temperature", "0", "Sum up:\n\none\ntwo")
-    assert typed.returncode == 0, typed.stderr
-    assert piped.stdout == question.stdout == typed.stdout
+    assert question.returncode == 0, question.stderr
+    assert question.stdout.strip() and piped.stdout == question.stdout
 
 
 def test_raw_sends_the_text_without_the_template(tiny_model: Path) -> None:
@@ -255,8 +254,9 @@ def test_a_killed_worker_with_json_keeps_the_text(slow_model: Path) -> None:
     assert json.loads(out)["error"]["code"] == "worker_died"
 
 
-def test_the_demo_is_sampled_as_other_models_are() -> None:
+def test_the_demo_is_sampled_as_other_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy answers would not depend on the seed."""
+    monkeypatch.setattr("cpuchat.cli.demo.MAX_TOKENS", 6)
     paths.settings_file().parent.mkdir(parents=True, exist_ok=True)
     plain = '[speculation]\ndrafters = "off"\n[hardware]\nprobe = false\ncounters = false\n'
     sampling = "[sampling]\ntemperature = 10.0\ntop_k = 0\ntop_p = 1.0\nmin_p = 0.0\nseed = {}\n"
@@ -281,7 +281,7 @@ def escaping_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_escape_characters_do_not_pass_through_a_pipe_and_quiet_leaves_stderr_empty(escaping_model: Path) -> None:
-    several = ("--max-tokens", "64", "Hello")
+    several = ("--max-tokens", "32", "Hello")
     done = ask(escaping_model, "--quiet", *several)
     assert (done.returncode, done.stderr) == (0, "")
     cleaned = done.stdout
@@ -312,8 +312,7 @@ def test_files_are_sent_before_the_question(tiny_model: Path, tmp_path: Path) ->
         timings = ask_json(tiny_model, *arguments, "Hello")["timings"]
         return timings["prompt_n"] + timings["cache_n"]
 
-    alone, ranged = n_tokens(), n_tokens("--file", f"{file}:2")
-    assert alone < ranged < n_tokens("--file", str(file), "--file", f"{file}:2")
+    assert n_tokens() < n_tokens("--file", f"{file}:2") < n_tokens("--file", str(file))
 
 
 @pytest.mark.parametrize(

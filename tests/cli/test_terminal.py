@@ -10,6 +10,8 @@ import pytest
 from tests.cli.program import PLAIN
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
+
 
 @pytest.fixture
 def asking(slow_model: Path, tmp_path: Path) -> Iterator[Terminal]:

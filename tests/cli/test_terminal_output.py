@@ -10,7 +10,7 @@ import sys
 import tty
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuchat.base.errors import UsageError
@@ -20,7 +20,8 @@ from cpuchat.cli.terminal import Terminal
 from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 
-@given(st.text())
+@settings(max_examples=20)
+@given(st.text(max_size=40))
 def test_a_json_line_is_one_line_without_control_characters(text: str) -> None:
     line = json_line({"text": text})
     assert json.loads(line) == {"text": text}

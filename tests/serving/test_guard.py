@@ -21,22 +21,18 @@ TOKEN = "a-token-for-the-tests-0123456789"
 def test_a_token_is_needed_and_compared(
     tiny_model: Path, tmp_path: Path, bandwidth_file: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import openai  # slow
-
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o600)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)  # the worker must not inherit it
     arguments = ("--host", "0.0.0.0", "--token-file", str(file), "--cors-origin", "https://page.example")
     with server(tiny_model, tmp_path, *arguments, bandwidth=bandwidth_file, token=TOKEN) as running:
-        assert running.openai.chat.completions.create(model="", **chat("Hello")).choices
+        assert running.post(chat("Hello")).json()["choices"]
         assert running.http.get("/metrics").status_code == 200
         for key in ("wrong", TOKEN + "x", TOKEN[:-1], "é"):
             refused = running.http.get("/v1/models", headers={"authorization": f"Bearer {key}".encode()})
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{running.url}/v1", api_key="wrong", max_retries=0).models.list()
         assert running.http.get("/metrics", headers={"authorization": ""}).status_code == 401
         assert running.http.get("/health", headers={"authorization": ""}).status_code == 200
         allowed = running.http.get("/v1/models", headers={"origin": "https://page.example"})

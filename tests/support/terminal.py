@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import termios
@@ -14,6 +15,9 @@ import pexpect
 import pyte
 
 HANG_GUARD = 180.0
+_COLORS = re.compile(rb"\x1b\[[\d;:]*m")
+"""Most of what an app writes. No test looks at them, and the emulator takes long over each."""
+_BEGUN = re.compile(rb"\x1b(\[[\d;:]*)?$")
 KEYS = {
     "enter": "\r",
     "esc": "\x1b",
@@ -59,6 +63,7 @@ class Terminal:
         for name in ("COLUMNS", "LINES"):  # whoever runs the tests may say how wide *its* terminal is
             environment.pop(name, None)
         self._hung_up = False
+        self._begun = b""
         self.raw = bytearray()
         """Everything that the program wrote."""
         self.process = pexpect.spawn(
@@ -100,9 +105,15 @@ class Terminal:
                 raise AssertionError(f"the program ended while waiting for {what}:\n{self.text}") from None
             except pexpect.TIMEOUT:
                 raise AssertionError(f"never saw {what}:\n{self.text}") from None
-            self.raw += data
-            self._stream.feed(data)
+            self._feed(data)
         return self.text
+
+    def _feed(self, data: bytes) -> None:
+        self.raw += data
+        data = self._begun + data
+        begun = _BEGUN.search(data)
+        self._begun = begun[0] if begun else b""
+        self._stream.feed(_COLORS.sub(b"", data[: len(data) - len(self._begun)]))
 
     def wait_for(self, text: str) -> str:
         return self.wait_until(lambda screen: text in screen, repr(text))
@@ -117,8 +128,7 @@ class Terminal:
                 break
             except pexpect.TIMEOUT:
                 continue
-            self.raw += data
-            self._stream.feed(data)
+            self._feed(data)
         else:
             raise AssertionError(f"the program does not end:\n{self.text}")
         self.last_modes = self.modes

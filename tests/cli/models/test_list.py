@@ -36,12 +36,14 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
     assert "cpuchat probe" in done.stderr  # why no speed is predicted
 
 
+@pytest.mark.usefixtures("measured_machine", "one_core")
 def test_what_the_list_says_is_what_model_takes(tiny: Path) -> None:
     [spec] = [row["spec"] for row in json.loads(run("models", "list", "--json").stdout) if row["source"] != "demo"]
     done = run("ask", "--model", spec, "--max-tokens", "1", "Hello")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("measured_machine", "one_core")
 def test_a_model_that_answered_comes_first_with_its_speed(tiny: Path) -> None:
     done = run("ask", "--model", "some/tiny-GGUF", "--max-tokens", "20", "--drafters", "off", "Hello")
     assert done.returncode == 0, done.stderr

@@ -146,6 +146,7 @@ def named_pair(tmp_path: Path) -> tuple[Path, Path]:
     return Path(shutil.copy(DEMO, folder / "Big-Q8_0.gguf")), folder / "Small-Q8_0.gguf"
 
 
+@pytest.mark.usefixtures("measured_machine", "one_core")
 def test_a_draft_that_the_catalog_names_is_loaded_beside_its_target(named_pair: tuple[Path, Path]) -> None:
     target, draft = named_pair
     shutil.copy(DRAFT, draft)
@@ -158,6 +159,7 @@ def test_a_draft_that_the_catalog_names_is_loaded_beside_its_target(named_pair: 
     assert json.loads(run(*ask, "--json").stdout)["draft_model"]
 
 
+@pytest.mark.usefixtures("measured_machine", "one_core")
 def test_a_draft_that_the_engine_cannot_load_is_not_said_to_draft(named_pair: tuple[Path, Path]) -> None:
     target, draft = named_pair
     edited(DRAFT, draft, {"llama.feed_forward_length": 64})
