@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS ?= never
 # The tests start Python some hundred times; without kept bytecode each start compiles everything.
 unexport PYTHONDONTWRITEBYTECODE
 
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : 4)))
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 3 : 6)))
 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 STAMP := .venv/.ready
@@ -58,7 +58,7 @@ unit: setup
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
 
 # A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
-# so there are more of them than cores, up to four. The files with the longest tests come first, pyright before all
+# so there are more of them than cores, up to six. The files with the longest tests come first, pyright before all
 # (tests/test_types.py): it keeps one process busy while the others go on. All tests are compiled once before, by
 # collecting them, and not by each process.
 test: setup

@@ -31,7 +31,7 @@ def pytest_configure() -> None:
     that. Tries fewer made-up examples than hypothesis would, however long each takes: the machine may be busy."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.register_profile("short", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("short", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("short")
     gc.disable()  # importing all tests makes next to no garbage
 

@@ -61,6 +61,41 @@ def load(abort: AbortFlag) -> Iterator[Callable[..., Model]]:
         model.free()
 
 
+@pytest.fixture(scope="module")
+def _kept_models() -> Iterator[list[tuple[object, Model]]]:
+    """The models of a file's tests that `reuse` them, by what they were loaded with."""
+    kept: list[tuple[object, Model]] = []
+    yield kept
+    for _, model in reversed(kept):
+        model.free()
+
+
+@pytest.fixture(scope="module")
+def _kept_abort() -> AbortFlag:
+    return AbortFlag()
+
+
+@pytest.fixture
+def reuse(_kept_models: list[tuple[object, Model]], _kept_abort: AbortFlag) -> Callable[..., Model]:
+    """Load as `load`, or return, cleared, what an earlier test of the file loaded: for tests of answers, not of loads.
+    Their file's `abort` is `_kept_abort`."""
+    taken: list[Model] = []
+    _kept_abort.clear()
+
+    def _reuse(path: Path, options: LoadOptions = OPTIONS, threads: object = ONE_CPU) -> Model:
+        key = (path, options, threads)
+        model = next((one for other, one in _kept_models if other == key and one not in taken), None)
+        if model is None:
+            more = {"on_progress": lambda *_: None, "threads": threads}
+            model = Model.load(path, options, abort=_kept_abort, **more)  # type: ignore[arg-type]
+            _kept_models.append((key, model))
+        model.sequence.clear()
+        taken.append(model)
+        return model
+
+    return _reuse
+
+
 @pytest.fixture
 def model(load: Callable[..., Model], tiny_model: Path) -> Model:
     return load(tiny_model)

@@ -63,22 +63,24 @@ def test_near_misses_are_wrong() -> None:
             assert not is_right(one, f"The answer is **{miss}**."), (one.id, miss)
 
 
-@pytest.mark.parametrize("one", [one for one in QUESTIONS if one.kind == "code"], ids=lambda one: one.id)
-def test_programs_print_what_is_expected(one: Question) -> None:
-    program = re.search(r"```python\n(.*?)\n```", one.prompt, re.DOTALL)
-    assert program is not None
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(program[1], {})
-    assert printed.getvalue() == f"{one.answer}\n"
+def test_programs_print_what_is_expected() -> None:
+    for one in QUESTIONS:
+        if one.kind == "code":
+            program = re.search(r"```python\n(.*?)\n```", one.prompt, re.DOTALL)
+            assert program is not None
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(program[1], {})
+            assert printed.getvalue() == f"{one.answer}\n", one.id
 
 
-@pytest.mark.parametrize("one", [one for one in QUESTIONS if one.kind == "arithmetic"], ids=lambda one: one.id)
-def test_arithmetic_is_computed(one: Question) -> None:
-    term = re.match(r"What is (.*)\? Answer", one.prompt)
-    assert term is not None
-    exact = re.sub(r"\d+(?:\.\d+)?", r"Fraction('\g<0>')", term[1].replace("×", "*").replace("^", "**"))
-    assert eval(exact, {"Fraction": Fraction}) == Fraction(one.answer)
+def test_arithmetic_is_computed() -> None:
+    for one in QUESTIONS:
+        if one.kind == "arithmetic":
+            term = re.match(r"What is (.*)\? Answer", one.prompt)
+            assert term is not None
+            exact = re.sub(r"\d+(?:\.\d+)?", r"Fraction('\g<0>')", term[1].replace("×", "*").replace("^", "**"))
+            assert eval(exact, {"Fraction": Fraction}) == Fraction(one.answer), one.id
 
 
 # Judging.

@@ -89,7 +89,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows(), samplings, st.lists(st.integers(0, 1 << 30), max_size=80))
 def test_candidates_and_probabilities_are_those_of_the_whole_row(row, sampling, spoken):
     spoken = [token % row.size for token in spoken]

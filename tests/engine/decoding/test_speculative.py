@@ -27,6 +27,16 @@ DEPTHS = (1, 2, 5, 8, 16, 31)
 PROMPT = [300, 301, 302, 303]
 
 
+@pytest.fixture
+def load(reuse: Load) -> Load:
+    return reuse
+
+
+@pytest.fixture
+def abort(_kept_abort: AbortFlag) -> AbortFlag:
+    return _kept_abort
+
+
 def drafts(depth: int = 0, *drafters: str, **more: object) -> Speculation:
     return Speculation(drafters=drafters or ("draft",), depth=depth, **more)  # type: ignore[arg-type]
 

@@ -240,7 +240,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(PARTS, max_size=12).map("".join), st.booleans())
 def test_marks_change_nothing_but_the_control_texts_that_they_stand_in(
     vocabularies: list[Vocab], text: str, add_special: bool
@@ -253,7 +253,7 @@ def test_marks_change_nothing_but_the_control_texts_that_they_stand_in(
         assert shown.replace(b" ", b"").endswith(f"{text}x".replace(MARK, "").replace(" ", "").encode())
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PARTS, max_size=40).map("".join), st.booleans())
 def test_blocks_give_the_tokens_of_the_whole(
     vocabularies: list[Vocab], monkeypatch: pytest.MonkeyPatch, text: str, add_special: bool

@@ -61,6 +61,11 @@ def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
 
 
+@pytest.fixture
+def abort(_kept_abort: AbortFlag) -> AbortFlag:
+    return _kept_abort
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("rollback")
@@ -69,8 +74,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(params=KINDS)
-def any_model(request: pytest.FixtureRequest, files: dict[str, Path], load: Callable[..., Model]) -> Model:
-    return load(files[request.param], OPTIONS)
+def any_model(request: pytest.FixtureRequest, files: dict[str, Path], reuse: Callable[..., Model]) -> Model:
+    return reuse(files[request.param], OPTIONS)
 
 
 @pytest.fixture
@@ -140,11 +145,11 @@ def check_drafted_text(sequence: Sequence, length: int, most: int, seed: int) ->
     assert written == text[: len(written)]
 
 
-def test_answers_with_drafts(any_model: Model, files: dict[str, Path], load: Callable[..., Model]) -> None:
+def test_answers_with_drafts(any_model: Model, files: dict[str, Path], reuse: Callable[..., Model]) -> None:
     """The writing loop itself, over two turns of a chat, with drafts of all lengths and plain steps between them."""
     sampling = Sampling(temperature=0.0, repeat_penalty=1.5)  # without it they write one letter over and over
     plain = Talker(any_model)
-    drafted = Talker(load(files[any_model.header.architecture], OPTIONS), costs=FLAT).decide(Wandering(0))
+    drafted = Talker(reuse(files[any_model.header.architecture], OPTIONS), costs=FLAT).decide(Wandering(0))
     prompt, refused = [*PROMPT, *PROMPT], 0
     for _ in range(2):
         one = plain.say(prompt, sampling=sampling, max_tokens=80)
@@ -294,7 +299,7 @@ def test_prompt_goes_on_after_a_draft(any_model: Model) -> None:
 
 
 def test_saved_state_is_the_one_gone_back_to(
-    any_model: Model, files: dict[str, Path], load: Callable[..., Model]
+    any_model: Model, files: dict[str, Path], reuse: Callable[..., Model]
 ) -> None:
     sequence = any_model.sequence
     sequence.extend(PROMPT)
@@ -303,7 +308,7 @@ def test_saved_state_is_the_one_gone_back_to(
     sequence.roll_back_to(len(PROMPT) + 1)
     state = sequence.state()
     expected = sequence.step(97).copy()
-    other = load(files[any_model.header.architecture], OPTIONS).sequence
+    other = reuse(files[any_model.header.architecture], OPTIONS).sequence
     other.extend(list(b"something else"))
     other.checkpoint()
     assert other.set_state(sequence.tokens[:-1], state)

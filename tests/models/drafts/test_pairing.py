@@ -151,7 +151,7 @@ def test_qwen_sizes_fit(tmp_path: Path) -> None:
 tokens = st.lists(st.text("ab", max_size=2), min_size=1, max_size=12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(first=tokens, second=tokens)
 def test_the_rule_is_the_same_from_both_sides_and_names_the_first_difference(
     tmp_path_factory: pytest.TempPathFactory, first: list[str], second: list[str]

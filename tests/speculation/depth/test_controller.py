@@ -307,7 +307,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(events, st.integers(0, MAX_DEPTH), st.booleans(), st.booleans())
 def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft, at_once):
     overlap = OverlapCosts(COSTS.verify_ms, 2.0) if at_once else None

@@ -240,7 +240,7 @@ def word_characters(text: str) -> Counter[str]:
     return Counter(char for char in text if char.isalnum())
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SOURCES, st.sampled_from([12, 40, 80]))
 def test_every_letter_and_digit_is_shown(source: str, width: int) -> None:
     source = clean(source)
@@ -248,7 +248,7 @@ def test_every_letter_and_digit_is_shown(source: str, width: int) -> None:
     assert not word_characters(source) - word_characters(shown)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SOURCES)
 def test_the_parser_itself_loses_no_block(source: str) -> None:
     """The net under `render` must not be what holds it all up: with the dialect alone, too, words stay in order."""
@@ -324,7 +324,7 @@ def test_hostile_nesting_is_shown(source: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_text_can_be_rendered(text: str) -> None:
     text = clean(text)
     assert not missing(text, render(text, 40, PALETTE))

@@ -95,7 +95,7 @@ async def test_streamed_answer_ends_as_if_it_had_been_there_before() -> None:
         assert [block.text for block in transcript.code_blocks()] == ["x = 1"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.text(st.sampled_from("ab \n\r\x1b*_`#-|[]()<>&$\\日👩‍💻1."), max_size=120),
     st.lists(st.integers(0, 120), max_size=8),

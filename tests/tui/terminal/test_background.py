@@ -36,9 +36,9 @@ def _named(message: Message) -> str:
     return message.key
 
 
-@pytest.mark.parametrize("cut", range(1, len(WHITE)))
-def test_a_reply_in_parts_among_keys_is_no_key(cut: int) -> None:
-    assert Parser().read("a", WHITE[:cut], WHITE[cut:] + "b") == ["a", "light", "b"]
+def test_a_reply_in_parts_among_keys_is_no_key() -> None:
+    for cut in range(1, len(WHITE)):
+        assert Parser().read("a", WHITE[:cut], WHITE[cut:] + "b") == ["a", "light", "b"], cut
 
 
 def test_keys_stay_keys() -> None:
