@@ -90,7 +90,7 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute memory as on most x86 CPUs: AMX repacks more weights."""
     cpu = Instructions(frozenset({"AVX2", "AVX512", "AVX512_VNNI"}))
-    monkeypatch.setattr("cpuchat.models.fit._this_cpu", lambda: cpu)
+    monkeypatch.setattr("cpuchat.models.fit.this_cpu", lambda: cpu)
 
 
 @pytest.fixture(scope="session")

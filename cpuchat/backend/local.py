@@ -47,7 +47,7 @@ from cpuchat.protocol.messages import (
 
 _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, TokensScored, Failed)
 _E = TypeVar("_E", Measured, TokensScored)
-_ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
+ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
 
 
 class LocalBackend(ModelBackend[WorkerProcess]):
@@ -250,7 +250,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         self._running = exchange = _Exchange(worker, command.request_id)
         watching = None
         if isinstance(command, Generate) and self._model is not None:
-            growth = 2 * self._model.kv_size + self._state_limit + _ANSWER_BYTES
+            growth = 2 * self._model.kv_size + self._state_limit + ANSWER_BYTES
             longest = max(self._model.pass_ms, default=0.0) / 1e3
             is_cancelled = lambda: self._cancelled.is_set() or exchange.cancelled  # noqa: E731
             watching = asyncio.create_task(watch_over(worker, is_cancelled, growth, longest))

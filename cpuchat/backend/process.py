@@ -322,7 +322,7 @@ def _new_log(log_dir: Path) -> Path:
 
 STUCK_CPU_SECONDS: Final = 4.0
 """CPU time of one thread after a cancel."""
-_POLL_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 _HINT: Final = "The model is loaded again with the next message. If a grammar or schema was used, simplify it."
 
 
@@ -342,7 +342,7 @@ async def watch_over(
         process = psutil.Process(worker.pid)
         at_start, spent = _own_bytes(process), None
         while worker.alive:
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             grown = _own_bytes(process) - at_start
             if grown > most_growth:
                 worker.kill(_failure(f"it took {grown / 1e9:.1f} GB for one answer"))

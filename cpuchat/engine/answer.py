@@ -80,7 +80,7 @@ class LoadedModel:
 
 _PROMPT_TAIL = 200
 """Characters at the end of a prompt that are searched for an opening reasoning marker."""
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 """Seconds between two looks at whether other programs have the cores; each reads a file per thread."""
 
 
@@ -173,7 +173,7 @@ class Answer:
         try:
             self._sampler.accept_prompt(prompt.tokens)
             self._waited, self._decoding_since = cpu_wait_seconds(), perf_counter()
-            self._next_look = self._decoding_since + _LOOK_SECONDS
+            self._next_look = self._decoding_since + LOOK_SECONDS
             result = self._decode(prompt, prefilled)
             cpu_wait = self._look_at_cores()
         finally:
@@ -356,7 +356,7 @@ class Answer:
 
     def _on_speculation(self, predicted_n: int, figures: SpeculationFigures) -> None:
         if (now := perf_counter()) >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+            self._next_look = now + LOOK_SECONDS
             self._look_at_cores()
         figures = self._compared(figures)
         self._emit(SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures))

@@ -246,10 +246,10 @@ _SNAPSHOT_ARCHITECTURES = frozenset(
 # many bytes of weights (measured, Zen 4).
 _COPYING_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen4exp", "kimi-k3", "glm5-next"})
 _COPY_COST = 3.5
-_COPY_SHARE = 0.01  # of a plain pass
+COPY_SHARE = 0.01  # of a plain pass
 _MOST_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
-_SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
-_SNAPSHOT_SHARE = 0.1
+SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
+SNAPSHOT_SHARE = 0.1
 _RECURRENT = re.compile(r"blk\.([^.]*)\.(?:ssm_|time_mix_|shortconv\.)").match
 
 
@@ -296,7 +296,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def _this_cpu() -> Instructions:
+def this_cpu() -> Instructions:
     return instructions()
 
 
@@ -409,11 +409,11 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
     if header.architecture not in _SNAPSHOT_ARCHITECTURES:
         return 0
     layers, (convolution, rest) = len(_recurrent_layers(header)), _recurrent_bytes(header)
-    budget = max(_SNAPSHOT_BYTES, int(_SNAPSHOT_SHARE * header.size))
+    budget = max(SNAPSHOT_BYTES, int(SNAPSHOT_SHARE * header.size))
     n = min(most_snapshots(_n_ubatch(options)), budget // max(layers * (convolution + rest), 1))
     if header.architecture in _COPYING_ARCHITECTURES:
         copied = _COPY_COST * layers * convolution
-        n = min(n, int(_COPY_SHARE * _bytes_per_token(header) / max(copied, 1)))
+        n = min(n, int(COPY_SHARE * _bytes_per_token(header) / max(copied, 1)))
     return n if n >= _FEWEST_SNAPSHOTS else 0
 
 
@@ -484,7 +484,7 @@ def required_memory(
     `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
     of the snapshots of a recurrent state.
     """
-    copied = list(repacked(header, _this_cpu())) if options.use_repack and not options.from_disk else []
+    copied = list(repacked(header, this_cpu())) if options.use_repack and not options.from_disk else []
     repack = sum(nbytes for _, _, nbytes in copied)
     reclaimable = header.size if options.from_disk else sum(tensor.nbytes for tensor, _, _ in copied)
     # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.

@@ -42,10 +42,10 @@ _MOST_BYTES = 4_000_000  # of a file
 _MOST_LINES = 2_000
 _MOST_NAMES = 500
 _MOST_OFFERED = 30  # names, where one does not exist
-_MOST_HITS = 200
+MOST_HITS = 200
 _MOST_FILES = 20_000
 _LONGEST_LINE = 300
-_SEARCH_SECONDS = 10.0
+SEARCH_SECONDS = 10.0
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -163,15 +163,15 @@ class Folder:
     def _search(self, wanted: _Search) -> str:
         if not wanted.text.strip():
             raise UsageError("The text to search for is empty.")
-        deadline, hits, n_files = time.monotonic() + _SEARCH_SECONDS, list[str](), 0
+        deadline, hits, n_files = time.monotonic() + SEARCH_SECONDS, list[str](), 0
         pattern = re.compile(re.escape(wanted.text), re.IGNORECASE)
         for name, data in self._files(wanted.path, wanted.file_name, deadline):
             n_files += 1
             if b"\0" not in data:
                 lines = enumerate(data.decode("utf-8", "replace").splitlines(), 1)
                 found = (f"{name}:{n}: {line.strip()[:_LONGEST_LINE]}" for n, line in lines if pattern.search(line))
-                hits += islice(found, _MOST_HITS - len(hits))
-            if len(hits) >= _MOST_HITS or n_files >= _MOST_FILES:
+                hits += islice(found, MOST_HITS - len(hits))
+            if len(hits) >= MOST_HITS or n_files >= _MOST_FILES:
                 break
         else:
             if time.monotonic() <= deadline:

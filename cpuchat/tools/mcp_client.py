@@ -162,7 +162,7 @@ class Connection:
                     message = _parsed(line)
                 except (ValueError, RecursionError):
                     self._process.log(line + b"\n")
-                    if _is_message(line):  # others are prints to the standard output by mistake
+                    if is_message(line):  # others are prints to the standard output by mistake
                         self._process.fail("it sent a message that is no valid JSON-RPC")
                 else:
                     await incoming.send(SessionMessage(message))
@@ -182,7 +182,7 @@ def _parsed(line: bytes) -> types.JSONRPCMessage:
         return types.jsonrpc_message_adapter.validate_json(whole, by_name=False)
 
 
-def _is_message(line: bytes) -> bool:
+def is_message(line: bytes) -> bool:
     """Return whether a line that cannot be parsed was meant as a message: who waits for it is not kept waiting."""
     try:
         value = json.loads(line)

@@ -35,8 +35,8 @@ _LONGER: Final = 1.5
 """Factor of the lengths from one rung to the next."""
 _REPEATS: Final = 2
 """Answers per measurement, of which the fastest counts: what interrupts one only slows it down."""
-_CTX: Final = 2048
-_TOKENS: Final = (8, 128)
+CTX: Final = 2048
+TOKENS: Final = (8, 128)
 _PROMPT_TOKENS: Final = 64
 """At least."""
 _WARM_UP: Final = (256, 4)  # characters and tokens
@@ -75,7 +75,7 @@ class Measurer:
     def most_tokens(self) -> int:
         """Return the longest prompt that fits the context."""
         model = self._backend.model
-        return min(model.n_ctx if model is not None else _CTX, _CTX) // 2
+        return min(model.n_ctx if model is not None else CTX, CTX) // 2
 
     async def first(self, chosen: Settings) -> Speed:
         """Load the model and find out about how fast it is. Raises CpuchatError if that is not possible."""
@@ -128,7 +128,7 @@ class Measurer:
         return (self._text * (1 + length // len(self._text)))[:length]
 
     def _tokens(self, seconds: float) -> int:
-        least, most = _TOKENS
+        least, most = TOKENS
         return min(max(int(seconds * self._rates.mean_decode), least), most)
 
     async def _answer(
@@ -161,7 +161,7 @@ class Measurer:
         if self._stopped:
             raise Interrupted("Stopped.")
         options = chosen.load_options(draft)
-        options = msgspec.structs.replace(options, n_ctx=options.n_ctx or _CTX, probe=False, calibrate=calibrate)
+        options = msgspec.structs.replace(options, n_ctx=options.n_ctx or CTX, probe=False, calibrate=calibrate)
         wanted = options, PlacementSpec.of(chosen)
         if self._loaded == wanted and self._backend.model is not None:
             return False

@@ -45,7 +45,7 @@ async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_o
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.2)
-    monkeypatch.setattr(process, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(process, "POLL_SECONDS", 0.05)
     before = backend.pid
     answer = asyncio.create_task(collect(backend.generate(chat("Hello", grammar=HANGS))))
     worker = psutil.Process(before)
@@ -75,7 +75,7 @@ def test_a_worker_that_is_stuck_when_its_parent_is_gone_ends(tiny_model: Path) -
 async def test_a_worker_whose_memory_grows_is_ended_and_the_chat_goes_on(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_ANSWER_BYTES", 5_000_000)
+    monkeypatch.setattr(local, "ANSWER_BYTES", 5_000_000)
     backend._state_limit = 0
     failed = (await collect(backend.generate(chat("Hello", grammar=GROWS)))).events[-1]
     assert isinstance(failed, Failed) and failed.code == WorkerStuck.code and "GB for one answer" in failed.message
@@ -90,7 +90,7 @@ def _is_stopped(pid: int) -> bool:
 
 async def test_a_stopped_worker_is_left_alone(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.1)  # the kernel counts in ticks of 0.01 s
-    monkeypatch.setattr(process, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(process, "POLL_SECONDS", 0.01)
     pid = backend.pid
     assert pid is not None
     events = backend.generate(chat("Hello", max_tokens=400, ignore_eos=True))

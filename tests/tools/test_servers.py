@@ -19,7 +19,6 @@ from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
 from cpuchat.tools.config import Server
 from cpuchat.tools.loop import Approvals, Toolbox
-from cpuchat.tools.mcp_client import _is_message
 from cpuchat.tools.servers import ToolServer
 
 SUPPORT = Path(__file__).parent.parent / "support"
@@ -129,7 +128,9 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
     ],
 )
 def test_a_broken_message_is_told_from_a_print(line: str, is_one: bool) -> None:
-    assert _is_message(line.encode()) is is_one
+    from cpuchat.tools.mcp_client import is_message  # slow
+
+    assert is_message(line.encode()) is is_one
 
 
 async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_children(tmp_path: Path) -> None:

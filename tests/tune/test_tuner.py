@@ -37,8 +37,8 @@ def summary(result: TuneResult) -> str:
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure prompts of at most 256 tokens and answers of 16."""
-    monkeypatch.setattr(measurer, "_CTX", 512)
-    monkeypatch.setattr(measurer, "_TOKENS", (4, 16))
+    monkeypatch.setattr(measurer, "CTX", 512)
+    monkeypatch.setattr(measurer, "TOKENS", (4, 16))
 
 
 async def test_every_choice_is_measured_and_what_is_adopted_is_kept(tiny_model: Path) -> None:

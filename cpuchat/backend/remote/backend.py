@@ -79,7 +79,7 @@ def without_oldest(
 
 MOST_TEXT = 16 << 20
 """Characters of an answer at most; one that goes on never ends."""
-_LOAD_SECONDS = 1.0
+LOAD_SECONDS = 1.0
 _MOST_CHANGES = 8  # to a request that was too long
 _CUT = (httpx.RemoteProtocolError, httpx.ReadError)
 _STREAMS = ("text/event-stream", "application/x-ndjson", "application/json", "text/plain", "")
@@ -253,14 +253,14 @@ class Exchange:
         with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
             while (load := await self._adapter.load(self._request.request_id)) is not None:
                 await self.items.put(load)
-                await asyncio.sleep(_LOAD_SECONDS)
+                await asyncio.sleep(LOAD_SECONDS)
 
 
 STOP_SECONDS = 1.0
 """Seconds in which a server has to stop after its connection was closed, before a note says that it has not."""
 _POLL_SECONDS, _LATE_SECONDS = 0.02, 0.2
 _LAST_LOAD_SECONDS = 1.0
-_LISTING_SECONDS = 20.0
+LISTING_SECONDS = 20.0
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
@@ -358,7 +358,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         """Return what the server calls itself, and its models, within 20 s. Raises CpuchatError."""
         connection = await self._open(server)
         try:
-            async with asyncio.timeout(_LISTING_SECONDS):  # each request may be answered byte by byte
+            async with asyncio.timeout(LISTING_SECONDS):  # each request may be answered byte by byte
                 adapter = await identify(connection)
             return adapter.kind, adapter.models
         except Exception as error:

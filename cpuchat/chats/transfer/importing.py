@@ -74,7 +74,7 @@ def _add(store: ChatStore, one: PortableChat, id: str) -> Chat:
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped; msgspec would not take half a pair
 _SUFFIXES = (".json", ".jsonl")
 _DIVIDE = "Divide it, or import the files in it one by one."
-_LARGEST, _MOST = 256 << 20, 1 << 30  # bytes of a file, and of all that are read at once
+FILE_BYTES, TOTAL_BYTES = 256 << 20, 1 << 30  # bytes of a file, and of all that are read at once
 
 
 @dataclass
@@ -109,15 +109,15 @@ def read_exports(path: Path) -> ExportFile:
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:
-    room = _MOST
+    room = TOTAL_BYTES
     for name, size, opened in _opened(path):
         with opened() as file:
-            data = file.read((size or _LARGEST) + 1) if size <= min(_LARGEST, room) else b""  # 0: a pipe
+            data = file.read((size or FILE_BYTES) + 1) if size <= min(FILE_BYTES, room) else b""  # 0: a pipe
         size = max(size, len(data))
-        if size > _LARGEST:
-            raise UsageError(f"{name} is too large: {size >> 20} MiB of {_LARGEST >> 20} MiB at most.", _DIVIDE)
+        if size > FILE_BYTES:
+            raise UsageError(f"{name} is too large: {size >> 20} MiB of {FILE_BYTES >> 20} MiB at most.", _DIVIDE)
         if (room := room - size) < 0:
-            raise UsageError(f"{path} holds more than {_MOST >> 20} MiB of JSON.", _DIVIDE)
+            raise UsageError(f"{path} holds more than {TOTAL_BYTES >> 20} MiB of JSON.", _DIVIDE)
         yield name, data
 
 

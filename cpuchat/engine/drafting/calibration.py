@@ -309,7 +309,7 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)
 
 
-_LOOK_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 0.2
 """Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
 _MOST_UNFINISHED: Final = 20
 
@@ -390,7 +390,7 @@ def _cores_idle(cpus: Collection[int]) -> bool:
     """Return whether other programs leave these cores alone, after a moment."""
     busy = BusyCores()
     busy.since_last(cpus)
-    time.sleep(_LOOK_SECONDS)
+    time.sleep(LOOK_SECONDS)
     return (busy.since_last(cpus) or 0.0) < MAX_BUSY_CORES
 
 

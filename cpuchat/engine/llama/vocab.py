@@ -40,7 +40,7 @@ _TYPE_NORMAL, _TYPE_UNKNOWN, _TYPE_CONTROL, _TYPE_USER_DEFINED = 1, 2, 3, 4  # l
 _ATTR_UNKNOWN, _ATTR_CONTROL, _ATTR_USER_DEFINED = 1, 8, 16  # llama_token_attr
 _ATTR_LSTRIP, _ATTR_RSTRIP = 128, 256
 _SPACES: Final = b" \t\n\r\v\f"
-_BLOCK: Final = 8192
+BLOCK: Final = 8192
 """Bytes of a block, or more."""
 # Names that llama.cpp treats as control tokens even if the file says otherwise (llama_vocab::impl::load).
 CONTROL_NAMES: Final = (
@@ -128,8 +128,8 @@ class ControlText:
         rest of the text for every other.
         """
         at = 0
-        while self._cuts is not None and len(prompt) - at > _BLOCK:
-            found = self._cuts.finditer(prompt, at + _BLOCK)
+        while self._cuts is not None and len(prompt) - at > BLOCK:
+            found = self._cuts.finditer(prompt, at + BLOCK)
             end = next((one.start() for one in found if self._is_token(prompt, *one.span())), None)
             if end is None:
                 break

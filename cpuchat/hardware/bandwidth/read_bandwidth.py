@@ -45,8 +45,8 @@ _PLENTY: Final = 256 << 20
 _ENOUGH: Final = 32 << 20
 _FAR_BEYOND, _BEYOND = 8, 2
 """Size of the buffers of one L3 group in multiples of its L3: preferred, and minimum."""
-_MODULE = "cpuchat.hardware.bandwidth.read_probe"
-_OPTIONS: list[str] = []  # further options of the probe, for tests
+PROBE_MODULE = "cpuchat.hardware.bandwidth.read_probe"
+PROBE_OPTIONS: list[str] = []  # further options of the probe, for tests
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
 
@@ -110,7 +110,7 @@ def measure(
     if not chosen:
         raise ProbeFailed("No cores to measure.")
     command = [
-        *python_command("-m", _MODULE), *_OPTIONS,
+        *python_command("-m", PROBE_MODULE), *PROBE_OPTIONS,
         "--cpus", ",".join(map(str, chosen)),
         "--bytes", str(buffer_bytes(chosen, root)),
         "--seconds", f"{seconds:g}",

@@ -48,7 +48,7 @@ _MEMS_ALLOWED = 1 << 2
 _MASK_BITS = 1024
 _WORD = 64
 # arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for the others: (get, set).
-_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237)}
+SYSTEM_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237)}
 _LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 WEIGHTED_SINCE = (6, 9)
 
@@ -101,11 +101,11 @@ class LinuxCalls:
         import ctypes
 
         machine = os.uname().machine if sys.platform == "linux" and sys.maxsize > 1 << 32 else ""
-        if machine not in _CALLS:
+        if machine not in SYSTEM_CALLS:
             import errno
 
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        self._get, self._set = _CALLS[machine]
+        self._get, self._set = SYSTEM_CALLS[machine]
         self._ctypes = ctypes
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
 

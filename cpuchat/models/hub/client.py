@@ -334,7 +334,7 @@ def _body(response: httpx.Response, count: int, skip: int = 0) -> bytes:
     return bytes(content[skip : skip + count])
 
 
-_MAX_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """Seconds after which no further part's header is requested."""
 MAIN = "main"
 """The default branch of every repository."""
@@ -383,7 +383,7 @@ class Hub:
             ModelDamaged: not a GGUF file, a contradictory header, or missing parts.
             TooSlow: too many parts, or too slow a connection.
         """
-        headers, until = [], time.monotonic() + _MAX_SECONDS
+        headers, until = [], time.monotonic() + MAX_SECONDS
         for file in model.files:
             if time.monotonic() > until:
                 raise too_slow()

@@ -20,9 +20,9 @@ from cpuchat.base.errors import HubError
 from cpuchat.models.hub.errors import bad_redirect, endpoint, host, too_slow
 
 _CONNECT = 10.0
-_GRACE = 10.0
-_MIN_RATE = 1 << 10
-"""Bytes per second below which a response counts as stuck, after `_GRACE` seconds."""
+GRACE = 10.0
+MIN_RATE = 1 << 10
+"""Bytes per second below which a response counts as stuck, after `GRACE` seconds."""
 _PIECE = 1 << 16
 _MAX_ERROR_BODY = 1 << 20
 """Bytes of the body of a redirect or an error."""
@@ -215,15 +215,15 @@ class _Limited(httpx.SyncByteStream):
             raise httpx.DecodingError("truncated")
 
     def _received(self) -> Iterator[bytes]:
-        """Yield what comes from the network; checks the rate over each `_GRACE` seconds, or over the idle timeout."""
+        """Yield what comes from the network; checks the rate over each `GRACE` seconds, or over the idle timeout."""
         began, size = self._began, 0
         for piece in self._content:
             now = time.monotonic()
             size += len(piece)
             if now > self._until:
                 raise too_slow()
-            if now - began > min(_GRACE, self._idle_timeout):
-                if size < _MIN_RATE * (now - began):
+            if now - began > min(GRACE, self._idle_timeout):
+                if size < MIN_RATE * (now - began):
                     raise too_slow()
                 began, size = now, 0
             yield piece

@@ -107,7 +107,7 @@ async def test_the_app_of_a_browser_tab_shares_no_cache(monkeypatch: pytest.Monk
 
 
 async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.backend._LOAD_SECONDS", 0.05)
+    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
     then, now = (500, 100, 200, 150, 80, 70), (540, 110, 220, 165, 89, 76)
     counts = iter([then, then, *[now] * 20])
     newest: tuple[int, ...] = ()

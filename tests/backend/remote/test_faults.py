@@ -42,7 +42,7 @@ async def answered(answer: Stream, **options: object) -> Answer:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/props"])
 async def test_a_server_that_drips_its_models_is_not_waited_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_LISTING_SECONDS", 0.3)
+    monkeypatch.setattr(remote, "LISTING_SECONDS", 0.3)
 
     async def drip(reply: Reply) -> None:
         await reply.head(kind="application/json")

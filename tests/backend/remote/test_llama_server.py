@@ -136,7 +136,7 @@ async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str, monkeypatch
 
 
 async def test_an_answer_waits_for_another_one(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.backend._LOAD_SECONDS", 0.05)
+    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
     one, two = await connected(demo), await connected(demo)
     first = asyncio.create_task(collect(one.generate(chat("Tell me a story", max_tokens=0, ignore_eos=True))))
     while not slots(demo)[0]["is_processing"]:

@@ -312,8 +312,8 @@ def test_files_that_are_too_large_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both limits are lowered here: real ones take seconds."""
-    monkeypatch.setattr(importing, "_LARGEST", 1 << 20)
-    monkeypatch.setattr(importing, "_MOST", 3 << 20)
+    monkeypatch.setattr(importing, "FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(importing, "TOTAL_BYTES", 3 << 20)
     bomb, many, plain = tmp_path / "bomb.zip", tmp_path / "many.zip", tmp_path / "plain.json"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("conversations.json", "[" + " " * (2 << 20) + "]")

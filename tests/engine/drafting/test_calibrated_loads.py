@@ -112,7 +112,7 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
     found = [disturbed]
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: found.pop())
     monkeypatch.setattr(calibration, "BusyCores", Cores)
-    monkeypatch.setattr(calibration, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
     info = chat.load(files[0], **more)
     assert info.notes == ()  # the missing speed-up tells its reason; a notice at each start would not help
@@ -136,7 +136,7 @@ def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_with
     costs = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: costs)
     chat.load(files[0], draft_path=str(files[1]), calibration_file=str(tmp_path / "costs.json"), calibrate=True)
-    monkeypatch.setattr(answer, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(answer, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr("cpuchat.engine.decoding.decode.UPDATE_SECONDS", 0.0)
     for waited, is_compared in ((0.04, True), (0.5, False), (None, True)):
         monkeypatch.setattr(answer, "cpu_wait_share", lambda *_, waited=waited: waited)

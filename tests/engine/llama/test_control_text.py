@@ -258,7 +258,7 @@ def test_marks_change_nothing_but_the_control_texts_that_they_stand_in(
 def test_blocks_give_the_tokens_of_the_whole(
     vocabularies: list[Vocab], monkeypatch: pytest.MonkeyPatch, text: str, add_special: bool
 ) -> None:
-    monkeypatch.setattr(control_text, "_BLOCK", 8)
+    monkeypatch.setattr(control_text, "BLOCK", 8)
     for vocab in vocabularies:
         whole = vocab._tokenize_block(text.encode(), add_special)
         assert vocab.tokenize(text.encode(), add_special=add_special) == whole

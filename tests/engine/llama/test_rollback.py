@@ -58,7 +58,7 @@ LOST_CELL = 2e-3
 @pytest.fixture(autouse=True)
 def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow large snapshots: the state of the test models is large compared with their weights."""
-    monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
+    monkeypatch.setattr(fit, "COPY_SHARE", 10.0)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_every_pass_is_counted_and_timed(
 ) -> None:
     """Where accepted tokens are evaluated again, that reads the weights and takes time like any other pass."""
     if not snapshots:
-        monkeypatch.setattr(fit, "_COPY_SHARE", 0.0)
+        monkeypatch.setattr(fit, "COPY_SHARE", 0.0)
     talker = Talker(load(files[arch], OPTIONS), costs=FLAT).decide(Wandering(3))
     clock, decode = [0.0], llama.llama_decode
 

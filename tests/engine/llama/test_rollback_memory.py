@@ -22,7 +22,7 @@ ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "n
 @pytest.fixture(autouse=True)
 def _cheap_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow large snapshots: the state of the test models is large compared with their weights."""
-    monkeypatch.setattr(fit, "_COPY_SHARE", 10.0)
+    monkeypatch.setattr(fit, "COPY_SHARE", 10.0)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,10 @@ def test_snapshots_take_a_share_of_the_weights_at_most(files: dict[str, Path], m
     assert fit.snapshots(header, LoadOptions(n_ubatch=16)) == 14
     assert fit.snapshots(header, LoadOptions(n_ubatch=1, n_batch=1)) == 0
     state = fit.rollback_bytes(header, 1)[0]
-    monkeypatch.setattr(fit, "_SNAPSHOT_BYTES", 3 * state + 1)
-    monkeypatch.setattr(fit, "_SNAPSHOT_SHARE", 0.0)
+    monkeypatch.setattr(fit, "SNAPSHOT_BYTES", 3 * state + 1)
+    monkeypatch.setattr(fit, "SNAPSHOT_SHARE", 0.0)
     assert fit.snapshots(header, LoadOptions()) == 3
-    monkeypatch.setattr(fit, "_SNAPSHOT_SHARE", 0.5)
+    monkeypatch.setattr(fit, "SNAPSHOT_SHARE", 0.5)
     assert 3 < fit.snapshots(header, LoadOptions()) == min(31, header.size // 2 // state)
     assert fit.snapshots(read_model(files["jamba"]), LoadOptions()) == 0
 
@@ -68,7 +68,7 @@ def test_snapshots_must_not_slow_down_plain_passes(files: dict[str, Path], monke
     delta_net, mamba2 = read_model(files["qwen35"]), read_model(files["nemotron_h"])
     one = 3.5 * 2 * 4 * 3 * 3 * 64 / (delta_net.size - 272 * 64 * 4)  # 2 layers; 3 past inputs of Q, K and V each
     for share, n in ((5.01 * one, 5), (2.01 * one, 2), (1.99 * one, 0)):
-        monkeypatch.setattr(fit, "_COPY_SHARE", share)
+        monkeypatch.setattr(fit, "COPY_SHARE", share)
         assert fit.snapshots(delta_net, LoadOptions()) == n
         assert fit.snapshots(mamba2, LoadOptions()) == 31
 

@@ -97,7 +97,7 @@ def test_the_process_that_measures_is_small() -> None:
     ids=["memchr", "numpy", "a process per thread"],
 )
 def test_a_measurement(small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(read_bandwidth, "_OPTIONS", options)
+    monkeypatch.setattr(read_bandwidth, "PROBE_OPTIONS", options)
     found = short(root=small)
     assert found.cpus == CPUS
     assert len(found.rounds) == 2
@@ -130,7 +130,7 @@ def args(process: psutil.Process) -> list[str]:
 def test_cancelling_ends_every_process(
     small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], processes: int
 ) -> None:
-    monkeypatch.setattr(read_bandwidth, "_OPTIONS", options)
+    monkeypatch.setattr(read_bandwidth, "PROBE_OPTIONS", options)
     seen: set[psutil.Process] = set()
 
     def when_all_run() -> bool:
@@ -148,7 +148,7 @@ def test_cancelling_ends_every_process(
 
 @pytest.mark.parametrize("options", [[], ["--threads", "1"]])
 def test_a_cpu_that_may_not_be_used(small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(read_bandwidth, "_OPTIONS", options)
+    monkeypatch.setattr(read_bandwidth, "PROBE_OPTIONS", options)
     with pytest.raises(ProbeFailed, match=r"CPU 4000 may not be used by this process.*Choose other"):
         short((CPU, 4000), root=small)
 
@@ -178,7 +178,7 @@ def test_little_memory_says_so_and_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
-    monkeypatch.setattr(read_bandwidth, "_MODULE", "tests.support.no_such_module")
+    monkeypatch.setattr(read_bandwidth, "PROBE_MODULE", "tests.support.no_such_module")
     with pytest.raises(ProbeFailed, match="No module named"):
         short(root=small)
     with pytest.raises(ProbeFailed, match="killed by signal 9"):

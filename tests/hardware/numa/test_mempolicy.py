@@ -225,7 +225,7 @@ def test_this_kernel_refuses_a_node_that_is_not_there() -> None:
 
 
 def test_an_unknown_processor_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mempolicy, "_CALLS", {})
+    monkeypatch.setattr(mempolicy, "SYSTEM_CALLS", {})
     assert mempolicy.current() is None
     with pytest.raises(PolicyRefused, match="no memory policies"):
         mempolicy.apply(Policy("bind", (0,)))

@@ -135,7 +135,7 @@ def test_a_model_of_many_slow_parts_is_given_up(
 ) -> None:
     names = [f"Big-F32-{part:05d}-of-00002.gguf" for part in (1, 2)]
     hub_server.add(REPO, {name: write_model_file(tmp_path / name, part=n, parts=2) for n, name in enumerate(names, 1)})
-    monkeypatch.setattr("cpuchat.models.hub.client._MAX_SECONDS", -1.0)
+    monkeypatch.setattr("cpuchat.models.hub.client.MAX_SECONDS", -1.0)
     with pytest.raises(HubOffline, match="in time"):
         read()
 

@@ -87,8 +87,8 @@ def test_a_hub_that_says_nothing_is_not_waited_for(hub_server: HubServer) -> Non
 def test_an_answer_that_drips_is_given_up(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece counts as one that came too late and brought too little."""
     hub_server.add(REPO, {"a.gguf": b"1"})
-    monkeypatch.setattr(http, "_GRACE", -1.0)
-    monkeypatch.setattr(http, "_MIN_RATE", 1 << 60)
+    monkeypatch.setattr(http, "GRACE", -1.0)
+    monkeypatch.setattr(http, "MIN_RATE", 1 << 60)
     with pytest.raises(TooSlow, match="did not answer in time"):
         Hub().repository(REPO)
 
