@@ -16,6 +16,7 @@ from cpuchat.config.servers import ServerModel
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
+from tests.hardware import trees
 from tests.support.cores import ON_ONE_CPU
 from tests.support.hub_server import HubServer
 from tests.support.llama_server import llama_server
@@ -44,13 +45,27 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-LONG = ("test_types.py", "e2e", "worker", "cli", "tui", "backend")
-"""Rooms whose files take long, and a file; begun late, one of them would run alone at the end."""
+LONG = (
+    "test_types.py", "e2e", "worker", "cli", "tui", "backend", "serving", "tune", "bench", "compare", "quality",
+    "speech", "test_wheel.py", "engine",
+)  # fmt: skip
+"""Rooms whose files take long, and two files; begun late, one of them would run alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     room = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
     items.sort(key=lambda item: LONG.index(room[item]) if room[item] in LONG else len(LONG))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all processes of a run share, for what takes long to write: machines of thousands of files,
+    models of a hundred megabytes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    trees.originals = folder
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,11 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture(scope="session")
-def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def slow_model(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model that writes the letter c thousands of times, slowly enough to be stopped."""
-    file = tmp_path_factory.mktemp("models") / "slow-F32.gguf"
-    return write_tiny_gguf(file, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c")
+    file = shared_folder / "slow" / "slow-F32.gguf"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        made = tmp_path_factory.mktemp("models") / file.name
+        write_tiny_gguf(made, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c").rename(file)
+    return file

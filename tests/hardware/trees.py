@@ -7,16 +7,17 @@ unpleasant cases.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
+originals = Path()
+"""A folder that the processes of a run share; set by `tests/conftest.py`."""
 GIB = 1 << 30
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
@@ -340,13 +341,15 @@ _OTHERS: dict[str, Callable[[Path], Path]] = {
 NAMES = (*_MACHINES, *_OTHERS)
 
 
-@cache
 def _original(name: str) -> Path:
-    """Return the tree of `name`, written once for all tests of this process."""
-    folder = tempfile.TemporaryDirectory(prefix="cpuchat-trees-")
-    atexit.register(folder.cleanup)
-    root = Path(folder.name)
-    return _OTHERS[name](root) if name in _OTHERS else server(root, _MACHINES[name])
+    """Return the tree of `name`, written once for all tests of all processes."""
+    root = originals / name
+    if not root.exists():
+        made = Path(tempfile.mkdtemp(dir=originals))
+        _OTHERS[name](made) if name in _OTHERS else server(made, _MACHINES[name])
+        with contextlib.suppress(OSError):  # another process was first
+            made.rename(root)
+    return root
 
 
 def make_tree(tmp_path: Path, name: str) -> Path:

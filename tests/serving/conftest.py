@@ -12,13 +12,17 @@ from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 
 
 @pytest.fixture(scope="session")
-def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def endless_model(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model that writes the letter c until the context is full, slowly enough to be cut. It may reason."""
-    file = tmp_path_factory.mktemp("models") / "endless-F32.gguf"
-    template = CHATML + "{% if enable_thinking %}<think>\n{% endif %}"
-    return write_tiny_gguf(
-        file, template=template, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c", n_ctx_train=8192
-    )
+    file = shared_folder / "endless" / "endless-F32.gguf"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        made = tmp_path_factory.mktemp("models") / file.name
+        template = CHATML + "{% if enable_thinking %}<think>\n{% endif %}"
+        write_tiny_gguf(
+            made, template=template, n_embd=512, n_layer=6, n_ff=2048, n_head=8, likely="c", n_ctx_train=8192
+        ).rename(file)
+    return file
 
 
 @pytest.fixture(scope="module")
