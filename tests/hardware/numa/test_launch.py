@@ -81,7 +81,7 @@ def test_a_refusal_lets_the_program_run_and_tells_it() -> None:
 
 
 def test_a_container_that_blocks_the_calls() -> None:
-    numbers = ",".join(map(str, mempolicy._CALLS[os.uname().machine]))
+    numbers = ",".join(map(str, mempolicy.SYSTEM_CALLS[os.uname().machine]))
     command = [*LAUNCH, "--memory", "interleave", "--", *PROGRAM]
     told = run(sys.executable, "-c", FILTERED, numbers, *command)
     assert told["memory"] == ""
