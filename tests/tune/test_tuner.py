@@ -43,7 +43,7 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_every_choice_is_measured_and_what_is_adopted_is_kept(tiny_model: Path) -> None:
     said: list[str] = []
-    tuner = Tuner(tiny_model, Settings(), tell=lambda: said.append(tuner.progress.what))
+    tuner = Tuner(tiny_model, Settings(), seconds=3600, tell=lambda: said.append(tuner.progress.what))
     result = await tuner.run()
     assert [one.name for one in result.choices] == NAMES
     assert {one.name for one in result.choices if one.verdict} >= {"flash attention", "KV cache"}
