@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.backend import local
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, Spawner, WorkerProcess
 from cpuchat.hardware.numa.mempolicy import parse_policy
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
@@ -20,14 +20,14 @@ from tests.support.chatting import chat, children, collect
 _NICE = """
 import asyncio, os, sys
 from pathlib import Path
-from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, Spawner, WorkerProcess
 
 async def main() -> None:
     spawner = Spawner()
     nices = [os.getpriority(os.PRIO_PROCESS, 0)]
     for _ in range(2):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 2)
-        worker = await WorkerProcess.start(spawner, Path(sys.argv[1]), "local")
+        worker = await WorkerProcess.start(spawner, Path(sys.argv[1]), Launch())
         await worker.events.get()
         nices.append(os.getpriority(os.PRIO_PROCESS, worker.pid))
         await worker.close()
@@ -49,7 +49,7 @@ async def run(*command: str) -> str:
 
 async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path: Path) -> None:
     spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, "bind:0")
+    worker = await WorkerProcess.start(spawner, tmp_path, Launch("bind:0"))
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady)
@@ -63,7 +63,7 @@ async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path:
 
 async def test_a_policy_that_is_refused_is_told_and_the_worker_runs(tmp_path: Path) -> None:
     spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, "bind:999")
+    worker = await WorkerProcess.start(spawner, tmp_path, Launch("bind:999"))
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady)

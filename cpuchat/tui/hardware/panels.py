@@ -26,7 +26,7 @@ from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
-from cpuchat.present.machine import Now, costs_measured, passes_measured
+from cpuchat.present.machine import Now, costs_measured, cpu_module, passes_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 from cpuchat.tui.settings import Field
@@ -159,16 +159,17 @@ class TypicalModels(Static):
 _POLL_SECONDS = 0.1
 
 
-async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str]:
-    """Return what passes of the loaded `model` cost, and the row about passes on the cores of the settings."""
+async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str, str]:
+    """Return what passes of the loaded `model` cost, and the rows about passes and CPU modules on the cores of the
+    settings."""
     from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine
-    memory = engine.memory if engine is not None else ""
+    memory, in_effect = engine.memory if engine is not None else "", services.conversation.in_effect
 
-    def read() -> tuple[LoadedCosts | None, str]:
+    def read() -> tuple[LoadedCosts | None, str, str]:
         costs = loaded_costs(model, memory, root) if model is not None else None
-        return costs, passes_measured(settings, root)
+        return costs, passes_measured(settings, root), cpu_module(settings, in_effect, model, engine)
 
     return await run_in_daemon_thread(read)
 
