@@ -23,7 +23,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.cpu_modules import AUTO, installed, main_type
+from cpuchat.models.cpu_modules import AUTO, ModuleTimes, installed, main_type
 from cpuchat.models.gguf.header import model_files, read_model
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -362,18 +362,14 @@ def _launch(placement: Placement, cpu_module: str, model: Path | None) -> Launch
     """Return what to start a worker with: the CPU module of the settings, or the one that was measured to be the
     fastest for the type of most of the model's weights on these cores.
     """
-    memory = placement.memory.words
     if not installed():  # the engine was built for this CPU
-        return Launch(memory)
-    if cpu_module == AUTO and model is not None:
-        from cpuchat.models.costs import CostLog
-        from cpuchat.models.traffic import model_work
-
-        known = CostLog(placement.cpus, memory).read().modules
+        return Launch(placement.memory.words)
+    times = ModuleTimes(placement)
+    if cpu_module == AUTO and model is not None and times.known():
         with contextlib.suppress(CpuchatError):  # the load reports what is wrong with the file
-            if known and (timed := known.get(main_type(model_work(read_model(model))))) is not None:
-                cpu_module = timed.module
-    return Launch(memory, cpu_module)
+            timed = times.find(main_type(read_model(model)))
+            cpu_module = timed.module if timed is not None else AUTO
+    return Launch(placement.memory.words, cpu_module)
 
 
 def _file_sizes(*models: Path) -> dict[Path, int]:

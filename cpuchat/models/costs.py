@@ -91,29 +91,15 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
         ]  # fmt: skip
 
 
-class TimedModules(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest CPU module for a tensor type: `module`, AUTO where none is significantly faster than `usual`, the one
-    with the highest score. `of` were timed; the best of the others has these gains over `usual` (0.05: 5 % faster).
-    """
-
-    module: str
-    usual: str
-    of: tuple[str, ...]
-    rival: str
-    decode: float
-    prefill: float
-
-
 class CostEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured `on` some cores: by the probe, at `taken` (seconds since 1970), in chats by the model's
-    fingerprint, and of CPU modules by tensor type. `fitted` to the measurements with the hash `fitted_to`.
+    """What was measured `on` some cores: by the probe, at `taken` (seconds since 1970), and in chats by the model's
+    fingerprint. `fitted` to the measurements with the hash `fitted_to`.
     """
 
     on: MeasuredOn
     probe: tuple[Observation, ...] = ()
     taken: float = 0.0
     models: dict[str, ModelCosts] = {}
-    modules: dict[str, TimedModules] = {}
     fitted: Fitted | None = None
     fitted_to: str = ""
 
@@ -184,10 +170,6 @@ class CostLog:
     def probed(self, found: Sequence[Observation]) -> None:
         """Replace the passes of the probe."""
         self._change(lambda entry: replace(entry, probe=tuple(found), taken=time.time(), fitted=None))
-
-    def timed(self, kind: str, found: TimedModules) -> None:
-        """Keep which CPU module is the fastest for a tensor type."""
-        self._change(lambda entry: replace(entry, modules=entry.modules | {kind: found}))
 
     def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
         """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and that its calibrated passes

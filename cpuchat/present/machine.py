@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import textwrap
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.measure.answer import percent
 from cpuchat.models.prediction import estimate
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
     from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
+    from cpuchat.hardware.placement.placement import Placement
     from cpuchat.hardware.topology import Topology
-    from cpuchat.models.costs import CostEntry, TimedModules
+    from cpuchat.models.costs import CostEntry
+    from cpuchat.models.cpu_modules import TimedModules
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
@@ -198,14 +202,21 @@ def module_gains(found: TimedModules, kind: str) -> str:
     return f"no other CPU module is significantly faster {gains} with {found.rival}"
 
 
-def cpu_module(settings: Settings, in_effect: Settings, model: ModelInfo | None, engine: EngineInfo | None) -> str:
+def cpu_module(
+    settings: Settings,
+    in_effect: Settings,
+    model: ModelInfo | None,
+    engine: EngineInfo | None,
+    placement: Placement | None,
+) -> str:
     """Return the CPU module in use and why; "" for an engine that was built for one CPU. Reads files.
 
     Args:
         in_effect: the settings with what tuning found.
+        placement: that of the settings; None if they are not possible here.
     """
-    from cpuchat.models.cpu_modules import main_type
-    from cpuchat.models.machine import cost_log
+    from cpuchat.models.cpu_modules import ModuleTimes, main_type
+    from cpuchat.models.gguf.header import read_model
 
     if engine is None or not engine.module:
         return ""
@@ -214,9 +225,11 @@ def cpu_module(settings: Settings, in_effect: Settings, model: ModelInfo | None,
         return f"{engine.module} · tuned for this model"
     if chosen == engine.module:
         return f"{engine.module} · set by engine.cpu_module"
-    log, kind = cost_log(settings), main_type(model.work) if model is not None and model.work is not None else ""
-    if log is not None and (found := log.read().modules.get(kind)) is not None:
-        return f"{engine.module} · {module_gains(found, kind)}"
+    if model is not None and placement is not None:
+        with contextlib.suppress(CpuchatError):  # the file is gone
+            kind = main_type(read_model(Path(model.path)))
+            if (found := ModuleTimes(placement).find(kind)) is not None:
+                return f"{engine.module} · {module_gains(found, kind)}"
     others = [name for name in engine.modules if name != engine.module]
     if not others:
         return engine.module

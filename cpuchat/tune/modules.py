@@ -12,8 +12,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import Interrupted, MeasureFailed, from_code
 from cpuchat.bench.cost_probe import LAYERS, probe_folder
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.costs import TimedModules
-from cpuchat.models.cpu_modules import AUTO
+from cpuchat.models.cpu_modules import AUTO, TimedModules
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
 from cpuchat.tune.halving import Finding, Halving, Speed

@@ -13,11 +13,9 @@ from cpuchat.bench.cost_probe import LAYERS
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models import cpu_modules
-from cpuchat.models.costs import CostLog, TimedModules
-from cpuchat.models.cpu_modules import AUTO, fastest_first, main_type
+from cpuchat.models.cpu_modules import AUTO, ModuleTimes, TimedModules, fastest_first, main_type
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import header_of
-from cpuchat.models.traffic import model_work
 
 # ggml_backend_score of each x86 module on a CPU that runs it (ggml-cpu/arch/x86/cpu-feats.cpp).
 SCORES = {
@@ -58,7 +56,7 @@ def test_modules_worth_timing_differ_in_their_dot_products(found: dict[str, int]
 
 
 def test_the_type_of_most_weights_counts() -> None:
-    assert [main_type(model_work(header_of(LAYERS, kind))) for kind in ("Q4_K_M", "Q8_0")] == ["Q4_K", "Q8_0"]
+    assert [main_type(header_of(LAYERS, kind)) for kind in ("Q4_K_M", "Q8_0")] == ["Q4_K", "Q8_0"]
 
 
 def timed(module: str) -> TimedModules:
@@ -75,17 +73,17 @@ def test_a_worker_is_started_with_what_the_setting_says_else_with_the_fastest_fo
     def module(wanted: str = AUTO, model: Path | None = tiny_model) -> str:
         return local._launch(placement, wanted, model).cpu_module
 
-    log, kind = CostLog(placement.cpus, placement.memory.words), main_type(model_work(read_model(tiny_model)))
-    log.timed(kind, timed("haswell"))
+    times, kind = ModuleTimes(placement), main_type(read_model(tiny_model))
+    times.put(kind, timed("haswell"))
     monkeypatch.setattr(local, "installed", dict)  # an engine that was built for this CPU has no modules
     assert module() == module("haswell") == AUTO
     monkeypatch.setattr(local, "installed", lambda: {"haswell": Path(), "cascadelake": Path()})
     assert module() == "haswell"
     assert module("cascadelake") == "cascadelake"
     assert module(model=None) == module(model=tmp_path / "missing.gguf") == AUTO
-    log.timed(kind, timed(AUTO))
+    times.put(kind, timed(AUTO))
     assert module() == AUTO
-    log.timed("Q4_K", timed("haswell"))
+    times.put("Q4_K", timed("haswell"))
     assert module() == AUTO
 
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import Interrupted, UsageError
-from cpuchat.models.costs import TimedModules
-from cpuchat.models.cpu_modules import AUTO
+from cpuchat.models.cpu_modules import AUTO, TimedModules
 from cpuchat.tune import modules
 from cpuchat.tune.halving import Finding, Ratio, Verdict
 from cpuchat.tune.modules import ModuleProbe, timed

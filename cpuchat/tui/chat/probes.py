@@ -9,6 +9,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +29,6 @@ from cpuchat.tui.services import Services
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-    from cpuchat.models.costs import CostLog
     from cpuchat.telemetry.machine import Peak
     from cpuchat.tune.modules import ModuleProbe
 
@@ -197,15 +197,15 @@ class PassProbe(IdleProbe):
         return self._known == self._subject()
 
     def _subject(self) -> tuple[PlacementSpec, str]:
-        """Return what is to be measured: cores, and the type of weights for which CPU modules are ("": none are)."""
+        """Return what is to be measured: cores, and the model for whose type CPU modules are timed ("": none are)."""
         from cpuchat.hardware.placement.placement import PlacementSpec
-        from cpuchat.models.cpu_modules import AUTO, main_type
+        from cpuchat.models.cpu_modules import AUTO
 
-        settings, conversation = self._services.settings, self._session.conversation
-        model, engine, kind = conversation.model, conversation.backend.engine, ""
+        conversation = self._session.conversation
+        model, engine, path = conversation.model, conversation.backend.engine, ""
         if model is not None and model.work is not None and engine is not None and len(engine.modules) > 1:
-            kind = main_type(model.work) if conversation.in_effect.engine.cpu_module == AUTO else ""
-        return PlacementSpec.of(settings), kind
+            path = model.path if conversation.in_effect.engine.cpu_module == AUTO else ""
+        return PlacementSpec.of(self._services.settings), path
 
     def _is_wanted(self) -> bool:
         model = self._session.conversation.model
@@ -226,16 +226,14 @@ class PassProbe(IdleProbe):
 
     async def _measure(self) -> None:
         subject, pid = self._subject(), self._session.conversation.backend.pid
-        spec, kind = subject
         try:
-            placement = await run_in_daemon_thread(lambda: _to_measure(spec, kind))
-            if placement is None:
+            wanted = await run_in_daemon_thread(lambda: _to_measure(*subject))
+            if wanted is None:
                 self._known = subject
             elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
-                if not _log(placement).read().probe:
-                    await self._measure_cores(subject, placement)
-                else:
-                    await self._time_modules(subject, placement)
+                placement, kind = wanted
+                timing = self._time_modules(subject, placement, kind) if kind else None
+                await (timing or self._measure_cores(subject, placement))
         except Interrupted:
             pass
         except (CpuchatError, OSError) as error:
@@ -266,16 +264,17 @@ class PassProbe(IdleProbe):
         await self._session.show_ceiling()
         self._screen.notify(_ENDED, markup=False)
 
-    async def _time_modules(self, subject: tuple[PlacementSpec, str], placement: Placement) -> None:
+    async def _time_modules(self, subject: tuple[PlacementSpec, str], placement: Placement, kind: str) -> None:
         """Time the CPU modules; what is found holds from the next load."""
         from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
+        from cpuchat.models.cpu_modules import ModuleTimes
         from cpuchat.present.machine import module_gains
         from cpuchat.tune.modules import ModuleProbe
 
-        engine, (spec, kind) = self._session.conversation.backend.engine, subject
+        engine = self._session.conversation.backend.engine
         if engine is None:
             return
-        self._probe = ModuleProbe(kind, spec, engine.modules)
+        self._probe = ModuleProbe(kind, subject[0], engine.modules)
         try:
             found = await self._probe.run()
         except (MeasureFailed, UsageError):  # of this type of weights there are no synthetic ones
@@ -284,7 +283,7 @@ class PassProbe(IdleProbe):
         if found is None:
             self._retry_at = monotonic() + RETRY_SECONDS
             return
-        await run_in_daemon_thread(lambda: _log(placement).timed(kind, found))
+        await run_in_daemon_thread(lambda: ModuleTimes(placement).put(kind, found))
         self._known = subject
         if found.module == found.rival:
             self._screen.notify(f"From the next load: {module_gains(found, kind)}. F12 shows it.", markup=False)
@@ -303,24 +302,24 @@ class PassProbe(IdleProbe):
         return known_peak(cpus, memory, disturbed=False)
 
 
-def _to_measure(spec: PlacementSpec, kind: str) -> Placement | None:
-    """Return where `spec` computes; None when the passes there are known, and the CPU modules for this type of weights.
+def _to_measure(spec: PlacementSpec, model: str) -> tuple[Placement, str] | None:
+    """Return where `spec` computes, and the type of weights for which CPU modules are to be timed ("": the passes are
+    to be measured first); None when all is known.
 
     Raises:
-        UsageError: this machine does not have these cores.
+        CpuchatError: this machine does not have these cores, or the model's file is gone.
     """
     from cpuchat.hardware.placement.placement import place
     from cpuchat.hardware.topology import read_topology
+    from cpuchat.models.costs import CostLog
+    from cpuchat.models.cpu_modules import ModuleTimes, main_type
+    from cpuchat.models.gguf.header import read_model
 
     placement = place(read_topology(), spec)
-    known = _log(placement).read()
-    return None if known.probe and (not kind or kind in known.modules) else placement
-
-
-def _log(placement: Placement) -> CostLog:
-    from cpuchat.models.costs import CostLog
-
-    return CostLog(placement.cpus, placement.memory.words)
+    if not CostLog(placement.cpus, placement.memory.words).read().probe:
+        return placement, ""
+    kind = main_type(read_model(Path(model))) if model else ""
+    return (placement, kind) if kind and ModuleTimes(placement).find(kind) is None else None
 
 
 def _is_free(pid: int | None) -> bool:

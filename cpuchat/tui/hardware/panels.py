@@ -5,6 +5,7 @@ and a list of placements with fields to edit one as text; and what it reads and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +20,12 @@ from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
 from cpuchat.hardware.machine import MachineFacts
-from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
 from cpuchat.present.machine import Now, costs_measured, cpu_module, passes_measured
@@ -169,7 +171,10 @@ async def read_costs(services: Services, model: ModelInfo | None, root: Path) ->
 
     def read() -> tuple[LoadedCosts | None, str, str]:
         costs = loaded_costs(model, memory, root) if model is not None else None
-        return costs, passes_measured(settings, root), cpu_module(settings, in_effect, model, engine)
+        placement = None
+        with contextlib.suppress(UsageError):
+            placement = place(read_topology(root), PlacementSpec.of(settings))
+        return costs, passes_measured(settings, root), cpu_module(settings, in_effect, model, engine, placement)
 
     return await run_in_daemon_thread(read)
 
