@@ -87,14 +87,14 @@ def _section(
                 done[side].append(one)
             if number % 10 == 0:
                 say(f"  {what}: {number} of {pairs} pairs")
-    return _judge(what, done, wrong)
+    return judge(what, done, wrong)
 
 
 def _texts(shapes: Shapes, count: int, n: int) -> list[Text]:
     return [text_at(shapes.n_vocab, ALPHA, 997 * number, n) for number in range(count)]
 
 
-def _judge(what: str, done: dict[str, list[Answer]], wrong: int) -> Section:
+def judge(what: str, done: dict[str, list[Answer]], wrong: int) -> Section:
     ours, theirs = ([one.rate for one in done[side]] for side in ("adaptive", "plain"))
     if not all(theirs):
         raise MeasureError("a plain answer has no rate")

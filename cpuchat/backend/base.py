@@ -59,9 +59,7 @@ class Backend(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """Stop the running load or answer, or the one requested last that has not started; its iterator still ends with
-        its final event.
-        """
+        """Stop the load or answer that runs or was requested last; its iterator still ends with its final event."""
         ...
 
     async def end_reasoning(self) -> bool:
@@ -100,9 +98,7 @@ _P = TypeVar("_P", bound=ChildProcess)
 
 
 class ModelBackend(ABC, Generic[_P]):
-    """A backend of its own kind of models, with the process that computes, if that is on this machine: what was asked
-    for, and loading it again when it is gone.
-    """
+    """A backend of its own kind of models: what was asked for, and loading it again when its process is gone."""
 
     engine: EngineInfo | None = None
 

@@ -55,11 +55,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
     """See `backend.base.Backend`. Use from one event loop only."""
 
     def __init__(
-        self,
-        *,
-        state_dir: Path | None = None,
-        state_limit: int = 2 << 30,
-        log_dir: Path | None = None,
+        self, *, state_dir: Path | None = None, state_limit: int = 2 << 30, log_dir: Path | None = None
     ) -> None:
         super().__init__()
         self._state_dir = state_dir
@@ -133,9 +129,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """Return `event` with what only the parent knows: notes on the placement, on files that cannot be
-        written, and on servers that run.
-        """
+        """Return `event` with notes that only the parent can give: on placement, unwritable files, running servers."""
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
             notes += (
@@ -389,7 +383,6 @@ def _end_unused(prepared: Future[Spawned]) -> None:
 
 
 async def _discard(worker: WorkerProcess) -> None:
-    """End a worker that has nothing to save."""
     worker.kill()
     await worker.finished()
 

@@ -227,9 +227,7 @@ class WorkerProcess(ChildProcess):
             self._writer.submit(self._write, encode(command))
 
     async def count_tokens(self, text: str = "", prompt: Generate | None = None) -> int | None:
-        """Return how many tokens a text or a prompt has, once the worker has done all it was told before; None when it
-        exits.
-        """
+        """Return the tokens of a text or a prompt, once all earlier commands are done; None when the worker exits."""
         if not self.alive:
             return None
         request_id = next(self._count_ids)
@@ -315,10 +313,7 @@ class WorkerProcess(ChildProcess):
 
 
 def _new_log(log_dir: Path) -> Path:
-    """Create an empty file in `log_dir`, or in the temporary folder if that is not writable.
-
-    Raises OSError when neither can.
-    """
+    """Create an empty file in `log_dir`, or in the temporary folder if that fails. Raises OSError: neither works."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"worker-{stamp}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06}.log"
     try:

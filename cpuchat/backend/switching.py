@@ -83,9 +83,7 @@ class SwitchingBackend:
 
     async def _needs_workers(self, path: Path, options: LoadOptions) -> bool:
         """Return whether RPC workers have to hold some layers of `path`. Unloads the model first if that may decide it.
-
-        Raises:
-            ModelNotFound, ModelDamaged: its header cannot be read.
+        Raises ModelNotFound, ModelDamaged: its header cannot be read.
         """
         if not options.rpc or not await asyncio.to_thread(_needs_workers, path, options):
             return False

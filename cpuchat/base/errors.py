@@ -9,11 +9,8 @@ from typing import ClassVar
 
 
 class CpuchatError(Exception):
-    """Base of all expected failures.
-
-    Args:
-        message: one sentence, what went wrong.
-        hint: one sentence, what to do about it; may be empty.
+    """Base of all expected failures. `message`: one sentence, what went wrong. `hint`: one sentence, what to do about
+    it; may be empty.
     """
 
     code: ClassVar[str] = "error"
@@ -62,9 +59,7 @@ class DoesNotFit(CpuchatError, code="does_not_fit", exit_code=5):
 
 
 class ContextFull(CpuchatError, code="context_full", exit_code=6):
-    """The prompt is longer than the context. `n_tokens`: of all of it, 0 if not counted. `alone`: the last message does
-    not fit even without the ones before it.
-    """
+    """The prompt exceeds the context. `n_tokens` of all of it (0: not counted); `alone`: its last message does too."""
 
     def __init__(self, message: str, hint: str = "", n_tokens: int = 0, *, alone: bool = False) -> None:
         super().__init__(message, hint)

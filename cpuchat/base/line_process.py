@@ -37,9 +37,7 @@ class LineOutput:
 
     @classmethod
     def claim(cls) -> LineOutput:
-        """Take standard output for answers alone: what libraries print goes to stderr from here on. Ignores Ctrl+C,
-        which goes to the whole process group: the parent decides what it means.
-        """
+        """Keep stdout for answers; libraries print to stderr then. Ignores Ctrl+C: the parent decides what it means."""
         output = cls(os.fdopen(os.dup(1), "wb"))
         os.dup2(2, 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -128,9 +126,7 @@ class LineProcess(Generic[A]):
             await self._process.stdin.drain()
 
     async def receive(self) -> A:
-        """Return the next answer. Cancelling this loses none. Raises CpuchatError: it reported a failure; of the type
-        `failure`: it ended without an answer.
-        """
+        """Return the next answer; cancelling loses none. Raises what it reported, or `failure` if it ended without."""
         assert self._process is not None and self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()

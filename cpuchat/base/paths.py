@@ -31,11 +31,9 @@ def expanded(text: str | Path) -> Path:
 
 
 def read_text(file: Path, most: int = 1 << 20) -> str:
-    """Read the UTF-8 text of a small file that people edit, without a byte order mark.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file (a pipe might never end), or is larger than `most` bytes.
-        UnicodeDecodeError: it is not UTF-8.
+    """Read the UTF-8 text of a small file that people edit, without a byte order mark. Raises OSError: it cannot be
+    read, is not a regular file (a pipe might never end), or is larger than `most` bytes; UnicodeDecodeError: it is not
+    UTF-8.
     """
     return read_small(file, most).decode("utf-8-sig")
 

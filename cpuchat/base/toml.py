@@ -88,7 +88,6 @@ def change(file: Path, edit: Callable[[Any], object], check: Callable[[str], T])
 
 
 def _mode(file: Path) -> int:
-    """Return the permissions that a file has, or is to have."""
     try:
         return stat.S_IMODE(file.stat().st_mode)
     except OSError:

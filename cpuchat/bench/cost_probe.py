@@ -128,10 +128,8 @@ def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> lis
 
 
 class CostProbe:
-    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted.
-
-    Args:
-        gives_way: stop when other programs compute.
+    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted. `gives_way`: stop when other
+    programs compute.
     """
 
     def __init__(
@@ -148,11 +146,8 @@ class CostProbe:
         self._backend.kill()
 
     async def run(self, budget: float = BUDGET_SECONDS) -> list[Observation]:
-        """Return the passes that were measured in about `budget` seconds; [] if it gave way to other programs.
-
-        Raises:
-            Interrupted: stopped.
-            MeasureFailed, WorkerDied: the engine failed, or the models cannot be written.
+        """Return the passes that were measured in about `budget` seconds; [] if it gave way to other programs. Raises
+        Interrupted: stopped; MeasureFailed, WorkerDied: the engine failed, or the models cannot be written.
         """
         todo = cases()
         found: list[Observation] = []
@@ -249,11 +244,7 @@ def is_disturbed(found: Sequence[Observation]) -> bool:
 
 
 async def probe_costs(probe: CostProbe, placement: Placement, bandwidth: float) -> Fitted | None:
-    """Measure, and `save_passes`.
-
-    Raises:
-        As `CostProbe.run` and `save_passes`.
-    """
+    """Measure, and `save_passes`. Raises As `CostProbe.run` and `save_passes`."""
     found = await probe.run()
     return await asyncio.to_thread(save_passes, found, placement, bandwidth)
 

@@ -17,16 +17,7 @@ import msgspec
 from cpuchat.base import paths, toml
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
-from cpuchat.config.settings import (
-    DECLARED,
-    Cores,
-    MemoryPolicy,
-    Section,
-    Settings,
-    explained,
-    value_of,
-    with_changes,
-)
+from cpuchat.config.settings import DECLARED, Cores, MemoryPolicy, Section, Settings, explained, value_of, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
@@ -186,10 +177,8 @@ class Matrix(Section):
 
 
 def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
-    """Return what the options say over what the TOML `file` says.
-
-    Raises:
-        UsageError: the file cannot be read, or a key or value is not valid; the message names it.
+    """Return what the options say over what the TOML `file` says. Raises UsageError: the file cannot be read, or a key
+    or value is not valid; the message names it.
     """
     tables = _read(file) if file is not None else {}
     tables |= {key: value for key, value in values.items() if value not in (None, ())}
@@ -216,11 +205,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
-    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well.
-
-    Raises:
-        UsageError: values that are not valid, or do not go together.
-        ModelNotFound, DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`.
+    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well. Raises
+    UsageError: values that are not valid, or do not go together; ModelNotFound, DraftMismatch, ModelDamaged: as
+    `Library.resolve` and `choose_draft`.
     """
     default: list[tuple[DrafterChoice, int]] = [(OFF, 0), ("auto", 0)]
     drafters = [_drafters(text) for text in matrix.drafters] or default
@@ -242,10 +229,8 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
 
 
 def located(cells: Iterable[Cell], library: Library) -> list[Cell]:
-    """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name.
-
-    Raises:
-        ModelNotFound: one of them is not on this machine.
+    """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name. Raises
+    ModelNotFound: one of them is not on this machine.
     """
     found: dict[str, str] = {"": ""}
 

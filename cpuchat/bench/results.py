@@ -90,14 +90,12 @@ def read_environment(engine: EngineInfo, models: Iterable[str], chosen: Settings
         memory_modules="" if modules is None else f"{modules.bytes_per_s / 1e9:.1f} GB/s, {modules.source}",
         engine=msgspec.structs.replace(engine, pid=0),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
-        files=tuple(_file(Path(path)) for path in dict.fromkeys(models) if path),
+        files=tuple(
+            ModelFile(path=str(file), size=model_size(file), fingerprint=file_fingerprint(file))
+            for file in (Path(path) for path in dict.fromkeys(models) if path)
+        ),
         settings={name: tables[name] for name in ("engine", "speculation")},
     )
-
-
-def _file(path: Path) -> ModelFile:
-    size = model_size(path)
-    return ModelFile(path=str(path), size=size, fingerprint=file_fingerprint(path))
 
 
 _KEPT_FILES = 20
@@ -412,19 +410,15 @@ def _same_text(samples: Sequence[Sample], plain: Sequence[Measurement]) -> bool 
 
 def read_report(file: Path) -> Report:
     """Read what `as_json` wrote. Raises UsageError."""
+    hint = "Give the JSON file of an earlier run."
     try:
         if file.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{shown(file)} is too large.", "Give the JSON file of an earlier run.")
+            raise UsageError(f"{shown(file)} is too large.", hint)
         found = msgspec.json.decode(file.read_bytes(), type=Report)
     except OSError as error:
-        raise UsageError(
-            f"Cannot read {shown(file)}: {error.strerror}.", "Give the JSON file of an earlier run."
-        ) from None
+        raise UsageError(f"Cannot read {shown(file)}: {error.strerror}.", hint) from None
     except msgspec.MsgspecError as error:
-        raise UsageError(
-            f"{shown(file)} is not a result of `cpuchat bench --json`: {error}.",
-            "Give the JSON file of an earlier run.",
-        ) from None
+        raise UsageError(f"{shown(file)} is not a result of `cpuchat bench --json`: {error}.", hint) from None
     if found.version != VERSION:
         raise UsageError(f"{shown(file)} was written by another version of cpuchat.", "Measure again.")
     return found
@@ -521,25 +515,16 @@ def _key(result: Result) -> tuple[object, ...]:
 
 
 def _differences(old: Result, new: Result) -> list[Difference]:
-    decoding = old.decode_ts is not None and new.decode_ts is not None
-    figures: list[tuple[Figure, Sequence[float], Sequence[float]]] = []
-    if decoding:
-        figures.append(("decode", old.samples_ts, new.samples_ts))
-    if old.prefill_samples_ts and new.prefill_samples_ts:
-        figures.append(("prefill", old.prefill_samples_ts, new.prefill_samples_ts))
+    decodes = old.decode_ts is not None and new.decode_ts is not None
+    figures: tuple[tuple[Figure, Sequence[float], Sequence[float]], ...] = (
+        ("decode", old.samples_ts if decodes else (), new.samples_ts if decodes else ()),
+        ("prefill", old.prefill_samples_ts, new.prefill_samples_ts),
+    )
     found: list[Difference] = []
     for figure, before, after in figures:
         if before and after and min(before) > 0:
-            middle = statistics.median(before)
+            middle, last = statistics.median(before), statistics.median(after)
             spread = max(max(before) - min(before), max(after) - min(after))
-            found.append(
-                Difference(
-                    old=old,
-                    new=new,
-                    figure=figure,
-                    before=middle,
-                    after=statistics.median(after),
-                    needed=max(LEAST, spread / middle),
-                )
-            )
+            needed = max(LEAST, spread / middle)
+            found.append(Difference(old=old, new=new, figure=figure, before=middle, after=last, needed=needed))
     return found

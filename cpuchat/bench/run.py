@@ -77,9 +77,7 @@ class Bench:
         prompts: Sequence[Prompt] | None = None,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        self.cells = list(cells)
-        self.rounds = rounds
-        self.progress = Progress()
+        self.cells, self.rounds, self.progress = list(cells), rounds, Progress()
         self.failed: dict[int, str] = {}
         self.journal: Journal
         self._chosen = chosen
@@ -142,10 +140,8 @@ class Bench:
         if self._fresh or journal.header is None or (journal.finished and self._file is None):
             journal.begin(header)
         elif journal.measurements:
-            found = len(journal.measurements)
-            self.progress.note = (
-                f"Resuming: {found} of {len(self.cells) * self.rounds} measurements are in the journal."
-            )
+            done = f"{len(journal.measurements)} of {len(self.cells) * self.rounds}"
+            self.progress.note = f"Resuming: {done} measurements are in the journal."
 
     async def _run(self) -> None:
         monitor = Monitor(read_topology()) if self._chosen.hardware.counters else None
@@ -169,7 +165,6 @@ class Bench:
                 monitor.close()
 
     def _open(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that have rounds left."""
         known = self.journal.measurements
         rounds = range(1, self.rounds + 1)
         return [cell for cell in cells if any((self._numbers[cell], number) not in known for number in rounds)]
@@ -185,8 +180,7 @@ class Bench:
             return await self._measure(cell, monitor)
 
         def keep(cell: Cell, number: int, sample: Sample, noisy: bool) -> None:
-            line = Measurement(cell=self._numbers[cell], round=number, sample=sample, noisy=noisy)
-            self.journal.append(line)
+            self.journal.append(Measurement(cell=self._numbers[cell], round=number, sample=sample, noisy=noisy))
             self._tell()
 
         while left:

@@ -47,12 +47,7 @@ _DEFAULTS: dict[str, Row] = {
     | {"role": "", "parent": -1},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
-_HEADER = (
-    (0, b"SQLite format 3\0\x10\x00"),
-    (20, b"\0\x40\x20\x20"),
-    (44, b"\0\0\0\x04"),
-    (52, b"\0\0\0\0\0\0\0\x01"),
-)
+_HEADER = ((0, b"SQLite format 3\0\x10\x00"), (20, b"\0\x40\x20\x20"), (44, b"\0\0\0\x04"), (52, b"\0\0\0\0\0\0\0\x01"))
 _MODES = (b"\1\1", b"\2\2")  # with a journal, with a write-ahead log
 _ORPHANED = "chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL)"
 _FIND_PARENTS = (
@@ -79,9 +74,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def check(db: sqlite3.Connection) -> int:
-    """Check every page and repair what can be repaired in place; returns the number of repaired rows. Raises
-    schema.UnexpectedLayout: the tables are damaged.
-    """
+    """Check every page, repair rows in place and return their number. Raises UnexpectedLayout: damaged tables."""
     if _verdict(db) == "ok":
         return 0
     n_repaired = repair_rows(db)
@@ -95,9 +88,7 @@ def _verdict(db: sqlite3.Connection) -> str:
 
 
 def repair_rows(db: sqlite3.Connection) -> int:
-    """Repair every row with invalid values and rebuild the indexes; returns the number of rows. Raises
-    schema.UnexpectedLayout: two rows have the same key.
-    """
+    """Repair invalid rows, rebuild the indexes; returns the number of rows. Raises UnexpectedLayout: a key twice."""
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
     try:
         with schema.transaction(db):
@@ -113,9 +104,7 @@ def repair_rows(db: sqlite3.Connection) -> int:
 
 
 def _rebuild_indexes(db: sqlite3.Connection) -> None:
-    """Rebuild the indexes. An index that contradicts its table passes the quick check, but every change of an affected
-    row fails.
-    """
+    """Rebuild the indexes: one that contradicts its table passes the quick check, but breaks changes of its rows."""
     try:
         db.execute("REINDEX")
     except sqlite3.IntegrityError as error:
@@ -150,14 +139,9 @@ def has_orphans(db: sqlite3.Connection) -> bool:
 
 
 def salvage(path: Path, inode: int) -> str:
-    """Replace a damaged file by a new one with everything that can be read; returns the message for the user.
-
-    Args:
-        inode: of the damaged file. If another process has replaced it, nothing happens, and "" is returned.
-
-    Raises:
-        ChatsDamaged: another program has it open, the new file cannot be written, or the old one not be moved; it is
-            unchanged.
+    """Replace a damaged file by a new one with everything that can be read; returns the message for the user. `inode`:
+    of the damaged file. If another process has replaced it, nothing happens, and "" is returned. Raises ChatsDamaged:
+    another program has it open, the new file cannot be written, or the old one not be moved; it is unchanged.
     """
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
@@ -185,10 +169,7 @@ def salvage(path: Path, inode: int) -> str:
 
 
 def _lock_out(damaged: BinaryIO, path: Path) -> None:
-    """Keep other programs from opening the database until `damaged` is closed, or any other handle of that file.
-
-    Raises _InUse if one has it open.
-    """
+    """Keep other programs out until `damaged` or any other handle of it is closed. Raises _InUse: one has it open."""
     try:
         if files.fcntl is not None:
             offset, length = _SHARED_LOCK
@@ -455,7 +436,6 @@ class Database:
     def _select(
         self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...] = ()
     ) -> list[T]:
-        """Return the rows, after repairing invalid ones."""
         with self._guarded():
             records = [convert(row) for row in self._db.execute(query, values)]
             if None in records and not self._db.in_transaction:

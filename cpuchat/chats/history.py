@@ -94,11 +94,8 @@ def _section(attachment: Attachment) -> str:
 class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
-    `messages` are those of the open branch, `tree` has the ids of all.
-
-    Args:
-        store: None keeps nothing: the chat lives in memory alone.
-        on_save_problem: called when `save_problem` changes.
+    `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
+    memory alone. `on_save_problem`: called when `save_problem` changes.
     """
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], None]) -> None:
@@ -208,11 +205,8 @@ class ChatHistory:
     async def delete_branch(self, message_id: int) -> bool:
         """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back.
 
-        Returns False when that was all of the chat, which is deleted then.
-
-        Raises:
-            ChatsError: nothing was deleted.
-            ChatsChanged: another instance changed the chat, which has been loaded again.
+        Returns False when that was all of the chat, which is deleted then. Raises ChatsError: nothing was deleted;
+        ChatsChanged: another instance changed the chat, which has been loaded again.
         """
         assert self.chat is not None
         await self._require_saved()
@@ -222,9 +216,7 @@ class ChatHistory:
         return bool(deleted.message_id)
 
     async def undo_delete(self) -> Deleted | None:
-        """Put back what was deleted last in this run, to be opened again; returns it, None if there is nothing. Raises
-        ChatsError: also while the last answer is not saved.
-        """
+        """Put back and return what this run deleted last or None. Raises ChatsError, also for an unsaved answer."""
         if not self._deleted:
             return None
         await self._require_saved()
@@ -352,9 +344,7 @@ class ChatHistory:
         return any(one.stop_reason not in ("end", "stop_string") for one in answers)
 
     async def up_to_answer(self) -> list[StoredMessage]:
-        """Return the messages up to the last answer, which is to be continued. Raises UsageError if it is complete,
-        else as `add_question`.
-        """
+        """Return the messages up to the last answer, to continue it. Raises UsageError: complete; as `add_question`."""
         if not self.is_unfinished:
             raise UsageError("The last answer is complete.", "Only a stopped one can be continued; regenerate it.")
         await self._require_current()
@@ -390,10 +380,7 @@ class ChatHistory:
         return answer
 
     async def put_answer(self, **changes: object) -> bool:
-        """Change fields of the answer; one with a `stop_reason` is saved at once.
-
-        Returns False when the chat has no place for it any more.
-        """
+        """Change fields of the answer; a `stop_reason` saves it at once. Returns False if the chat has no place."""
         answer = msgspec.structs.replace(self._shown[-1], **changes)
         if answer != self._shown[-1]:
             self._shown[-1] = answer
@@ -422,9 +409,7 @@ class ChatHistory:
             await self._saver.save()
 
     async def require_own_answer(self) -> None:
-        """Check that no other instance changed the chat during the answer; if one did, reload the chat and raise
-        ChatsChanged.
-        """
+        """Raise ChatsChanged if another instance changed the chat during the answer, and reload the chat then."""
         if self._saver.conflict is not None or self._saver.overtaken:
             await self._load_again()
             raise self._saver.conflict or ChatsChanged(
@@ -471,7 +456,6 @@ class ChatHistory:
 
     @contextlib.asynccontextmanager
     async def _loading_again(self) -> AsyncIterator[None]:
-        """Reload the chat if another instance changed it."""
         try:
             yield
         except ChatsChanged:

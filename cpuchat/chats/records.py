@@ -63,10 +63,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
         return effective_system_prompt(self.system_prompt, self.preset)
 
     def keeps_all(self, asks: bool, can_summarize: bool) -> bool:
-        """Return whether it is an error when it does not fit; else its oldest turns are left out, which is told.
-
-        `asks`: the user can be asked what to do.
-        """
+        """Return whether overflow is an error; else the oldest turns are left out. `asks`: the user can be asked."""
         choice = self.when_full or ("compact" if asks else "drop")
         return choice == "stop" or (choice == "compact" and can_summarize)
 
@@ -130,9 +127,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return found if model is None or not model.server else found._at_server(request.unset, model.ignored)
 
     def _at_server(self, unset: tuple[str, ...], ignored: tuple[str, ...]) -> AnswerSettings:
-        """Return those that a server got: not the drafters of this machine, no option that nobody has set, and nothing
-        that it does not take.
-        """
+        """Return what a server got: not this machine's drafters, no option that is unset, nothing it does not take."""
         default = AnswerSettings()
         unsent = tuple(name for name in Sampling.__struct_fields__ if name in unset or name in ignored)
         others = {name: getattr(default, name) for name in ignored if name in self.__struct_fields__}
@@ -156,7 +151,8 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
     its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
-    question, the code of the error that refused it as too long. `chat_id` is of the store: no document has it.
+    question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
+    (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.
     """
 
     id: int = 0
@@ -170,6 +166,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     settings: AnswerSettings | None = None
     attachments: tuple[Attachment, ...] = ()
     steps: tuple[ToolStep, ...] = ()
+    recording: str | None = None
     created: float = 0.0
     chat_id: str = ""
 
@@ -189,7 +186,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 CHAT_COLUMNS = Chat.__struct_fields__
 MESSAGE_COLUMNS = StoredMessage.__struct_fields__
-_JSON_COLUMNS = ("timings", "settings", "attachments", "steps")
+_JSON_COLUMNS = ("timings", "settings", "attachments", "steps", "recording")
 
 
 def new_chat_id() -> str:
@@ -222,8 +219,8 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
 
-    None: the role is unknown. A `parent` of -1 has to be found. `timings`, `settings`, `attachments` and `steps` that
-    are a text stay as they are: they are not worth changing a message for.
+    None: the role is unknown. A `parent` of -1 has to be found. `_JSON_COLUMNS` that are a text stay as they are: they
+    are not worth changing a message for.
     """
     if row["role"] not in get_args(Role):
         return None
@@ -369,11 +366,8 @@ def _first_line(text: str) -> str:
 class Tree:
     """The ids of a chat's messages; 0 is the beginning of the chat, from which the first one follows.
 
-    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch.
-
-    Args:
-        rows: id and parent of each message, ids ascending.
-        leaf: as stored; None, or one that does not exist: the newest message.
+    A message whose parent is missing follows the last one before that. `leaf` is the end of the open branch. `rows`: id
+    and parent of each message, ids ascending. `leaf`: as stored; None, or one that does not exist: the newest message.
     """
 
     def __init__(self, rows: Iterable[tuple[int, object]] = (), leaf: object = None) -> None:

@@ -25,7 +25,6 @@ Saved = tuple[list[StoredMessage], int]
 
 
 def _growing(answer: StoredMessage) -> dict[str, Any]:
-    """Return the fields that change while an answer is written."""
     names = ("content", "reasoning", "model", "stop_reason", "timings", "steps")
     return {name: getattr(answer, name) for name in names}
 
@@ -36,11 +35,7 @@ class AnswerSaver:
     `answer` is set while the store does not have all of it; `problem` is why it is not saved, None when it is or soon
     will be. `conflict` is set when another instance of the app changed the chat, so that there is no place for the
     answer any more; `overtaken` when it was changed but has the answer. `lost` is set when the last answer was
-    discarded before all of it was stored.
-
-    Args:
-        store: None saves nothing.
-        on_problem: called when `problem` changes.
+    discarded before all of it was stored. `store`: None saves nothing. `on_problem`: called when `problem` changes.
     """
 
     def __init__(self, store: ChatStore | None, on_problem: Callable[[], None]) -> None:

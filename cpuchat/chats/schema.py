@@ -100,6 +100,8 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",),
     # Calls of tools on the way to an answer (`tool_calls.ToolStep`), as JSON.
     ("ALTER TABLE messages ADD COLUMN steps TEXT",),
+    # When the tokens of a compared answer came, and what the other side predicts (`runner.KeptTokens`), as JSON.
+    ("ALTER TABLE messages ADD COLUMN recording TEXT",),
 )
 TABLES = ("chats", "messages", "quarantine")
 _OUR_COLUMNS = {
@@ -168,9 +170,7 @@ def upgrade(db: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Take the write lock at once, so that a second instance waits instead of failing; commit at the end of the block,
-    roll back if it fails.
-    """
+    """Take the write lock at once, so that a second instance waits; commit at the end, roll back on an error."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -182,7 +182,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _step(db: sqlite3.Connection) -> int:
-    """Return the number of upgrades that the file has had."""
     version, structure = _version(db), _structure(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
     names = {name for name in names if not name.startswith(_ANYBODYS)}
@@ -243,10 +242,7 @@ def _foreign(names: set[str]) -> ChatsForeign:
 
 
 def make_derived(db: sqlite3.Connection) -> bool:
-    """Create missing or altered indexes and the full-text index, and drop unknown ones.
-
-    Returns whether there is a full-text index: not every SQLite can.
-    """
+    """Create missing or altered indexes, drop unknown ones; returns whether this SQLite can have a full-text index."""
     if _derived(db) == {**_INDEXES, **_SEARCH} and _has_its_tables(db):
         try:
             db.execute("SELECT rowid FROM messages_fts LIMIT 0")
@@ -311,7 +307,6 @@ def _drop(db: sqlite3.Connection, where: str) -> None:
 
 
 def _has_its_tables(db: sqlite3.Connection) -> bool:
-    """Return the tables in which FTS5 keeps the index."""
     names = [f"messages_fts_{part}" for part in ("config", "data", "docsize", "idx")]
     query = "SELECT count(*) FROM sqlite_master WHERE name IN (?, ?, ?, ?)"
     return db.execute(query, names).fetchone()[0] == len(names)

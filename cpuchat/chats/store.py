@@ -64,9 +64,7 @@ _CALLED = """
 
 
 class _Folded(dict[int, str]):
-    """For `str.translate`: letters in lower case without accents, one for one. As in the index, Korean syllables and
-    the voicing marks of kana stay.
-    """
+    """For `str.translate`: lower case without accents, one for one; Korean and the voicing marks of kana stay."""
 
     def __missing__(self, code: int) -> str:
         letter, *marks = unicodedata.normalize("NFD", chr(code))
@@ -212,9 +210,7 @@ class ChatStore(Database):
             raise ChatsChanged("This chat was changed in another window and has been reloaded.", "Try again.")
 
     def rename(self, chat_id: str, title: str) -> None:
-        """Change the title without changing the chat's place in the list. Raises ChatsChanged if the chat does not
-        exist.
-        """
+        """Change the title, not the chat's place in the list. Raises ChatsChanged: the chat does not exist."""
         with self.transaction():
             if not self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id)).rowcount:
                 raise _no_chat()
@@ -367,7 +363,6 @@ class ChatStore(Database):
         return msgspec.structs.replace(added, id=id)
 
     def _insert_message(self, message: StoredMessage) -> int:
-        """Insert under a new id, and return that."""
         values = [column(getattr(message, name)) for name in MESSAGE_COLUMNS[1:]]
         marks = ", ".join("?" * len(values))
         return self._db.execute(f"INSERT INTO messages ({_MESSAGE}) VALUES (NULL, {marks})", values).lastrowid or 0

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.models.library.library import Library
-    from cpuchat.session.conversation import Conversation
     from cpuchat.tui.app import ChatApp, Resume
 
 
@@ -73,9 +72,15 @@ def open_app(
     def make(resume: Resume) -> ChatApp:
         backend = SwitchingBackend(prepared.pop() if prepared else keeping_backend(chosen), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
-        _open_chat(conversation, resume)
+        if resume.chat_id:
+            with contextlib.suppress(ChatsError):  # deleted meanwhile
+                asyncio.run(conversation.open_chat(resume.chat_id))
+        if tour:
+            from cpuchat.tui.tour import TourApp as App
+        else:
+            from cpuchat.tui.app import ChatApp as App
         compared, model = (None, resume.model) if resume.model else (sides, initial)
-        return _app_class(tour)(
+        return App(
             conversation, library, model, text=resume.text, sides=compared, key_ring=keys, sources=sources, **tools,
         )  # fmt: skip
 
@@ -113,24 +118,6 @@ def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
 
         found["tool_servers"] = servers_wanted(names)
     return found
-
-
-def _app_class(tour: bool) -> type[ChatApp]:
-    if tour:
-        from cpuchat.tui.tour import TourApp
-
-        return TourApp
-
-    from cpuchat.tui.app import ChatApp
-
-    return ChatApp
-
-
-def _open_chat(conversation: Conversation, resume: Resume) -> None:
-    """Open the chat that was open when the app crashed, if there was one."""
-    if resume.chat_id:
-        with contextlib.suppress(ChatsError):  # deleted meanwhile
-            asyncio.run(conversation.open_chat(resume.chat_id))
 
 
 def _require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cpuchat.cli.terminal import Terminal
     from cpuchat.config.settings import Settings
     from cpuchat.protocol.model_info import ModelInfo
+    from cpuchat.session.conversation import Conversation
     from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
 
@@ -136,7 +137,7 @@ def ask(
     served, chosen = server_model(server, model, values), overridden({**values, "chat__system_prompt": system}, base)
     strict = values["speculation__draft_model"] is not None
     sent = _checked(model, system, files, raw, stop)
-    form = _form(json_schema, grammar, stop, spoken=speak or speak_output is not None)
+    form = AnswerForm.read(json_schema, grammar, stop, spoken=speak or speak_output is not None)
     chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
@@ -165,7 +166,7 @@ def ask(
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
-            events = _events(session, _raw_request(prompt, stop, session.conversation.in_effect, form), sent, raw)
+            events = _events(session.conversation, prompt, stop, form, sent, raw=raw)
             return await _print_answer(session, events, info, terminal, form, aloud, as_json=as_json)
 
     return asyncio.run(run())
@@ -189,37 +190,18 @@ def _checked(
     return attached(files)
 
 
-def _form(json_schema: str | None, grammar: str | None, stop: tuple[str, ...], *, spoken: bool) -> AnswerForm | None:
-    if json_schema is None and grammar is None:
-        return None
-    if json_schema is not None and spoken:
-        raise UsageError("--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out.")
-    return AnswerForm.read(json_schema, grammar, stop)
-
-
-def _raw_request(prompt: str, stop: tuple[str, ...], chosen: Settings, form: AnswerForm | None) -> Generate:
-    return Generate(
-        prompt=prompt,
-        **chosen.sampling.request_options(),
-        **chosen.chat.request_options(),
-        stop=stop,
-        speculation=chosen.speculation.speculation(),
-        grammar=form.grammar if form else "",
-        json_schema=form.schema if form else "",
-    )
-
-
 def _events(
-    session: Session, request: Generate, attachments: tuple[Attachment, ...], raw: bool
-) -> AsyncGenerator[AnyEvent, None]:
-    if raw:
-        return session.conversation.generate_detached(request)
-    return session.conversation.send(
-        request.prompt or "",
-        attach=lambda: attachments,
-        stop=request.stop,
-        grammar=request.grammar,
-        json_schema=request.json_schema,
+    conversation: Conversation, prompt: str, stop: tuple[str, ...], form: AnswerForm | None,
+    attachments: tuple[Attachment, ...], *, raw: bool,
+) -> AsyncGenerator[AnyEvent, None]:  # fmt: skip
+    grammar, schema = (form.grammar, form.schema) if form is not None else ("", "")
+    if not raw:
+        return conversation.send(prompt, attach=lambda: attachments, stop=stop, grammar=grammar, json_schema=schema)
+    chosen = conversation.in_effect
+    options = {**chosen.sampling.request_options(), **chosen.chat.request_options()}
+    speculation = chosen.speculation.speculation()
+    return conversation.generate_detached(
+        Generate(prompt=prompt, **options, stop=stop, speculation=speculation, grammar=grammar, json_schema=schema)
     )
 
 
@@ -301,8 +283,9 @@ async def _print_answer(
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
     from cpuchat.cli.session import Answer
+    from cpuchat.models.machine import reach_of
     from cpuchat.present.answers import full_summary, note
-    from cpuchat.telemetry.roofline import after_answer
+    from cpuchat.telemetry.roofline import Reach, after_answer
 
     answer = Answer()
     sink: Sink = _Silent() if as_json else terminal
@@ -320,7 +303,9 @@ async def _print_answer(
             raise
         terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
         return error.exit_code
-    roofline = after_answer(info, finished.timings)
+    engine, computes_here = session.conversation.backend.engine, not (info.server or info.engine)
+    reach = reach_of(info, engine.memory if engine is not None else "") if computes_here else Reach()
+    roofline = after_answer(info, finished.timings, reach)
     unmet = form.unmet(answer.text, finished, served=bool(info.server)) if form else None
     valid = {"valid": False if unmet else finished.matches_grammar} if form else {}
     if not as_json:
@@ -354,10 +339,16 @@ class AnswerForm:
     schema: str = ""
 
     @classmethod
-    def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self:
-        """Read one of the two files. Raises UsageError: both are given, stop strings are, or the file is invalid; the
-        message names the place in it.
-        """
+    def read(
+        cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...], *, spoken: bool
+    ) -> Self | None:
+        """Read one of the two files; None for neither. Raises UsageError: an option forbids it, or it is invalid."""
+        if schema_file is None and grammar_file is None:
+            return None
+        if schema_file is not None and spoken:
+            raise UsageError(
+                "--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out."
+            )
         if schema_file is not None and grammar_file is not None:
             raise UsageError("--json-schema and --grammar exclude each other.", "Give one of them.")
         if stop:

@@ -54,7 +54,6 @@ cells were not measured, {SpeechFailed.exit_code} no voice (--speech), {Interrup
 
 
 def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Split lists at commas."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
@@ -66,11 +65,7 @@ def _list(flag: str, metavar: str, help: str) -> Any:
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @file_option("--matrix", "file", help="Read the matrix from a TOML file; options replace its lists.")
 @_list("--quantizations", "LIST", "Quantizations of each model, from this machine.")
-@_list(
-    "--drafters",
-    "LIST",
-    f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.",
-)
+@_list("--drafters", "LIST", f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.")
 @_list("--draft-models", "LIST", "Draft models; default: the one that belongs to the model.")
 @_list("--threads", "LIST", "Compute threads; 0 = automatic.")
 @click.option("--cores", multiple=True, metavar="LIST", help="Compute cores, repeatable: auto, all, 0-7, l3:0, 4/l3.")
@@ -185,7 +180,6 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
     try:
         asyncio.run(run_stoppable(running))
     except Interrupted:
-        live.clear()
         raise Interrupted("Stopped.", "The same command resumes.") from None
     finally:
         live.clear()
@@ -216,7 +210,6 @@ def _print(found: Report, price_per_hour: float | None, *, as_csv: bool, as_json
 
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
-    """Print what changed; returns the exit code."""
     from cpuchat.bench.results import REGRESSION, compare_reports
     from cpuchat.present.bench import diff_lines
 

@@ -239,7 +239,6 @@ class _Run:
                 terminal.line(f"  {line}")
 
     def _failure(self) -> int:
-        """Return the exit code of the first side that failed."""
         answers = self._comparison.turns[-1].rounds[-1].answers
         failed = next((answer.failed for answer in answers if answer.failed is not None), None)
         return from_code(failed.code, failed.message, failed.hint).exit_code if failed is not None else 0

@@ -13,11 +13,7 @@ from cpuchat.cli.options import DEMO, model_path, overridden, placement_options,
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
 
-QUESTIONS = (
-    "What is cpuchat?",
-    "How do I stop an answer?",
-    "Why does quantization make a model faster?",
-)
+QUESTIONS = ("What is cpuchat?", "How do I stop an answer?", "Why does quantization make a model faster?")
 MAX_TOKENS = 160
 
 _EPILOG = """\b

@@ -10,11 +10,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name.
-
-    Args:
-        commands_by_name: name: (module, attribute, the line in the group's `--help`).
-    """
+    """Knows its commands by name. `commands_by_name`: name: (module, attribute, the line in the group's `--help`)."""
 
     def __init__(self, *args: Any, commands_by_name: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

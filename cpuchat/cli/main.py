@@ -73,11 +73,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(
-    cls=LazyGroup,
-    commands_by_name=_COMMANDS,
-    invoke_without_command=True,
-    context_settings=_CONTEXT,
-    epilog=_EPILOG,
+    cls=LazyGroup, commands_by_name=_COMMANDS, invoke_without_command=True, context_settings=_CONTEXT, epilog=_EPILOG
 )
 @click.option(
     "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
@@ -218,7 +214,6 @@ def _heed_ctrl_c() -> None:
 
 
 def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
-    """Show the help of a group that was called without a command; a usage error."""
     if "--json" in arguments:
         return _fail(UsageError("Missing command.", f"See {error.ctx.command_path} --help."), arguments)
     try:

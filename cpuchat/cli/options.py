@@ -151,8 +151,7 @@ def server_model(
         chosen = last_on_server(last)
     if chosen is not None and (name := worker_option(values)) is not None:
         raise UsageError(
-            f"{name} has no effect on a model on a server.",
-            "Leave the option out, and start the server with its own.",
+            f"{name} has no effect on a model on a server.", "Leave the option out, and start the server with its own."
         )
     return chosen
 
@@ -194,11 +193,8 @@ def stacked(*decorators: Decorator) -> Decorator:
 
 
 def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """Return the settings with the given options laid over them.
-
-    Raises:
-        SettingsError: config.toml is not valid.
-        UsageError: values that do not go together, or more threads than CPUs.
+    """Return the settings with the given options laid over them. Raises SettingsError: config.toml is not valid;
+    UsageError: values that do not go together, or more threads than CPUs.
     """
     result = laid_over(values, base)
     _check(result)
@@ -245,11 +241,8 @@ DEMO = "demo"
 
 
 def model_path(spec: str | None, chosen: Settings) -> Path:
-    """Return the file of `--model`, else the model that was used last, else the demo model.
-
-    Raises:
-        ModelNotFound: no such file, repository or name.
-        UsageError: none is given, and the one used last is on a server.
+    """Return the file of `--model`, else the model that was used last, else the demo model. Raises ModelNotFound: no
+    such file, repository or name; UsageError: none is given, and the one used last is on a server.
     """
     from cpuchat.models.library.library import Library
 

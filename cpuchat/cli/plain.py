@@ -117,7 +117,6 @@ class PlainChat:
         return 0
 
     def _run(self, text: str) -> None:
-        """Run a command, or answer a message."""
         command, _, rest = text.strip().partition(" ")
         command = "/regenerate" if command == "/again" else command  # as it was called in the app
         if command in self._commands:
@@ -156,7 +155,6 @@ class PlainChat:
                 self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
 
     def _lines(self) -> str:
-        """Return the lines up to the closing mark, or to the end of the input."""
         lines: list[str] = []
         with contextlib.suppress(EOFError):
             while (line := self._line("")).strip() != _MANY_LINES:
@@ -272,7 +270,6 @@ class PlainChat:
         await self._send(text, editing=0)
 
     async def _attached(self, text: str) -> Attach:
-        """Read what a message names, and say it."""
         from cpuchat.session.attachments import attach, start_folder
 
         sent = await asyncio.to_thread(attach, text, start_folder())
@@ -289,7 +286,6 @@ class PlainChat:
         await self._settle()
 
     def _answer_now(self) -> None:
-        """End the reasoning if the model is reasoning."""
         if self._phrases is not None and self._phrases.is_reasoning:
             self._ending = asyncio.ensure_future(self._end_reasoning())
 

@@ -22,7 +22,7 @@ from cpuchat.present import plan as words
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.planner.fleet import Service
-    from cpuchat.planner.plan import MachineFor, Network, Plan, Prices, Workload
+    from cpuchat.planner.plan import MachineFor, Plan, Workload
     from cpuchat.planner.specs import MachineSpec, PlannedModel, ThisMachine
 
 _EPILOG = """\b
@@ -84,7 +84,7 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import catalog_models, usual_draft
+    from cpuchat.planner.plan import Network, Prices, catalog_models, usual_draft
     from cpuchat.planner.specs import find_model, models_here
 
     if list_machines:
@@ -93,7 +93,8 @@ def plan(
         return _show_machines(as_json)
     _check(model, machine, like, draft, cheapest, values)
     chosen, catalog = settings.load(), load_catalog()
-    workload, prices = _workload(values), _prices(values)
+    workload = _workload(values)
+    prices = Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
     folders = chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
@@ -102,7 +103,7 @@ def plan(
             values["tok_s"],
         )  # fmt: skip
     wanted = find_model(model, catalog, folders)
-    network = _network(values)
+    network = Network(machines=values["spread"], gbit=values["gbit"] or 1.0) if values["spread"] else None
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if cheapest:
         from cpuchat.planner.plan import machine_plans
@@ -156,18 +157,6 @@ def _workload(values: dict[str, Any]) -> Workload:
         fields = dict(zip(Workload.__struct_fields__[-len(usual) :], usual, strict=True)) | given
         given["n_ctx"] = max(fields["n_ctx"], fields["n_prompt"] + fields["n_answer"])
     return Workload(**given)
-
-
-def _network(values: dict[str, Any]) -> Network | None:
-    from cpuchat.planner.plan import Network
-
-    return Network(machines=values["spread"], gbit=values["gbit"] or 1.0) if values["spread"] else None
-
-
-def _prices(values: dict[str, Any]) -> Prices:
-    from cpuchat.planner.plan import Prices
-
-    return Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
 
 
 def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:

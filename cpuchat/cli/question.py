@@ -43,9 +43,7 @@ def require_text(text: str, what: str) -> None:
 
 
 def standard_input(quiet: bool) -> str:
-    """Return the text piped in; empty when standard input is a terminal, closed or empty. Raises UsageError: more than
-    `INPUT_LIMIT` bytes, or not UTF-8.
-    """
+    """Return the piped text; "" for a terminal or none. Raises UsageError: over `INPUT_LIMIT` bytes, or not UTF-8."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         return ""

@@ -96,12 +96,7 @@ _FOR_RPC_WORKERS = frozenset(
         "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
     ),
     click.option(
-        "--queue",
-        type=click.IntRange(0, 1000),
-        default=16,
-        show_default=True,
-        help="Queue length.",
-        metavar="N",
+        "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     click.option(
@@ -191,7 +186,6 @@ class Access:
 
 
 def _require_web() -> None:
-    """Check that the extra is installed. Raises UsageError."""
     import importlib.util
 
     for name in ("textual_serve", "websockets"):
@@ -330,7 +324,6 @@ class _Serve:
                 self._terminal.warn(f"cpuchat: --warm {file}: {error}")
 
     async def _stop(self) -> None:
-        """Wait for a signal."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def end_at_once(*_: object) -> None:
@@ -483,11 +476,8 @@ def key(url: str, delete: bool) -> int:
 
 def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> int:
     """Become llama.cpp's rpc-server, on the cores and under the memory policy of the settings; returns only where a
-    process cannot do that.
-
-    Raises:
-        EngineMissing: there is no rpc-server.
-        UsageError: a placement that this machine does not allow.
+    process cannot do that. Raises EngineMissing: there is no rpc-server; UsageError: a placement that this machine does
+    not allow.
     """
     from cpuchat.backend.base import place_here
     from cpuchat.base.processes import child_environment

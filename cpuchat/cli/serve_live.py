@@ -59,12 +59,8 @@ def _running(service: Service) -> str:
     if running.prompt is None:
         return "starting"
     if running.first_at is None:
-        left = (
-            (running.prompt.total - running.prompt.processed) / now.prefill_tok_s.value
-            if now.prefill_tok_s.value
-            else None
-        )
-        return prefill_progress(running.prompt, left)
+        rate, unread = now.prefill_tok_s.value, running.prompt.total - running.prompt.processed
+        return prefill_progress(running.prompt, unread / rate if rate else None)
     drafting = now.drafting
     parts = [units.plural(running.timings.predicted_n, "token")]
     if now.tok_s.value is not None:

@@ -145,11 +145,8 @@ class Session:
         task.add_done_callback(self._cancelling.discard)
 
     async def load(self, path: Source, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
-        """Start the worker and load a model; see `Conversation.load_model`.
-
-        Raises:
-            Interrupted: Ctrl+C.
-            CpuchatError: the model, or (`strict`) its draft model, cannot be used.
+        """Start the worker and load a model; see `Conversation.load_model`. Raises Interrupted: Ctrl+C; CpuchatError:
+        the model, or (`strict`) its draft model, cannot be used.
         """
         info: ModelInfo | None = None
         stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
@@ -165,11 +162,8 @@ class Session:
         return info
 
     async def stream(self, events: AsyncGenerator[AnyEvent, None], answer: Answer, sink: Sink) -> GenerationFinished:
-        """Stream an answer of `conversation` into `answer` and to `sink`.
-
-        Raises:
-            CpuchatError: the answer failed; `answer` holds what came before.
-            OutputClosed: from the sink; the answer is cancelled.
+        """Stream an answer of `conversation` into `answer` and to `sink`. Raises CpuchatError: the answer failed;
+        `answer` holds what came before; OutputClosed: from the sink; the answer is cancelled.
         """
         self.begin_answer(sink, answer)
         async with contextlib.aclosing(events):
@@ -186,7 +180,8 @@ class Session:
 
     def show(self, event: object) -> None:
         """Print an event of a load or of an answer; others are ignored. Raises CpuchatError if it failed."""
-        self._pass_on_interrupt(event)
+        if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
+            self._cancel()  # Ctrl+C came before the worker was ready for it
         match event:
             case PrefillProgress():
                 self._terminal.progress(event, self.conversation.meter.prefill_left_s)
@@ -217,11 +212,6 @@ class Session:
                 raise self.error(event)
             case _:
                 pass
-
-    def _pass_on_interrupt(self, event: object) -> None:
-        """Repeat a Ctrl+C that arrived before the worker was ready for it."""
-        if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
-            self._cancel()
 
     def error(self, event: Failed) -> CpuchatError:
         """Return the error that an event reports."""

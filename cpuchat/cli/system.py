@@ -18,15 +18,7 @@ import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.options import (
-    laid_over,
-    model_option,
-    model_path,
-    overridden,
-    placement_options,
-    setting,
-    stacked,
-)
+from cpuchat.cli.options import laid_over, model_option, model_path, overridden, placement_options, setting, stacked
 from cpuchat.cli.output import json_line, print_json
 from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
@@ -171,7 +163,6 @@ def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
 
 
 def _echo_item(text: str) -> None:
-    """Format a paragraph as a list item."""
     echo_paragraph(clean_line(text), "  ", "    ")
 
 
@@ -214,7 +205,6 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
 
 
 async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
-    """Load the model alone and measure it. Raises CpuchatError."""
     from cpuchat.cli.session import Session
     from cpuchat.measure.answer import measure_decode
 
@@ -389,10 +379,9 @@ def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -
     if topology.virtual:
         lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
     rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
-    rows += [
-        (name, str(len(one.cpus)), gigabytes(one.bytes_per_s), _median_with_range(one))
-        for name, one in measured_sets(found, per_count=True)
-    ]
+    for name, one in measured_sets(found, per_count=True):
+        low, middle, high = (gigabytes(figure(one.rounds)) for figure in (min, statistics.median, max))
+        rows.append((name, str(len(one.cpus)), gigabytes(one.bytes_per_s), f"{middle} ({low}–{high})"))
     lines += ["", *table(rows, right=(1, 2))]
     if found.cells:
         lines += ["", *_node_matrix(found)]
@@ -423,11 +412,6 @@ def _probe_conclusions(topology: Topology, found: Survey, limit: Theoretical | N
     if (share := share_of_peak(found, limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")
     return lines
-
-
-def _median_with_range(one: ReadBandwidth) -> str:
-    low, middle, high = (gigabytes(f(one.rounds)) for f in (min, statistics.median, max))
-    return f"{middle} ({low}–{high})"
 
 
 def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, memory: str) -> dict[str, Any]:
@@ -633,7 +617,6 @@ def doctor(probe: bool, as_json: bool) -> int:
 
 
 def _wanted_setup(chosen: Settings) -> WantedSetup:
-    """Return what the settings say about the machine, and the model used last."""
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import model_size
 
@@ -647,9 +630,7 @@ def _wanted_setup(chosen: Settings) -> WantedSetup:
 
 
 def _measure_bandwidths(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
-    """Measure the bandwidths shown on the page, for the configured cores and policy; {} where these cannot be used
-    here, which is then a finding. (Returned in case they cannot be cached.)
-    """
+    """Measure the bandwidths of the page for the configured cores and policy; {} where these are not possible."""
     from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
 
     try:

@@ -59,11 +59,8 @@ class Terminal:
         self._reasoning_last = False
 
     def answer(self, text: str) -> None:
-        """Print a piece of the answer now.
-
-        Raises:
-            OutputClosed: the reader of stdout is gone.
-            OutputFailed: stdout cannot be written (disk full).
+        """Print a piece of the answer now. Raises OutputClosed: the reader of stdout is gone; OutputFailed: stdout
+        cannot be written (disk full).
         """
         if not text:
             return
@@ -101,16 +98,21 @@ class Terminal:
     def note(self, text: str) -> None:
         """Print one line on stderr, unless quiet."""
         if not self._quiet:
-            self._err_line(text)
+            self.warn(text)
 
     def warn(self, text: str) -> None:
         """Print one line on stderr, quiet or not."""
-        self._err_line(text)
+        self.clear_progress()
+        if self._out_tty:
+            self.end_answer()
+        if self._err_open_line:
+            self._write_err("\n")
+            self._err_open_line = False
+        self._reasoning_last = False
+        self._write_err(text + "\n")
 
     def progress(self, event: LoadProgress | PrefillProgress, left_s: float | None = None) -> None:
-        """Show how far a load or a prompt is, which takes `left_s` longer, on one line that the next output replaces;
-        terminals only.
-        """
+        """Show the progress of a load or prompt, `left_s` left, on a line that is replaced; terminals only."""
         match event:
             case LoadProgress(phase=phase):
                 text = load_progress("the server" if phase in SERVER_PHASES else "the model", event, skips=False)
@@ -122,7 +124,7 @@ class Terminal:
         """Show a line, or some, on stderr that the next output replaces; terminals only."""
         if self._plain and time.monotonic() - self._said_at >= _SAY_SECONDS:
             self.begin_waiting()
-            self._err_line(text)
+            self.warn(text)
         if self._quiet or not self.moves:
             return
         width = shutil.get_terminal_size().columns - 1
@@ -144,16 +146,6 @@ class Terminal:
     def _end_reasoning(self) -> None:
         self._write_err("\n\n" if self._err_open_line else "\n")
         self._err_open_line = self._reasoning_last = False
-
-    def _err_line(self, text: str) -> None:
-        self.clear_progress()
-        if self._out_tty:
-            self.end_answer()
-        if self._err_open_line:
-            self._write_err("\n")
-            self._err_open_line = False
-        self._reasoning_last = False
-        self._write_err(text + "\n")
 
     def _write_out(self, text: str, *, raw: bool = False) -> None:
         if self._out is None:
@@ -201,9 +193,7 @@ _PHRASE = re.compile(r"\n|[.!?:;…][\"')\]”’*_]*\s|[。！？]")
 
 
 class Phrases:
-    """Prints an answer and its reasoning in sentences and lines: from single words, a screen reader makes
-    stammering.
-    """
+    """Prints an answer and its reasoning in sentences: from single words, a screen reader makes stammering."""
 
     def __init__(self, terminal: Terminal, name: str, show_reasoning: bool, hint: str = "") -> None:
         """`hint` is printed when the model begins to reason."""

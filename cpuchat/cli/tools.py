@@ -136,11 +136,8 @@ def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
 
 
 async def start_tools(tools: ToolLoop | None, session: Session, terminal: Terminal) -> None:
-    """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out.
-
-    Raises:
-        ToolServerFailed: a server cannot be started.
-        Interrupted: Ctrl+C.
+    """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out. Raises
+    ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C.
     """
     session.conversation.tools = tools
     if tools is None:
@@ -252,14 +249,10 @@ def tools(names: tuple[str, ...], as_json: bool) -> int:
 
 
 def _tool_lines(server: ToolServer) -> list[str]:
-    rows = [
-        (
-            f"  {tool.name}",
-            "reads only" if tool.read_only else "",
-            tool.description.partition("\n")[0].partition(". ")[0],
-        )
-        for tool in server.tools
-    ]
+    rows: list[tuple[str, str, str]] = []
+    for tool in server.tools:
+        says = "reads only" if tool.read_only else ""
+        rows.append((f"  {tool.name}", says, tool.description.partition("\n")[0].partition(". ")[0]))
     return table([("  tool", "says", "description"), *rows], width=columns()) if rows else []
 
 

@@ -72,12 +72,7 @@ class _Tune(click.Command):
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(
-    model: str | None,
-    prompt_share: float | None,
-    minutes: float | None,
-    quantized_kv: bool,
-    undo: bool,
-    as_json: bool,
+    model: str | None, prompt_share: float | None, minutes: float | None, quantized_kv: bool, undo: bool, as_json: bool
 ) -> int:
     """Find the fastest settings for MODEL on this machine by measuring, in about 3 minutes.
 

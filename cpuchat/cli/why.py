@@ -117,7 +117,6 @@ def _measure(
 
 
 def _command(model: str, values: dict[str, Any], *, measure: bool) -> str:
-    """Return the command that repeats the report of `model`, as it was named."""
     from cpuchat.cli.options import given_options
 
     options = ["--measure"] if measure else []

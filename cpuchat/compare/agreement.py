@@ -6,7 +6,7 @@ the agreement is about the whole answer, where the texts as such tell only up to
 A token is in one of three steps:
 
 - agrees: it is the other's most probable token too.
-- differs: another one is, but this one has at least `MATTERS` of the other's probability: a rephrasing as a rule.
+- close: another one is, but this one has at least `MATTERS` of the other's probability: a rephrasing as a rule.
 - matters: it has less. At a temperature of 1 the other would write it less than once in ten times.
 """
 
@@ -32,7 +32,7 @@ from cpuchat.protocol.messages import Score, ScoredRows, TokensScored
 from cpuchat.quality.statistics import Interval, clustered_share, wilson
 
 MATTERS = 0.1
-Step = Literal["agrees", "differs", "matters"]
+Step = Literal["agrees", "close", "matters"]
 STEPS: tuple[Step, ...] = get_args(Step)
 
 _BLOCK_BYTES = 39 << 20
@@ -66,7 +66,7 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     def step(self) -> Step:
         if self.rank == 1:
             return "agrees"
-        return "differs" if self.p_other >= MATTERS else "matters"
+        return "close" if self.p_other >= MATTERS else "matters"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +106,11 @@ class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """Both answers, A's first. `evaluating` are the seconds that each worker spent in its passes, `comparing` those
-    between them."""
+    between them; 0 of one that was kept."""
 
     answers: tuple[AnswerAgreement, AnswerAgreement]
-    evaluating: tuple[float, float]
-    comparing: float
+    evaluating: tuple[float, float] = (0.0, 0.0)
+    comparing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -304,10 +304,13 @@ def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int,
         if number is None:
             continue
         token, seen = tokens[number], number
+        start = max(token.start - _CONTEXT, 0)
+        if start and (space := text.find(" ", start - 1, token.start)) >= 0:
+            start = space + 1
         yield Place(
             token=number,
             character=token.start,
-            before=text[max(token.start - _CONTEXT, 0) : token.start],
+            before=text[start : token.start],
             text=text[token.start : token.end],
             p=token.p,
             p_other=token.p_other,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,13 +18,15 @@ from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageError
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
-from cpuchat.compare.agreement import Agreement, Place, score_answers
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, score_answers
 from cpuchat.compare.runner import (
     Branch,
+    DraftOffer,
+    KeptTokens,
     Round,
     Runner,
     Side,
-    SideAnswer,
+    TokenText,
     Turn,
     fit_together,
     short_names,
@@ -36,8 +38,11 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.models.drafts.candidates import expected_pair, target_costs
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import is_demo, is_same_model
+from cpuchat.models.machine import machine_for
 from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
 from cpuchat.quality.measure import require_same_vocabulary
 from cpuchat.session.conversation import Conversation
@@ -221,6 +226,7 @@ class Comparison:
             assert a is not None and b is not None
             n_vocab = (await asyncio.to_thread(read_model, Path(self.sides[0].path))).n_vocab
             last.agreement = await score_answers((a, b), n_vocab, run, in_turn=bool(self.in_turn), tell=tell)
+            last.draft_offer = await asyncio.to_thread(self._draft_offer, last.agreement)
             return last.agreement
         except MeasureFailed:
             if self.stopped:
@@ -229,6 +235,19 @@ class Comparison:
         finally:
             await asyncio.gather(*(runner.end_scoring() for runner in self.runners))
             self.busy = False
+
+    def _draft_offer(self, found: Agreement) -> DraftOffer | None:
+        """Return what the smaller file would gain as the draft model of the larger one; None unless both are the same
+        model. Reads headers, and what the cores reach."""
+        headers = [read_model(Path(side.path)) for side in self.sides]
+        target = int(headers[1].file_size > headers[0].file_size)
+        larger, smaller = headers[target], headers[1 - target]
+        if larger.file_size == smaller.file_size or is_demo(larger.path) or not is_same_model(larger, smaller):
+            return None
+        machine = machine_for(larger.path, self.runners[target].settings)
+        acceptance = found.answers[target].same_top
+        gains = expected_pair(larger, smaller, target_costs(larger.path), machine, acceptance).gains
+        return DraftOffer(target, gains[0]) if gains else None
 
     async def continue_with(self, side: int, place: Place) -> Branch:
         """Let `side` continue its last answer from `place` with the other's choice; the last round has the branch. What
@@ -452,7 +471,7 @@ class KeptComparison:
         turn, store = turns[-1], self._store
         shown = [one.counted()[-1:] for one in turns]
         races = tuple(number for number, rounds in enumerate(shown) if rounds and rounds[0].race)
-        sides, answers = column(_Kept(self._sides, races)), shown[-1][0].answers
+        sides, answers = column(_Kept(self._sides, races)), _rows(shown[-1][0])
         with store.transaction():
             if self.chat_id:
                 store.set_options(self.chat_id, {"sides": sides})
@@ -461,11 +480,11 @@ class KeptComparison:
                 self.chat_id = store.create_chat(self._sides[0].name, title=title, sides=sides).id
             if self._n_turns == len(turns):
                 for row, answer in zip(self._answers or self._stored_answers(), answers, strict=True):
-                    store.update_message(row, **_fields(answer))
+                    store.update_message(row, **answer)
                 return
             store.add_message(self.chat_id, "user", turn.prompt)
             first, second = (
-                store.add_message(self.chat_id, "assistant", model=side.label, **_fields(answer)).id
+                store.add_message(self.chat_id, "assistant", model=side.label, **answer).id
                 for side, answer in zip(self._sides, answers, strict=True)
             )
             self._answers, self._n_turns = (first, second), len(turns)
@@ -475,14 +494,19 @@ class KeptComparison:
         return first, second
 
 
-def _fields(answer: SideAnswer) -> dict:
-    ended = answer.stop_reason or (answer.failed.code if answer.failed is not None else "cancelled")
-    return {
-        "content": answer.content,
-        "reasoning": answer.reasoning,
-        "stop_reason": ended,
-        "timings": answer.timings,
-    }
+def _rows(done: Round) -> list[dict[str, Any]]:
+    """Return what the database has of both answers."""
+    found: list[dict[str, Any]] = []
+    for index, answer in enumerate(done.answers):
+        agreement = done.agreement.answers[index] if done.agreement is not None else None
+        found.append({
+            "content": answer.content,
+            "reasoning": answer.reasoning,
+            "stop_reason": answer.stop_reason or (answer.failed.code if answer.failed is not None else "cancelled"),
+            "timings": answer.timings,
+            "recording": msgspec.json.encode(answer.kept_tokens(agreement)).decode(),
+        })  # fmt: skip
+    return found
 
 
 def sides_of(chat: Chat) -> Sides:
@@ -498,6 +522,14 @@ def _kept(chat: Chat) -> _Kept:
     return found if isinstance(found, _Kept) else _Kept(found)  # an earlier version kept the sides alone
 
 
+def _tokens_of(message: StoredMessage) -> KeptTokens:
+    """Return what is known of an answer's tokens: nothing of one that an earlier version kept, or that is damaged."""
+    try:
+        return msgspec.json.decode(message.recording or "{}", type=KeptTokens)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return KeptTokens()
+
+
 def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
     """Return the index of the turn with this message; None without it."""
     before = [message.role for message in messages if message.id <= message_id]
@@ -505,12 +537,14 @@ def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
 
 
 def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
-    """Return the prompts and answers of a comparison, with one round each; figures beyond the timings are not kept.
+    """Return the prompts and answers of a comparison, with one round each. Of the figures the timings are kept, and the
+    agreement.
 
     Raises:
         ChatsError: as `sides_of`.
     """
     turns: list[Turn] = []
+    agreed: list[AnswerAgreement | None] = []
     races = _kept(chat).races
     for message in messages:
         if message.role == "user":
@@ -520,4 +554,9 @@ def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
             into = next((one for one in answers if not one.stop_reason), answers[1])
             into.content, into.reasoning, into.timings = message.content, message.reasoning, message.timings
             into.stop_reason = message.stop_reason or "cancelled"
+            tokens = _tokens_of(message)
+            into.written = TokenText.of(message.reasoning + message.content, tokens)
+            agreed.append(tokens.agreement if into.written.n_tokens else None)
+            if into is answers[1] and (a := agreed[-2]) is not None and (b := agreed[-1]) is not None:
+                turns[-1].rounds[0].agreement = Agreement(answers=(a, b))
     return turns

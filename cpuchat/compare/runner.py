@@ -18,9 +18,10 @@ import msgspec
 from cpuchat.backend.base import Backend
 from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.base.text import common_prefix
-from cpuchat.compare.agreement import Agreement, Place, Written
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, Written
 from cpuchat.config.settings import Settings, explained
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.drafts.candidates import Gain
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
 from cpuchat.models.gguf.header import read_model
@@ -112,14 +113,19 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short_names(a: Side, b: Side) -> tuple[str, str]:
-    """Name the sides by what differs only: `Q8_0` and `Q4_K_M`; `Q8_0 · threads 1` and `Q8_0 · threads 2`."""
+    """Name the sides by what differs only: `Q8_0` and `Q4_K_M`; `1.5B Q8_0` and `0.5B Q4_K_M`; `Q8_0 · threads 1` and
+    `Q8_0 · threads 2`.
+    """
     same_model = a.model == b.model and bool(a.quantization and b.quantization)
     if a.path != b.path and (a.name == b.name or (same_model and a.quantization == b.quantization)):
         heads = Path(a.path).stem, Path(b.path).stem
     elif same_model:
         heads = a.quantization, b.quantization
     else:
-        heads = a.name, b.name
+        words = [re.split(r"[ -]", side.name) for side in (a, b)]
+        common = {*words[0]} & {*words[1]}
+        own = [" ".join(word for word in name if word not in common) for name in words]
+        heads = (own[0], own[1]) if all(own) else (a.name, b.name)
     first, second = (
         " · ".join(
             [head, *(f"{key} {value}" for key, value in side.changes.items() if other.changes.get(key) != value)]
@@ -183,12 +189,15 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
 def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
     """Return the bytes that the side's draft model needs; 0 without one."""
     try:
-        draft, _ = choose_draft(Path(side.path), settings.speculation.wanted_draft, library, strict=False)
+        wanted = settings.speculation.wanted_draft
+        draft, _ = choose_draft(Path(side.path), wanted, library, strict=False, settings=settings)
         return draft_memory(read_model(draft), settings.load_options(), n_ctx).least if draft is not None else 0
     except (CpuchatError, OSError):  # it is then loaded without
         return 0
 
 
+_LEAST_WAIT_MS = 20.0
+"""Milliseconds that threads wait for a core on any machine: those of a system's own programs."""
 ROOT = Path("/")
 _RSS = re.compile(r"^Rss: +(\d{1,15}) kB", re.MULTILINE)
 _REGION = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$", re.MULTILINE)
@@ -276,6 +285,15 @@ class TokenText:
         if self._ends:
             self._ends[-1] = len(self.text)
 
+    @classmethod
+    def of(cls, text: str, kept: KeptTokens) -> TokenText:
+        """Return the text of an answer that was kept; without tokens where `kept` is of another text."""
+        found, n = cls(), len(kept.ends)
+        drafters = kept.drafters or ("",) * n
+        if n and kept.ends[-1] == len(text) and n == len(kept.ms) == len(drafters):
+            found.text, found._ends, found._times, found._drafters = text, [*kept.ends], [*kept.ms], [*drafters]
+        return found
+
     @property
     def n_tokens(self) -> int:
         return len(self._ends)
@@ -300,6 +318,16 @@ class TokenText:
     def token_at(self, character: int) -> int:
         """Return the number of the token that wrote this character, from 1; one more than all at the end."""
         return bisect_right(self._ends, character) + 1
+
+
+class KeptTokens(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the database has of an answer's tokens: where the text of each ends in what was written, when it came, in ms
+    after the first one, and who drafted it; and what the other side predicts, if that was measured."""
+
+    ends: tuple[int, ...] = ()
+    ms: tuple[float, ...] = ()
+    drafters: tuple[str, ...] = ()
+    agreement: AnswerAgreement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +372,11 @@ class SideAnswer:
         """It has ended by itself, or at its token limit."""
         return self.timings is not None and self.stop_reason != "cancelled" and self.failed is None
 
+    def kept_tokens(self, agreement: AnswerAgreement | None) -> KeptTokens:
+        """Return what is kept of its tokens, with the `agreement` on them."""
+        written = self.written
+        return KeptTokens(tuple(written.ends), tuple(ms for _, ms in written.tokens()), written.drafters, agreement)
+
     def as_written(self) -> Written | None:
         """Return what was written, token by token; None where that is not known."""
         if not self.tokens or self.written.n_tokens != len(self.tokens):
@@ -361,12 +394,22 @@ class Branch:
     answer: SideAnswer
 
 
+@dataclass(frozen=True)
+class DraftOffer:
+    """What the smaller of two quantizations would gain as the draft model of the larger one, which is side `target` (0
+    or 1): by the cost model, at the acceptance that their agreement measured."""
+
+    target: int
+    gain: Gain
+
+
 @dataclass
 class Round:
     """Both answers to one prompt. `first` (0 or 1) is the side that answered first, or has the first half of the cores.
 
     `race`: both answered at the same time; `race_bytes` is what each read per second while both did, None where that
     is not known. `agreement` is None before it is known; `agreement_note` is why it never will be.
+    `draft_offer` comes with it, None where no gain can be predicted.
     """
 
     first: int = 0
@@ -376,6 +419,7 @@ class Round:
     race_bytes: tuple[float, float] | None = None
     agreement: Agreement | None = None
     agreement_note: str = ""
+    draft_offer: DraftOffer | None = None
     branches: list[Branch] = field(default_factory=list)
 
     @property
@@ -391,7 +435,8 @@ class Round:
     @property
     def disturbed(self) -> bool:
         """Other programs had the cores for a part of it, so that its speeds are not those of the sides."""
-        return any(one.timings is not None and (one.timings.cpu_wait or 0.0) > MAX_CPU_WAIT for one in self.answers)
+        waits = [(one.timings.cpu_wait or 0.0, one.timings.predicted_ms) for one in self.answers if one.timings]
+        return any(share > MAX_CPU_WAIT and share * ms > _LEAST_WAIT_MS for share, ms in waits)
 
     @property
     def ratio(self) -> float | None:

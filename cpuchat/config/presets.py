@@ -61,9 +61,7 @@ class StoredSampling(SamplingSection, forbid_unknown_fields=False):
 
 
 class StoredPreset(Preset, frozen=True, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
-    """A preset in the chat database or in an export, which a later version may have written: what is not known here is
-    left out.
-    """
+    """A preset in the chat database or an export, maybe of a later version: what is not known here is left out."""
 
     sampling: StoredSampling = msgspec.field(default_factory=StoredSampling)
 
@@ -74,9 +72,7 @@ def effective_system_prompt(own: str, preset: Preset | None) -> str:
 
 
 def load_presets() -> dict[str, Preset]:
-    """Return the presets by name, in the order of the file; none without a file. Raises SettingsError: unreadable file,
-    TOML error, unknown key or wrong value (named).
-    """
+    """Return the presets by name, in the file's order; none without a file. Raises SettingsError: not valid."""
     return _parse(toml.read(paths.presets_file()))
 
 

@@ -383,10 +383,7 @@ class Settings(Section):
     servers: ServersSection = msgspec.field(default_factory=ServersSection)
 
     def load_options(self, draft_path: str = "", *, calibrate: bool = True) -> LoadOptions:
-        """Return how to load a model, with the draft model `draft_path` ("" = none) beside it.
-
-        `calibrate`: what passes cost may be measured, if anything is to be drafted.
-        """
+        """Return how to load a model and the draft `draft_path` ("": none). `calibrate`: pass costs may be measured."""
         return msgspec.structs.replace(
             self.engine.load_options(),
             draft_path=draft_path,
@@ -492,7 +489,6 @@ def update_state(values: dict[str, Any]) -> None:
 
 
 def _remembered() -> Changes:
-    """Return the settings that the app remembers."""
     state = read_state()
     found = {section: {name: getattr(state, name) for name in names} for section, names in REMEMBERED.items()}
     return {section: {name: value for name, value in values.items() if value is not None}
@@ -500,9 +496,7 @@ def _remembered() -> Changes:
 
 
 def _with_environment(chosen: Settings) -> Settings:
-    """Return a copy of `chosen` with the values of environment variables; lists are separated by commas. Raises
-    SettingsError: no such setting, or a wrong value (named).
-    """
+    """Return `chosen` with the values of environment variables; lists have commas. Raises SettingsError (named)."""
     changes: Changes = {}
     for key, variable in environment().items():
         if key not in DECLARED:
@@ -520,9 +514,7 @@ def _with_environment(chosen: Settings) -> Settings:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables that stand for settings and are not empty, by setting:
-    `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`.
-    """
+    """Return the environment variables that set something: `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`."""
     found = {}
     for variable, text in os.environ.items():
         prefix, _, rest = variable.partition("_")
@@ -534,13 +526,8 @@ def environment() -> dict[str, str]:
 
 def load(file: Path | None = None) -> Settings:
     """Read the settings: the file, what the app remembers, and environment variables, each over the one before; a
-    missing file means defaults.
-
-    Args:
-        file: this one alone instead.
-
-    Raises:
-        SettingsError: unreadable file, TOML error, unknown key or wrong value (named).
+    missing file means defaults. `file`: this one alone instead. Raises SettingsError: unreadable file, TOML error,
+    unknown key or wrong value (named).
     """
     if file is not None:
         return parse(toml.read(file), str(file))
@@ -572,11 +559,8 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is; None
     removes the key. What the app remembers by itself goes to its own file.
 
-    Returns the settings after the change. The file is replaced as `toml.change` does.
-
-    Raises:
-        SettingsError: the file on disk or the changed values are not valid; nothing is written then.
-        OSError: one of the files cannot be written.
+    Returns the settings after the change. The file is replaced as `toml.change` does. Raises SettingsError: the file on
+    disk or the changed values are not valid; nothing is written then; OSError: one of the files cannot be written.
     """
     if file is not None:
         return _write(changes, file)
@@ -610,8 +594,6 @@ def _check(changes: Changes) -> None:
 
 
 def _write(changes: Changes, file: Path) -> Settings:
-    """Update as `update`, everything in one file."""
-
     def edit(document: Any) -> None:
         for section, values in changes.items():
             table = document.setdefault(section, {})
@@ -625,10 +607,8 @@ def _write(changes: Changes, file: Path) -> Settings:
 
 
 class SettingSources:
-    """The sources of the settings of one run.
-
-    Args:
-        options: options of the command line by the setting that each overrides: `{"engine.threads": "--threads"}`.
+    """The sources of the settings of one run. `options`: options of the command line by the setting that each
+    overrides: `{"engine.threads": "--threads"}`.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -640,9 +620,7 @@ class SettingSources:
         self._saved |= {f"{section}.{name}" for section, values in changes.items() for name in values}
 
     def read(self) -> dict[str, str]:
-        """Return the source of each setting that has one, in words: `set by --threads`, `set in config.toml`. The
-        others have their default. Reads files of a few kilobytes.
-        """
+        """Return the source of each setting that is not default, in words: `set by --threads`. Reads small files."""
         try:
             tables = toml.parse(toml.read(paths.settings_file()), "config.toml")
         except SettingsError:  # damaged since it was loaded

@@ -26,6 +26,8 @@ KEPT_SECONDS: Final = 30 * 86_400.0
 UNSTEADY_SECONDS: Final = 3_600.0
 """...and seconds if its measurements scattered, so that it is repeated when the machine may be idle. One that other
 programs disturbed is repeated as soon as the cores are idle."""
+MIN_COMPARED: Final = 100
+"""Compared tokens from which on an acceptance rate is told."""
 _MOST_COMPARED: Final = 10_000.0
 """More is no count of this program's: it forgets."""
 
@@ -152,11 +154,12 @@ def is_plausible(pass_ms: Sequence[float]) -> bool:
 
 
 class TargetCosts(NamedTuple):
-    """The calibrated costs of a target: milliseconds of passes over 1, 2, ... tokens (() when never calibrated), and of
-    a drafted token by the fingerprint of the draft model."""
+    """The calibrated costs of a target: milliseconds of passes over 1, 2, ... tokens (() when never calibrated), and by
+    the fingerprint of the draft model those of a drafted token, and its acceptance rate where enough was compared."""
 
     pass_ms: tuple[float, ...] = ()
     draft_ms: Mapping[str, float] = {}
+    acceptance: Mapping[str, float] = {}
 
 
 class Calibrations:
@@ -201,4 +204,6 @@ class Calibrations:
             if fingerprint and one.target == fingerprint and not one.disturbed and is_plausible(one.verify_ms)
         ]  # fmt: skip
         draft_ms = {one.draft: one.draft_ms for one in found if one.draft and one.draft_ms > 0}
-        return TargetCosts(found[-1].verify_ms if found else (), draft_ms)
+        counts = {one.draft: one.acceptance for one in found if one.draft}
+        rates = {draft: accepted / n for draft, (accepted, n) in counts.items() if n >= MIN_COMPARED}
+        return TargetCosts(found[-1].verify_ms if found else (), draft_ms, rates)

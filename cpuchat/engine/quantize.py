@@ -1,4 +1,4 @@
-"""The quantizing process, `python -m cpuchat.engine.quantize`; its messages are in `models.quantize.messages`.
+"""The quantizing process, `python -m cpuchat.engine.quantize`; its messages are in `models.quantize.types`.
 
 llama.cpp does the work in one call that cannot be cancelled and reports progress only in its log. So it runs in its own
 niced process, which is killed to cancel it.

@@ -43,11 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def collect(
     output: Path, stop: threading.Event, *, once: bool = False, root: Path = ROOT, kernel: Kernel | None = None
 ) -> int:
-    """Measure once a second until `stop` is set; returns the exit code. Leaves no file behind.
-
-    Args:
-        once: print one measurement instead.
-        root, kernel: replaced in tests.
+    """Measure once a second until `stop` is set; returns the exit code. Leaves no file behind. `once`: print one
+    measurement instead. `root`, `kernel`: replaced in tests.
     """
     monitor = Monitor(read_topology(root), None, root, kernel=kernel, collecting=True)
     clock = kernel or Kernel()

@@ -118,11 +118,9 @@ def gather_facts(
     refused: Callable[[str], str] = refused_policy,
     root: Path = ROOT,
 ) -> DiagnosticFacts:
-    """Read what can be read, without measuring anything. Never raises for what is unknown.
-
-    Args:
-        pid: a process of this user, to see whether counters of a single process open.
-        kernel: replaces the kernel's calls in tests, as `refused` does for memory policies.
+    """Read what can be read, without measuring anything. Never raises for what is unknown. `pid`: a process of this
+    user, to see whether counters of a single process open. `kernel`: replaces the kernel's calls in tests, as `refused`
+    does for memory policies.
     """
     topology = topology or read_topology(root)
     setup = _setup(topology, settings, refused)

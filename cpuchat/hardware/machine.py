@@ -67,11 +67,8 @@ class MachineReader:
     def survey(
         self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
     ) -> Survey:
-        """Measure the read bandwidth under the memory policy `memory` (in words), about 12 seconds.
-
-        Raises:
-            ProbeFailed: it could not be measured.
-            Interrupted: `cancelled` said so.
+        """Measure the read bandwidth under the memory policy `memory` (in words), about 12 seconds. Raises ProbeFailed:
+        it could not be measured; Interrupted: `cancelled` said so.
         """
         from cpuchat.hardware.bandwidth.read_bandwidth import survey
 

@@ -57,11 +57,7 @@ class Ladder(Generic[V]):
 
 
 def theoretical_bandwidth(topology: Topology, root: Path = ROOT) -> float | None:
-    """Return the theoretical bandwidth of all memory channels in bytes per second, to detect wrong units; None if
-    unknown.
-
-    A virtual machine's memory modules are not real.
-    """
+    """Return the theoretical bandwidth of all channels in bytes per second; None if unknown, as in virtual machines."""
     if topology.virtual:
         return None
     from cpuchat.hardware.bandwidth.memory_modules import theoretical
@@ -81,12 +77,10 @@ def counter_openers(
 ) -> list[Opener[Bandwidth]]:
     """Return every counter of memory traffic, best first.
 
-    The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no
-    rights, but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters.
-
-    Args:
-        pid: the inference process, for counters of one process; None leaves them out.
-        theoretical: bytes per second of the whole machine, against counters of unclear unit.
+    The collector's file comes first: who installed it wants it, and counters are few and shared. HSMP needs no rights,
+    but knows no read and write; `collecting` (the collector itself, with rights) prefers exact counters. `pid`: the
+    inference process, for counters of one process; None leaves them out. `theoretical`: bytes per second of the whole
+    machine, against counters of unclear unit.
     """
     from cpuchat.hardware.counters.collector_file import CollectorFile
     from cpuchat.hardware.counters.hsmp import HsmpFiles, HsmpMailbox
@@ -319,10 +313,8 @@ class Monitor:
         return self._bandwidth.refusals + self._power.refusals
 
     def sample(self, now: float | None = None) -> MachineSample:
-        """Return the newest figures. Never raises.
-
-        Args:
-            now: monotonic seconds, of the same clock in every call; None: time.monotonic().
+        """Return the newest figures. Never raises. `now`: monotonic seconds, of the same clock in every call; None:
+        time.monotonic().
         """
         when = time.monotonic() if now is None else now
         bandwidth, power = self._bandwidth.sample(when), self._counted_on(self._power.sample(when))

@@ -31,13 +31,8 @@ async def answer_greedily(
     *,
     if_stopped: tuple[str, str] = _STOPPED,
 ) -> Timings:
-    """Let the model answer `request` greedily; returns the figures, and tells of every piece of text.
-
-    Args:
-        if_stopped: message and hint of the error then.
-
-    Raises:
-        MeasureFailed: the engine failed, or it was stopped.
+    """Let the model answer `request` greedily; returns the figures, and tells of every piece of text. `if_stopped`:
+    message and hint of the error then. Raises MeasureFailed: the engine failed, or it was stopped.
     """
     request = msgspec.structs.replace(request, sampling=Sampling(temperature=0.0))
     async with contextlib.aclosing(answer(request)) as events:
@@ -78,13 +73,9 @@ class DecodeRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds: int = ROUNDS) -> DecodeRate:
-    """Decode `rounds` times `n_tokens` tokens, after a short one that does not count.
-
-    Args:
-        n_tokens: tokens of each round; a model that ends earlier is measured by what it wrote.
-
-    Raises:
-        MeasureFailed: the engine failed, it was stopped, or no answer reached 16 tokens (`n_tokens` if that is less).
+    """Decode `rounds` times `n_tokens` tokens, after a short one that does not count. `n_tokens`: tokens of each round;
+    a model that ends earlier is measured by what it wrote. Raises MeasureFailed: the engine failed, it was stopped, or
+    no answer reached 16 tokens (`n_tokens` if that is less).
     """
     least = min(LEAST_TOKENS, n_tokens)
     written = 0
@@ -120,10 +111,7 @@ class RateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(before: DecodeRate, after: DecodeRate) -> RateChange:
-    """Keep a change only if it gains more than 2 % and more than twice the spread of the rounds.
-
-    The larger spread of the two measurements counts.
-    """
+    """Keep a change only if it gains more than 2 % and more than twice the larger spread of the two measurements."""
     gained = after.tok_s - before.tok_s
     enough = max(LEAST_GAIN * before.tok_s, 2 * max(before.spread, after.spread))
     gain, needed = gained / before.tok_s, enough / before.tok_s

@@ -62,10 +62,8 @@ class Anchored(Generic[C, S]):
     async def group(
         self, members: Sequence[C], measure: Callable[[C], Awaitable[S | None]] | None = None
     ) -> Group[C, S]:
-        """Measure a few things after the last measurement of the anchor, and the anchor again.
-
-        Args:
-            measure: measures a member; None for one that cannot be, which is left out.
+        """Measure a few things after the last measurement of the anchor, and the anchor again. `measure`: measures a
+        member; None for one that cannot be, which is left out.
         """
         for repeat in range(1 + self._repeats):
             before, measured = self.samples[-1], list[tuple[C, S]]()
@@ -85,9 +83,8 @@ class Protocol(Generic[C, S]):
     """Measures some cells, `rounds` times each, after a warm-up of each that is dropped; every other round goes through
     them backwards. Four during which the anchor drifts are repeated at most twice, then kept and marked noisy.
 
-    Args:
-        measure, speed: as of `Anchored`; the first cell is the anchor.
-        keep: takes a cell's sample of a round (from 1) and whether it is noisy, once it counts.
+    `measure`, `speed`: as of `Anchored`; the first cell is the anchor. `keep`: takes a cell's sample of a round (from
+    1) and whether it is noisy, once it counts.
     """
 
     def __init__(
@@ -151,10 +148,8 @@ class Gain(NamedTuple):
 
 
 class InTurn:
-    """Ratios of one thing to the anchor, measured in turn.
-
-    Args:
-        first: rates of the anchor before the first round, by the name of the figure.
+    """Ratios of one thing to the anchor, measured in turn. `first`: rates of the anchor before the first round, by the
+    name of the figure.
     """
 
     def __init__(self, first: Mapping[str, float]) -> None:
@@ -199,9 +194,5 @@ class InTurn:
 def student(z: float, dof: int) -> float:
     """Return the quantile of Student's t distribution that is `z` of the normal one (Abramowitz and Stegun 26.7.5;
     within 1 % from 3 degrees of freedom on)."""
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / dof**power for power, term in enumerate(terms, 1))

@@ -324,7 +324,6 @@ def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range
 
 
 def _ordered(figures: Sequence[float]) -> Range:
-    """Return the figures of all scenarios as a range."""
     low, value, high = figures
     return Range(min(low, high), value, max(low, high))
 
@@ -421,11 +420,8 @@ _ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have
 def catalog_models(
     catalog: Catalog, quantization: str = "", here: Mapping[str, PlannedModel] = MappingProxyType({})
 ) -> list[PlannedModel]:
-    """Return the chat models of the catalog.
-
-    Args:
-        quantization: "": each in its default; so are always those that come in one alone.
-        here: as of `models_here`: those files, in their place.
+    """Return the chat models of the catalog. `quantization`: "": each in its default; so are always those that come in
+    one alone. `here`: as of `models_here`: those files, in their place.
     """
     chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
     kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]

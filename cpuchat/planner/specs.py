@@ -213,16 +213,16 @@ def _words(name: str) -> frozenset[str]:
 
 
 def read_machine(file: Path) -> MachineSpec:
-    """Read a machine of the user's from a TOML file. Raises UsageError: the file cannot be read, or a figure is missing
-    or impossible; the message names the key.
-    """
+    """Read a user's machine from a TOML file. Raises UsageError: unreadable, or a wrong figure (its key is named)."""
     try:
         table = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:
         raise UsageError(f"{paths.shown(file)} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.") from None
-    table = {key: {"value": value} if key in _FIGURES and _is_number(value) else value for key, value in table.items()}
+    for key in _FIGURES & table.keys():
+        if isinstance(table[key], int | float) and not isinstance(table[key], bool):
+            table[key] = {"value": table[key]}
     for key in table.keys() & {"fitted", "draft_factor", "free_gb"}:
         raise UsageError(f"{paths.shown(file)}, {key}: only cpuchat writes this.", "Remove it.")
     table.setdefault("id", _NOT_IN_ID.sub("-", file.stem.lower()).strip("-.+") or "own")
@@ -243,10 +243,6 @@ _FIGURES = frozenset(
     {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb", "watts", "price_usd",
      "usd_per_hour"}
 )  # fmt: skip
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 USUAL = "Q4_K_M"
@@ -414,10 +410,8 @@ class NotMeasured(UsageError):
 
 class ThisMachine:
     """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
-    for a model. Reads each set of cores once, when it is made; use it in threads.
-
-    Args:
-        loaded: the model that counts as unloaded.
+    for a model. Reads each set of cores once, when it is made; use it in threads. `loaded`: the model that counts as
+    unloaded.
     """
 
     def __init__(self, settings: Settings, loaded: ModelInfo | None = None) -> None:
@@ -428,11 +422,8 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were.
-
-        Raises:
-            NotMeasured: as its name says.
-            UsageError: the cores of the settings are not possible here.
+        chats with both were. Raises NotMeasured: as its name says; UsageError: the cores of the settings are not
+        possible here.
         """
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
@@ -467,9 +458,7 @@ def _given(value: float) -> Figure | None:
 
 
 def measure_here(settings: Settings) -> None:
-    """Measure the read bandwidth of this machine with the cores and the memory policy of the settings (2 seconds).
-    Raises ProbeFailed, Interrupted: as their names say.
-    """
+    """Measure this machine's read bandwidth with the settings' cores and policy. Raises ProbeFailed, Interrupted."""
     from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
 
     placement = place(machine_topology.read_topology(), PlacementSpec.of(settings))

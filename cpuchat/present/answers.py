@@ -99,14 +99,14 @@ def load_progress(name: str, event: LoadProgress, skips: bool = True) -> str:
 
 
 def prefill_progress(event: PrefillProgress, left_s: float | None = None) -> str:
-    """Format the state line of prefill: `processing the prompt · 512 of 4,097 tokens, 300 cached · 6 s left`; the time
+    """Format the state line of prefill: `reading the prompt · 512 of 4,097 tokens, 300 cached · 6 s left`; the time
     from one second on, then why not more was reused.
     """
     told = event.reuse or Reuse()
     cached = f", {event.cache_n:,} {f'from {told.source}' if told.source else 'cached'}" if event.cache_n else ""
     left = units.time_left(left_s) if left_s is not None and left_s >= 1 else ""
     tokens = f"{event.processed:,} of {plural(event.total, 'token')}{cached}"
-    return " · ".join(filter(None, ("processing the prompt", tokens, left, *brief_reasons(told)[:1])))
+    return " · ".join(filter(None, ("reading the prompt", tokens, left, *brief_reasons(told)[:1])))
 
 
 def reconnecting(event: Reconnecting) -> str:

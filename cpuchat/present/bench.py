@@ -56,37 +56,37 @@ def setting_words(setup: Setup, names: set[str]) -> str:
     return ", ".join(filter(None, (words(setup) for name, words in _SETTINGS.items() if name in names)))
 
 
-def _row(one: Result, names: set[str], price: float | None) -> tuple[str, ...]:
-    cost = one.cost(price) if price is not None else None
+def _row(result: Result, names: set[str], price: float | None) -> tuple[str, ...]:
+    cost = result.cost(price) if price is not None else None
     return (
-        *_cell_names(one, names),
-        _test(one),
-        _duration(one.ttft_ms),
-        _duration(one.first_audio_ms),
-        _rate(one.prefill_ts, one.prefill_samples_ts),
-        _rate(one.decode_ts, one.samples_ts if one.decode_ts is not None else ()),
-        units.factor(one.speed_up) if one.speed_up is not None else "",
-        real_time_factor(one.real_time_factor) if one.real_time_factor is not None else "",
-        f"{100 * one.acceptance:.0f} %" if one.acceptance is not None else "",
-        f"{one.tokens_per_pass:.2f}" if one.tokens_per_pass is not None else "",
-        units.size(one.memory_bytes) if one.memory_bytes is not None else "",
-        units.size(int(one.speech_memory_bytes)) if one.speech_memory_bytes is not None else "",
-        units.bandwidth(one.bandwidth) if one.bandwidth is not None else "",
-        f"{100 * one.utilization:.0f} %" if one.utilization is not None else "",
-        f"{one.joules_per_token:.2f}" if one.joules_per_token is not None else "",
+        *_cell_names(result, names),
+        _test(result),
+        _duration(result.ttft_ms),
+        _duration(result.first_audio_ms),
+        _rate(result.prefill_ts, result.prefill_samples_ts),
+        _rate(result.decode_ts, result.samples_ts if result.decode_ts is not None else ()),
+        units.factor(result.speed_up) if result.speed_up is not None else "",
+        real_time_factor(result.real_time_factor) if result.real_time_factor is not None else "",
+        f"{100 * result.acceptance:.0f} %" if result.acceptance is not None else "",
+        f"{result.tokens_per_pass:.2f}" if result.tokens_per_pass is not None else "",
+        units.size(result.memory_bytes) if result.memory_bytes is not None else "",
+        units.size(int(result.speech_memory_bytes)) if result.speech_memory_bytes is not None else "",
+        units.bandwidth(result.bandwidth) if result.bandwidth is not None else "",
+        f"{100 * result.utilization:.0f} %" if result.utilization is not None else "",
+        f"{result.joules_per_token:.2f}" if result.joules_per_token is not None else "",
         f"{cost:,.2f}" if cost is not None else "",
-        _remark(one),
+        _remark(result),
     )
 
 
-def _cell_names(one: Result, names: set[str]) -> tuple[str, str, str]:
+def _cell_names(result: Result, names: set[str]) -> tuple[str, str, str]:
     """Return model, settings and drafters of a cell; "" for those that all cells share."""
-    model = Path(one.model_filename).stem if "model" in names else ""
-    return model, setting_words(one.cell.setup, names), one.drafters if one.cell.test.kind == "prompts" else ""
+    model = Path(result.model_filename).stem if "model" in names else ""
+    return model, setting_words(result.cell.setup, names), result.drafters if result.cell.test.kind == "prompts" else ""
 
 
-def _test(one: Result) -> str:
-    return f"{one.test} + speech" if one.speech else one.test
+def _test(result: Result) -> str:
+    return f"{result.test} + speech" if result.speech else result.test
 
 
 def _duration(ms: float | None) -> str:
@@ -102,12 +102,12 @@ def _rate(value: float | None, samples: Sequence[float]) -> str:
     return f"{units.rate(value)} ± {half:,.{digits}f}"
 
 
-def _remark(one: Result) -> str:
+def _remark(result: Result) -> str:
     remarks = [
-        "failed" if one.failure else "",
-        "noisy" if one.noisy else "",
-        "text differs" if one.same_text is False else "",
-        "ended early" if one.short else "",
+        "failed" if result.failure else "",
+        "noisy" if result.noisy else "",
+        "text differs" if result.same_text is False else "",
+        "ended early" if result.short else "",
     ]
     return ", ".join(filter(None, remarks))
 
@@ -217,7 +217,7 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
 PAIR_HEADINGS = ("prompts", "plain tok/s", "depth", "accepted", "tokens/pass", "speed-up", "adaptive")
 
 
-def pair_rows(found: PairResult) -> list[tuple[str, ...]]:
+def pair_rows(pair: PairResult) -> list[tuple[str, ...]]:
     """Return a row for each kind of prompts, for a table with `PAIR_HEADINGS`."""
     return [
         (
@@ -229,18 +229,18 @@ def pair_rows(found: PairResult) -> list[tuple[str, ...]]:
             units.factor(one.speed_up),
             units.factor(one.speed_ups[0]) if 0 in one.speed_ups else "n/a",
         )
-        for one in found.kinds
+        for one in pair.kinds
     ]
 
 
-def pair_verdict(found: PairResult) -> str:
+def pair_verdict(pair: PairResult) -> str:
     """Return whether the draft model is worth keeping, in a sentence or two."""
-    if not found.kinds:
+    if not pair.kinds:
         return "Nothing was measured."
-    reason = f" Adaptive depth is {found.reason}." if found.reason else ""
-    depth = f"draft depth {found.depth}" if found.depth else "adaptive depth"
-    words = f"{units.factor(found.speed_up)} vs plain with {depth} (geometric mean of the prompts)."
-    return ("Worth keeping: " if found.worth_keeping else "Not worth keeping: ") + words + reason
+    reason = f" Adaptive depth is {pair.reason}." if pair.reason else ""
+    depth = f"draft depth {pair.depth}" if pair.depth else "adaptive depth"
+    words = f"{units.factor(pair.speed_up)} vs plain with {depth} (geometric mean of the prompts)."
+    return ("Worth keeping: " if pair.worth_keeping else "Not worth keeping: ") + words + reason
 
 
 DIFF_HEADINGS = (
@@ -345,15 +345,15 @@ def plots(report: Report) -> str:
     return "\n".join([head, "<title>cpuchat bench</title>", paper, *parts, "</svg>", ""])
 
 
-def _decode_bar(one: Result, names: set[str]) -> _Bar:
-    assert one.decode_ts is not None
-    roof = one.decode_ts / one.utilization if one.utilization else None
-    drafted = one.tokens_per_pass is not None
-    return _Bar(_label(one, names), one.decode_ts, min(one.samples_ts), max(one.samples_ts), drafted, roof)
+def _decode_bar(result: Result, names: set[str]) -> _Bar:
+    assert result.decode_ts is not None
+    roof = result.decode_ts / result.utilization if result.utilization else None
+    drafted = result.tokens_per_pass is not None
+    return _Bar(_label(result, names), result.decode_ts, min(result.samples_ts), max(result.samples_ts), drafted, roof)
 
 
-def _label(one: Result, names: set[str]) -> str:
-    return " · ".join(filter(None, (*_cell_names(one, names), one.test)))
+def _label(result: Result, names: set[str]) -> str:
+    return " · ".join(filter(None, (*_cell_names(result, names), result.test)))
 
 
 def _section(title: str, bars: Sequence[_Bar], y: float) -> list[str]:

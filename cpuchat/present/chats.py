@@ -51,9 +51,7 @@ def document(chats: Sequence[PortableChat], file: Path) -> bytes:
 
 
 def markdown(chat: PortableChat) -> str:
-    """Return the open branch of a chat as a document: figures under the answers, reasoning as a quote before them,
-    attachments folded before their messages.
-    """
+    """Return the open branch as a document: figures under answers, reasoning quoted and attachments folded before."""
     messages = chat.branch
     facts = [clean_line(chat.model), when(chat.updated), plural(len(messages), "message")]
     parts = [f"# {clean_line(chat.title) or 'New chat'}", f"*{' · '.join(filter(None, facts))}*"]
@@ -85,13 +83,11 @@ def _message(message: StoredMessage, siblings: list[int]) -> list[str]:
 
 
 def _attachment(attachment: Attachment) -> str:
-    """Return an attachment folded, as Markdown viewers show it."""
     title = html.escape(clean_line(attachment.title), quote=False)
     return f"<details><summary>{title}</summary>\n\n{fenced(clean(attachment.text))}\n\n</details>"
 
 
 def _step(step: ToolStep) -> list[str]:
-    """Return calls of tools, each folded with its result."""
     parts = [clean(step.said).strip("\n")]
     for call, result in zip(step.calls, step.results, strict=False):
         arguments = json.dumps(call.arguments, ensure_ascii=False)

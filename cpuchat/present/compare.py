@@ -13,7 +13,7 @@ from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, ScoredT
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import MEMORY_BUSY, MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
 from cpuchat.compare.recording import Recording
-from cpuchat.compare.runner import Difference, MemoryTogether, Round, SideAnswer, Turn
+from cpuchat.compare.runner import Difference, DraftOffer, MemoryTogether, Round, SideAnswer, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.present.quality import token
 from cpuchat.telemetry import units
@@ -204,6 +204,15 @@ def agreement(found: Agreement, names: Sequence[str]) -> str:
     return f"{names[1]} would have written {share} of {names[0]}'s words ({interval}{f'; {matter}' if matter else ''}."
 
 
+def draft_offer(found: DraftOffer, names: Sequence[str]) -> str:
+    """`Q4_K_M as the draft model of Q8_0: ≈1.2× (estimated, at an acceptance of 96 %).`"""
+    pair = f"{names[1 - found.target]} as the draft model of {names[found.target]}"
+    if not found.gain.depth:
+        return f"{pair}: no gain (estimated)."
+    rate = f"estimated, at an acceptance of {_percent(found.gain.acceptance)}"
+    return f"{pair}: ≈{found.gain.speedup:.1f}× ({rate})."
+
+
 def brief_agreement(found: Agreement) -> str:
     """`96 % (94–98) · 3 places matter`: the same of A's answer, beside a label."""
     words, n = found.answers[0].words, len(found.answers[0].places)
@@ -219,7 +228,7 @@ def _below_whole(share: float) -> int:
 
 def place(one: Place, other: str) -> str:
     """`…each weight is ▸ “fetched” 62 % · Q4_K_M “read” 71 %, “fetched” 4 %`: after ▸ the writer's choice."""
-    before = clean_line(one.before.replace("\n", "⏎"))
+    before = ("…" if one.character > len(one.before) else "") + clean_line(one.before.replace("\n", "⏎"))
     return (
         f"{before} ▸ {token(one.text)} {_share(one.p)} · "
         f"{other} {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}"
@@ -277,6 +286,7 @@ def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]
         verdict(figures.verdict, comparison.names, repeat),
         difference(shown.difference(), shown),
         agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
+        draft_offer(shown.draft_offer, comparison.names) if shown.draft_offer is not None else "",
         f"While both decoded: {race.removeprefix('both ')}." if race else "",
         RACE_NOTE if shown.race else "",
         shared_memory(shown.memory),
@@ -323,6 +333,8 @@ def _round_json(one: Round) -> dict[str, Any]:
         "memory": one.memory and asdict(one.memory),
         "answers": [_answer_json(answer) for answer in one.answers],
         "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,
+        "draft_offer": one.draft_offer
+        and {"target": "AB"[one.draft_offer.target], "gain": msgspec.to_builtins(one.draft_offer.gain)},
         "branches": [
             {"side": "AB"[branch.side], "token": branch.place.token, "answer": _answer_json(branch.answer)}
             for branch in one.branches
@@ -331,8 +343,6 @@ def _round_json(one: Round) -> dict[str, Any]:
 
 
 def _agreement_json(found: Agreement) -> dict[str, Any]:
-    """Return each answer's figures, with the tokens as objects."""
-
     def answer(one: AnswerAgreement) -> dict[str, Any]:
         names = ScoredToken.__struct_fields__
         tokens = [{name: getattr(token, name) for name in names} | {"step": token.step} for token in one.tokens]

@@ -244,12 +244,12 @@ def _errors(fitted: Fitted) -> str:
     return f"error {median} (median), {most} (90th percentile)"
 
 
-def _probed(known: CostEntry) -> str:
+def _probed(measured: CostEntry) -> str:
     """`2026-11-23 (today) · 8 cores · 86 passes, error 0.5 % (median), 4 % (90th percentile)`."""
-    date = time.strftime("%Y-%m-%d", time.localtime(known.taken)) + f" ({ago(known.taken, time.time())})"
-    error = f", {_errors(known.fitted)}" if known.fitted is not None else ""
-    told = (date, plural(len(known.on.cpus), "core")) if known.taken else ()
-    return " · ".join((*told, f"{len(known.probe)} passes{error}"))
+    date = time.strftime("%Y-%m-%d", time.localtime(measured.taken)) + f" ({ago(measured.taken, time.time())})"
+    error = f", {_errors(measured.fitted)}" if measured.fitted is not None else ""
+    told = (date, plural(len(measured.on.cpus), "core")) if measured.taken else ()
+    return " · ".join((*told, f"{len(measured.probe)} passes{error}"))
 
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:
@@ -273,7 +273,6 @@ def _nodes(survey: Survey | None) -> list[Row]:
 
 
 def _weights(now: Now) -> str:
-    """Format on which nodes the model's weights are."""
     if now.model is None:
         return "no model loaded"
     if not now.placed and now.engine is not None:
@@ -297,7 +296,6 @@ def _policy(facts: MachineFacts, now: Now) -> str:
 
 
 def _traffic(now: Now) -> str:
-    """Format the current reading of the memory traffic counter."""
     if not now.counting:
         return f"estimated · {_COUNTERS_OFF}"
     if now.sample is None:
@@ -309,7 +307,6 @@ def _traffic(now: Now) -> str:
 
 
 def _power(now: Now) -> str:
-    """Format the power of the CPU packages."""
     if not now.counting:
         return f"n/a: {_COUNTERS_OFF}"
     if now.sample is None:

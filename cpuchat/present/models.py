@@ -89,7 +89,6 @@ def _model(model: Inspection) -> Rows:
 
 
 def _other(model: Inspection) -> Rows:
-    """Return rows of a file that is not a language model."""
     header = model.header
     return [
         ("name", header.name),
@@ -178,7 +177,7 @@ AUTO, NONE = "auto", "none"
 """Keys of the rows that are no model: the draft model that belongs to the target, and no draft model at all."""
 
 _OTHERS = {
-    AUTO: ("Automatic", "the catalog's draft model for each target, if it is downloaded and compatible"),
+    AUTO: ("Automatic", "the catalog's draft model, or a smaller file that pays"),
     NONE: ("No draft model", "only suffix decoding, which needs none"),
 }
 
@@ -206,6 +205,7 @@ def _row(key: str, candidate: Candidate, *, is_loaded: bool) -> ListRow:
     state = (
         "unknown" if candidate.failed else {None: "checking…", True: "compatible", False: "mismatch"}[candidate.fits]
     )
+    state = "same model" if candidate.same_model and candidate.fits else state
     gain = TITLES[candidate.head] if candidate.head else _gain(candidate)
     columns = (candidate.quantization, size(candidate.size) if candidate.size else "", state, gain)
     return ListRow(
@@ -237,6 +237,7 @@ def draft_details(key: str, candidate: Candidate | None, *, is_loaded: bool, is_
         ("head", f"{title(candidate.head)}, for {_IN_PLACE}" if candidate.head else ""),
         ("target" if candidate.head else "vocabulary", _vocabulary(candidate)),
         ("advice", "best known candidate for this model" if is_best else ""),
+        ("model", "the target's own, in fewer bytes" if candidate.same_model else ""),
         ("gain", candidate.expected.words if candidate.fits is not False else ""),
         ("basis", candidate.expected.why if candidate.expected.gains and candidate.fits is not False else ""),
         ("catalog", "recommended for this model" if candidate.named else ""),
@@ -437,7 +438,6 @@ def _draft(entry: RepositoryEntry) -> str:
 
 
 def _next(entry: RepositoryEntry) -> str:
-    """Return what Enter does, in words."""
     download = entry.download
     if entry.loaded:
         return "currently loaded"
@@ -527,12 +527,7 @@ def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListR
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
         speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
-        columns = (
-            f"{outcome.forecast.bits:.2f} bit",
-            size(outcome.forecast.file_size),
-            fit(outcome.prediction),
-            speed,
-        )
+        columns = (f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size), fit(outcome.prediction), speed)
         dim = outcome.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 

@@ -33,20 +33,20 @@ Lines = list[tuple[str, str]]
 """Labels and texts."""
 
 
-def rates(found: Range | None) -> str:
+def rates(figure: Range | None) -> str:
     """`6.3 (5.3–7.2)`; "n/a" when unknown."""
-    if found is None or math.isinf(found.value):
+    if figure is None or math.isinf(figure.value):
         return "n/a"
-    return f"{units.about(found.value)} ({_span(found)})"
+    return f"{units.about(figure.value)} ({_span(figure)})"
 
 
-def _span(found: Range) -> str:
-    return f"{units.about(found.low)}–{units.about(found.high)}"
+def _span(figure: Range) -> str:
+    return f"{units.about(figure.low)}–{units.about(figure.high)}"
 
 
-def seconds(found: Range) -> str:
+def seconds(figure: Range) -> str:
     """`3.2 s (2.1–4.9)`."""
-    return f"{time_of(found.value)} s ({time_of(found.low)}–{time_of(found.high)})"
+    return f"{time_of(figure.value)} s ({time_of(figure.low)}–{time_of(figure.high)})"
 
 
 def time_of(value: float) -> str:
@@ -127,10 +127,10 @@ def _reason(plan: Plan) -> str:
     )
 
 
-def _drafted(one: Drafted) -> str:
-    if not one.depth:
+def _drafted(drafted: Drafted) -> str:
+    if not drafted.depth:
         return "no gain"
-    return f"{rates(one.tok_s)}, {one.speedup.value:.1f}×, depth {one.depth}"
+    return f"{rates(drafted.tok_s)}, {drafted.speedup.value:.1f}×, depth {drafted.depth}"
 
 
 def _shared(plan: Plan) -> Lines:
@@ -250,44 +250,45 @@ def machine_figures(machine: MachineSpec) -> Lines:
     return found
 
 
-def _figure(one: Figure, unit: str) -> str:
-    span = f" ({one.low:g}–{one.high:g})" if one.low and one.high else ""
-    basis = "" if one.source.startswith(one.basis) else f"{one.basis}: "  # of a probe: `measured, 2 cores`
-    value = f"{one.value:,g}" if one.basis != "measured" or one.value == int(one.value) else units.rate(one.value)
-    return f"{value}{unit}{span}, {basis}{one.source}"
+def _figure(figure: Figure, unit: str) -> str:
+    span = f" ({figure.low:g}–{figure.high:g})" if figure.low and figure.high else ""
+    basis = "" if figure.source.startswith(figure.basis) else f"{figure.basis}: "  # of a probe: `measured, 2 cores`
+    is_exact = figure.basis != "measured" or figure.value == int(figure.value)
+    value = f"{figure.value:,g}" if is_exact else units.rate(figure.value)
+    return f"{value}{unit}{span}, {basis}{figure.source}"
 
 
-def service_rows(found: Service) -> list[tuple[str, ...]]:
+def service_rows(service: Service) -> list[tuple[str, ...]]:
     """Return a line for each number of machines, as of `SERVICE_HEADS`."""
     rows: list[tuple[str, ...]] = []
-    for one in found.outcomes:
+    for one in service.outcomes:
         first = (f"{one.machines:,}", f"{100 * one.busy:.0f} %", f"{one.mean_chats:.1f}")
         if one.saturated:
             rows.append((*first, "", "", "", "", units.about(one.total_tok_s), "saturated: users wait in a queue"))
             continue
         times = (f"{time_of(one.ttft_s.p50)} s", f"{time_of(one.ttft_s.p95)} s")
-        note = "enough" if one.machines == found.enough else ""
+        note = "enough" if one.machines == service.enough else ""
         tok_s = (units.about(one.tok_s.p50), units.about(one.tok_s.p95))
         rows.append((*first, *times, *tok_s, units.about(one.total_tok_s), note))
     return rows
 
 
-def service_lines(found: Service, plan: Plan) -> list[str]:
+def service_lines(service: Service, plan: Plan) -> list[str]:
     """Return what the simulation says, in sentences."""
     from cpuchat.planner.fleet import PAUSE_S
 
     workload = plan.workload
     sentences = [
-        f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message. A machine with "
-        f"{units.plural(found.chats, 'chat')} at once saturates at {units.about(60 * found.machine_rate)} requests a "
-        f"minute, which is {found.saturates_at:.0f} users."
+        f"{service.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message. A machine with "
+        f"{units.plural(service.chats, 'chat')} at once saturates at {units.about(60 * service.machine_rate)} requests "
+        f"a minute, which is {service.saturates_at:.0f} users."
     ]
-    if found.enough is None:
+    if service.enough is None:
         sentences.append(f"None of these gives 95 % of the answers {workload.tok_s:g} tok/s.")
     else:
-        give = "gives" if found.enough == 1 else "give"
+        give = "gives" if service.enough == 1 else "give"
         sentences.append(
-            f"{units.plural(found.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s."
+            f"{units.plural(service.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s."
         )
     return [*sentences, OTHER_ENGINE]
 
@@ -302,14 +303,12 @@ def catalog_rows(plans: Sequence[Plan], target: float) -> list[ListRow]:
     for heading, least in bounds:
         found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
         rows += [ListRow(name=heading)] if found else []
-        rows += [_model_row(one, one.tok_s) for one in found if one.tok_s is not None]
+        for one in found:
+            size, speed = units.size(round(one.model.size)), _speed(one.tok_s.value) if one.tok_s is not None else ""
+            columns = (one.model.quantization, size, one.memory.fit, speed)
+            rows.append(ListRow(key=one.model.name, name=one.model.name, columns=columns))
         most = least
     return rows
-
-
-def _model_row(plan: Plan, tok_s: Range) -> ListRow:
-    columns = (plan.model.quantization, units.size(round(plan.model.size)), plan.memory.fit, _speed(tok_s.value))
-    return ListRow(key=plan.model.name, name=plan.model.name, columns=columns)
 
 
 def _speed(tok_s: float) -> str:
@@ -347,33 +346,34 @@ def _machine_row(plan: Plan, tok_s: Range | None) -> ListRow:
     return ListRow(key=machine.id, name=machine.name, columns=columns, dim=tok_s is None)
 
 
-def service_list(found: Service) -> list[ListRow]:
+def service_list(service: Service) -> list[ListRow]:
     """Return the lines of a simulation, the key is the number of machines."""
-    return [_outcome_row(one, one.machines == found.enough) for one in found.outcomes]
+    return [_outcome_row(one, one.machines == service.enough) for one in service.outcomes]
 
 
-def _outcome_row(one: Outcome, enough: bool) -> ListRow:
-    state = "saturated" if one.saturated else "enough" if enough else ""
-    speed = "" if one.saturated else _speed(one.tok_s.p50)
-    chats = f"{one.mean_chats:.0f} chats"
+def _outcome_row(outcome: Outcome, enough: bool) -> ListRow:
+    state = "saturated" if outcome.saturated else "enough" if enough else ""
+    speed = "" if outcome.saturated else _speed(outcome.tok_s.p50)
+    chats = f"{outcome.mean_chats:.0f} chats"
     return ListRow(
-        key=str(one.machines),
-        name=units.plural(one.machines, "machine"),
-        columns=(f"{100 * one.busy:.0f} % busy", chats, state, speed),
+        key=str(outcome.machines),
+        name=units.plural(outcome.machines, "machine"),
+        columns=(f"{100 * outcome.busy:.0f} % busy", chats, state, speed),
         strong=enough,
-        dim=one.saturated,
+        dim=outcome.saturated,
     )
 
 
-def outcome_lines(one: Outcome) -> Lines:
+def outcome_lines(outcome: Outcome) -> Lines:
     """Return what users of so many machines get, as labels and texts."""
-    busy = ("busy", f"{100 * one.busy:.0f} %, with {one.mean_chats:.1f} chats on a machine")
-    together = ("all users", f"{units.about(one.total_tok_s)} tok/s")
-    if one.saturated:
+    busy = ("busy", f"{100 * outcome.busy:.0f} %, with {outcome.mean_chats:.1f} chats on a machine")
+    together = ("all users", f"{units.about(outcome.total_tok_s)} tok/s")
+    if outcome.saturated:
         return [busy, together, ("", "Saturated: users wait in a queue.")]
+    first, tok_s = outcome.ttft_s, outcome.tok_s
     return [
         busy,
-        ("first token", f"{time_of(one.ttft_s.p50)} s (p50), {time_of(one.ttft_s.p95)} s (p95)"),
-        ("tok/s", f"{units.about(one.tok_s.p50)} (p50); 95 % of the answers {units.about(one.tok_s.p95)} or more"),
+        ("first token", f"{time_of(first.p50)} s (p50), {time_of(first.p95)} s (p95)"),
+        ("tok/s", f"{units.about(tok_s.p50)} (p50); 95 % of the answers {units.about(tok_s.p95)} or more"),
         together,
     ]

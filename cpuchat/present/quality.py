@@ -41,11 +41,11 @@ _STRIP = 72
 """Columns of the strip at most."""
 
 
-def in_words(found: Summary) -> str:
+def in_words(summary: Summary) -> str:
     """`about 1 token in 7 would differ (1 in 6 to 1 in 9): noticeable`: the next token, with the 95 % interval."""
-    same = found.same_top
+    same = summary.same_top
     if same.value == 1:
-        return f"none of {units.plural(found.n, 'token')} would differ: {_word(1)}"
+        return f"none of {units.plural(summary.n, 'token')} would differ: {_word(1)}"
     low, high = _one_in(same.low), _one_in(same.high)
     interval = f" ({low} to {high})" if same.high - same.low < 1 and low != high else ""
     words = dict.fromkeys((_word(same.low), _word(same.value), _word(same.high)) if interval else (_word(same.value),))
@@ -98,8 +98,8 @@ def strip(comparison: QualityLoss, width: int) -> list[str]:
     ]
 
 
-def _bits(one: Published) -> str:
-    return next((character for character in one.quantization if character.isdigit()), "·")
+def _bits(published: Published) -> str:
+    return next((character for character in published.quantization if character.isdigit()), "·")
 
 
 def label(comparison: QualityLoss) -> str:
@@ -107,17 +107,17 @@ def label(comparison: QualityLoss) -> str:
     return comparison.header.quantization or comparison.path.stem
 
 
-def cells(name: str, found: Summary) -> tuple[str, ...]:
+def cells(name: str, summary: Summary) -> tuple[str, ...]:
     """Return a row under `HEADINGS`."""
     return (
         name,
-        share(found.same_top),
-        kld(found.kld),
-        f"{found.kld_median:.4f}",
-        f"{found.kld_99:.3f}",
-        f"{found.kld_999:.3f}" if found.n >= MIN_POSITIONS else "n/a",
-        f"{found.ln_ppl_ratio.value:+.4f}{_error(found.ln_ppl_ratio)}".replace("-", "−"),
-        f"{100 * found.rms_dp.value:.2f} %",
+        share(summary.same_top),
+        kld(summary.kld),
+        f"{summary.kld_median:.4f}",
+        f"{summary.kld_99:.3f}",
+        f"{summary.kld_999:.3f}" if summary.n >= MIN_POSITIONS else "n/a",
+        f"{summary.ln_ppl_ratio.value:+.4f}{_error(summary.ln_ppl_ratio)}".replace("-", "−"),
+        f"{100 * summary.rms_dp.value:.2f} %",
     )
 
 
@@ -127,13 +127,13 @@ def share(found: Interval) -> str:
     return f"{100 * found.value:.1f} %{interval}"
 
 
-def kld(found: Estimate) -> str:
+def kld(estimate: Estimate) -> str:
     """`0.0213 ± 0.0004`: nats with the standard error, where more than one window tells it."""
-    return f"{found.value:.4f}{_error(found)}"
+    return f"{estimate.value:.4f}{_error(estimate)}"
 
 
-def _error(found: Estimate) -> str:
-    return f" ± {found.error:.4f}" if math.isfinite(found.error) else ""
+def _error(estimate: Estimate) -> str:
+    return f" ± {estimate.error:.4f}" if math.isfinite(estimate.error) else ""
 
 
 def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
@@ -152,9 +152,9 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
     return found
 
 
-def narrow(found: Sequence[tuple[str, ...]], width: int) -> list[str]:
+def narrow(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Return `rows` as an aligned table under its headings, without the columns of least use where `width` is short."""
-    whole, lines = [HEADINGS, *found], list[str]()
+    whole, lines = [HEADINGS, *rows], list[str]()
     for n_out in range(len(_LEFT_OUT_FIRST) + 1):
         kept = [n for n, heading in enumerate(HEADINGS) if heading not in _LEFT_OUT_FIRST[:n_out]]
         lines = table([[row[n] for n in kept] for row in whole])
@@ -212,14 +212,14 @@ def verdicts(measurement: QualityMeasurement, *, figures: bool = True) -> list[s
     return sentences
 
 
-def disagreement(one: Disagreement) -> str:
+def disagreement(place: Disagreement) -> str:
     """`…matrix × matrix product: each ▸ weight · base “weight” 93 %, other “row” 41 % · KLD 2.31`."""
-    before = clean_line(one.context.replace("\n", "⏎"))
+    before = clean_line(place.context.replace("\n", "⏎"))
     if len(before) > _CONTEXT_COLUMNS:
         before = "…" + before[1 - _CONTEXT_COLUMNS :]
     return (
-        f"{before} ▸ {token(one.token)} · base {token(one.base_top)} {100 * one.base_p:.0f} %, "
-        f"other {token(one.other_top)} {100 * one.other_p:.0f} % · KLD {one.kld:.2f}"
+        f"{before} ▸ {token(place.token)} · base {token(place.base_top)} {100 * place.base_p:.0f} %, "
+        f"other {token(place.other_top)} {100 * place.other_p:.0f} % · KLD {place.kld:.2f}"
     )
 
 
@@ -265,12 +265,12 @@ def as_json(measurement: QualityMeasurement) -> dict[str, Any]:
     }
 
 
-def flips(found: Flips) -> str:
+def flips(counts: Flips) -> str:
     """`60 questions: 41 right in both, 2 only in the base, 1 only in the other, 16 wrong in both; McNemar p = 1.00.`"""
     return (
-        f"{units.plural(found.n, 'question')}: {found.both_right} right in both, {found.only_base} only in the base, "
-        f"{found.only_other} only in the other, {found.both_wrong} wrong in both; McNemar p = {found.p:.2f}"
-        f"{' (significant)' if found.p < _SIGNIFICANT else ' (no significant difference)'}."
+        f"{units.plural(counts.n, 'question')}: {counts.both_right} right in both, {counts.only_base} only in the "
+        f"base, {counts.only_other} only in the other, {counts.both_wrong} wrong in both; McNemar p = {counts.p:.2f}"
+        f"{' (significant)' if counts.p < _SIGNIFICANT else ' (no significant difference)'}."
     )
 
 

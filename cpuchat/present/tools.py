@@ -121,10 +121,8 @@ def owner(tool: Tool) -> str:
 
 
 def server_state(server: ToolServer, offered: Sequence[Tool]) -> str:
-    """Format `running, 3 tools, about 400 tokens in each prompt`, or why it does not run.
-
-    Args:
-        offered: those of its tools that are offered; where that is not all: `running, 128 of 200 tools, …`.
+    """Format `running, 3 tools, about 400 tokens in each prompt`, or why it does not run. `offered`: those of its tools
+    that are offered; where that is not all: `running, 128 of 200 tools, …`.
     """
     if server.problem is not None:
         return server.problem.reason

@@ -45,10 +45,7 @@ def measurement_key(base: str, other: str, texts: Sequence[Text], n_ctx: int, en
 
 
 class SavedWindows:
-    """The windows of one measurement in `folder`.
-
-    A folder that cannot be written keeps nothing, and no measurement fails because of it.
-    """
+    """The windows of one measurement in `folder`. One that cannot be written keeps nothing; no measurement fails."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._file = folder / f"{key}.jsonl"

@@ -54,10 +54,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load(path: Path | None = None) -> list[Question]:
-    """Return the questions of a JSONL file, or the built-in ones. Blank lines are skipped.
-
-    Raises:
-        UsageError: the file cannot be read, has no questions, or a line is invalid; the message names file and line.
+    """Return the questions of a JSONL file, or the built-in ones. Blank lines are skipped. Raises UsageError: the file
+    cannot be read, has no questions, or a line is invalid; the message names file and line.
     """
     if path is None:
         text = (importlib.resources.files("cpuchat.quality") / _NAME).read_text(encoding="utf-8")

@@ -231,11 +231,9 @@ def published_family(name: str) -> list[Published]:
 
 
 def published_for(name: str, quantization: str) -> list[Published]:
-    """Return the published values of a quantization, those of the same family first, marked `same_family`.
-
-    Args:
-        name: of the model, its file or its repository; the quantization in it is ignored.
-        quantization: `Q4_K_M`, in any case; `UD-` and `QAT-` formats are other ones, so none is published for them.
+    """Return the published values of a quantization, those of the same family first, marked `same_family`. `name`: of
+    the model, its file or its repository; the quantization in it is ignored. `quantization`: `Q4_K_M`, in any case;
+    `UD-` and `QAT-` formats are other ones, so none is published for them.
     """
     wanted = quantization.upper()
     if without_prefix(wanted) != wanted:

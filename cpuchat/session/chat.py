@@ -186,8 +186,6 @@ class ChatSession:
     # What runs
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`; nothing else may be running."""
-
         async def run() -> None:
             self._held = False
             self._emit(events.Changed("state"))
@@ -350,7 +348,6 @@ class ChatSession:
         self._held = True
 
     def _send_next(self) -> None:
-        """Send the next message of the queue if nothing runs."""
         if not self.queue or not self.loaded or self.busy:
             return
         message = self.queue.pop(0)
@@ -649,7 +646,5 @@ class ChatSession:
         self.tell(said)
 
     async def set_reasoning(self, choice: str) -> None:
-        """Set whether the model reasons in the chat: `on`, `off`, `default` or a number of tokens. Raises UsageError,
-        ChatsError.
-        """
+        """Set whether the chat's model reasons: on, off, default or a token limit. Raises UsageError, ChatsError."""
         await self.conversation.preset.set_reasoning(*reasoning_of(choice))

@@ -63,14 +63,11 @@ class Conversation:
     """One open chat and the model that answers it. Use from one event loop.
 
     `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
-    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes.
-    `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code
-    context_full) unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`:
-    the last event of an answer has the IDs of its tokens.
-
-    Args:
-        store: None keeps nothing.
-        library: where draft models are looked for (None: the folders of the settings).
+    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes. `logs_speed`
+    False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code context_full)
+    unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`: the last event
+    of an answer has the IDs of its tokens. `store`: None keeps nothing. `library`: where draft models are looked for
+    (None: the folders of the settings).
     """
 
     def __init__(
@@ -198,9 +195,7 @@ class Conversation:
         await self.backend.forget(chat_id)
 
     async def delete_message(self, message_id: int) -> None:
-        """Delete a message of the open chat and all that follow from it, and open the branch beside it. A chat that
-        would be empty is deleted. Raises as `ChatHistory.delete_branch`.
-        """
+        """Delete a message with all that follow, and open the branch beside. Raises as `ChatHistory.delete_branch`."""
         assert self.chat is not None
         self._refuse_while_answering()
         chat_id = self.chat.id
@@ -294,9 +289,7 @@ class Conversation:
         )
 
     def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
-        """Answer a question again, the last one if `message_id` is 0; the first token of the answer opens a branch.
-        Raises as `send`.
-        """
+        """Answer a question again (0: the last one); the answer's first token opens a branch. Raises as `send`."""
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
     def continue_answer(self) -> AsyncGenerator[AnyEvent, None]:
@@ -305,10 +298,7 @@ class Conversation:
 
     def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
         """Ask `text` with what `attach` returns in place of a question, the last one if `message_id` is 0; the first
-        token of the answer opens a branch.
-
-        Raises:
-            CpuchatError, ChatsError, ChatsChanged: as `send`.
+        token of the answer opens a branch. Raises CpuchatError, ChatsError, ChatsChanged: as `send`.
         """
         return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
 
@@ -333,7 +323,6 @@ class Conversation:
     async def _answer(
         self, prepare: Callable[[], Awaitable[list[StoredMessage]]], more: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Answer the messages that `prepare` returns; `more` are further fields of the request."""
         history = self.history
         with self._occupied(answering=True):
             messages = await prepare()
@@ -394,12 +383,12 @@ class Conversation:
         self.draft_problem = ""
         if isinstance(target, ServerModel):
             return None, ""
-        wanted, library = self.in_effect.speculation, self._any_library
+        settings, library = self.in_effect, self._any_library
 
         def find() -> DraftChoice:
             from cpuchat.models.drafts.choice import draft_of_settings
 
-            return draft_of_settings(target, wanted, library, strict=strict, calibrate=calibrate)
+            return draft_of_settings(target, settings, library, strict=strict, calibrate=calibrate)
 
         found = await asyncio.to_thread(find)
         self.draft_problem = found.problem
@@ -431,9 +420,7 @@ class Conversation:
 
 
 def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
-    """Return how to draft: `chosen`, nothing, or always the same number of tokens, so that every pass shows what the
-    drafters do, also where that is slower.
-    """
+    """Return how to draft: `chosen`, nothing, or a fixed depth, so that every pass shows what drafters do."""
     if mode == "auto":
         return chosen
     if mode == "off":

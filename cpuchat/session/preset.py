@@ -115,10 +115,8 @@ class ChatPreset:
     async def add_question(
         self, text: str, model: str, settings: Settings, attach: Attach | None = None
     ) -> list[StoredMessage]:
-        """Add a user message as `ChatHistory.add_question`; a chat that begins with it has the preset.
-
-        Raises:
-            UsageError, SettingsError: the preset of new chats does not exist or is not valid.
+        """Add a user message as `ChatHistory.add_question`; a chat that begins with it has the preset. Raises
+        UsageError, SettingsError: the preset of new chats does not exist or is not valid.
         """
         await self.find()
         reasoning, budget = self.reasoning

@@ -45,11 +45,8 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
     """Stream a summary of the open chat and add it to the chat unless it was stopped; see `request_messages`.
 
     It covers everything but a question at the end that has no answer. What of the chat does not fit beside the task is
-    left out of the summary and told (`ContextTrimmed`). Ends with `GenerationFinished` or `Failed`.
-
-    Raises:
-        UsageError: there is nothing to summarize, or an answer is running.
-        ChatsError, ChatsChanged: the summary could not be saved.
+    left out of the summary and told (`ContextTrimmed`). Ends with `GenerationFinished` or `Failed`. Raises UsageError:
+    there is nothing to summarize, or an answer is running; ChatsError, ChatsChanged: the summary could not be saved.
     """
     chat, model = conversation.chat, conversation.model
     covered = conversation.messages
@@ -98,11 +95,8 @@ def wants_title(conversation: Conversation) -> bool:
 
 async def title_chat(conversation: Conversation, is_stopped: Callable[[], bool]) -> bool:
     """Give the open chat a title that the model writes; False when it wrote none, was stopped, or somebody named the
-    chat meanwhile. `is_stopped` is asked after `Conversation.stop`, which may come before the worker begins.
-
-    Raises:
-        UsageError: something is running.
-        ChatsError: the title could not be saved.
+    chat meanwhile. `is_stopped` is asked after `Conversation.stop`, which may come before the worker begins. Raises
+    UsageError: something is running; ChatsError: the title could not be saved.
     """
     chat, history = conversation.chat, conversation.history
     assert chat is not None

@@ -15,10 +15,7 @@ from cpuchat.tools.servers import ToolServer
 
 
 class ChatTools:
-    """Offers tools to a conversation, from its next answer on. `ask` is called before a call that is not approved.
-
-    The folder holds for one chat, the servers for all of them.
-    """
+    """Offers tools from the next answer on; `ask` approves calls. The folder holds for one chat, servers for all."""
 
     def __init__(self, conversation: Conversation, ask: Ask) -> None:
         self.first_folder: Path | None = None

@@ -331,7 +331,6 @@ class SentenceSplitter:
         return _speakable(found)
 
     def _partial(self) -> list[str]:
-        """Return the sentences of a line that is not complete."""
         if self._fence or self._formula or len(self._line) < self._wait:
             return []
         if not self._inside:

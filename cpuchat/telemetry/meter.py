@@ -51,10 +51,7 @@ def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | Non
     """Return the seconds until `total` tokens are evaluated; None before that can be told.
 
     The time of a token grows linearly with the tokens before it, which its attention reads: the slope comes from the
-    two halves of what is done.
-
-    Args:
-        points: (seconds, tokens evaluated), ascending; the first is where the clock began.
+    two halves of what is done. `points`: (seconds, tokens evaluated), ascending; the first is where the clock began.
     """
     if not points:
         return None

@@ -239,15 +239,6 @@ def _why_no_memory_limit(model: ModelInfo, peak: Peak | None) -> str:
     return "no peak · run cpuchat probe" if peak is None else ""
 
 
-def after_answer(model: ModelInfo, timings: Timings) -> Roofline:
-    """Return the figures of a whole answer."""
-    rate = timings.predicted_per_second
-    whole = evaluated(timings)
-    measured = timings.prompt_per_second if timings.prompt_n >= LEAST_PREFILL else None
-    n_past = max(0, timings.n_past - timings.predicted_n // 2)
-    return roofline(model, Decoding(rate, rate, whole, whole, n_past), measured)
-
-
 def evaluated(timings: Timings) -> Evaluated:
     """Return the evaluations of a whole answer. Its first token comes from the prompt."""
     tokens = max(timings.predicted_n - 1, 0)
@@ -258,7 +249,6 @@ def evaluated(timings: Timings) -> Evaluated:
 
 
 def _bytes_per_pass(model: ModelInfo, part: Evaluated, n_past: int) -> float | None:
-    """Return the average bytes read by a pass of the target and the drafting before it."""
     if model.work is None:
         return None
     total = bytes_read(model.work, part.n_per_pass, n_past)
@@ -401,9 +391,7 @@ class _Average:
         return (last.joules - first.joules) / (ended - begun) if ended > begun else None
 
     def sample(self, last: MachineSample) -> MachineSample:
-        """Return the means, with the reasons of the `last` sample for missing figures; power is the current one if it
-        was never sampled.
-        """
+        """Return the means, with the `last` sample's reasons for what is missing, and its power if none was sampled."""
         power = last.power
         if self._power:
             power = replace(self._power[-1][0], watts=_mean([one.watts for one, _ in self._power]))
@@ -530,3 +518,12 @@ class RooflineMeter:
             return plain, plain
         recent = newest.since(self._told[0])
         return newest, recent if recent.passes > 0 and recent.tokens > 0 else newest
+
+
+def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> Roofline:
+    """Return the figures of a whole answer, as the meter has them after it."""
+    meter, rate = RooflineMeter(), timings.predicted_per_second
+    meter.model(model)
+    meter.predicted(reach)
+    meter.finish(timings)
+    return meter.roofline(None, rate, timings.predicted_n, timings.n_past, 0)

@@ -135,10 +135,8 @@ class CallFormat(Data, frozen=True):
         return found[0] if found is not None else opening
 
     def find(self, text: str, names: Sequence[str], *, at_start: bool = True) -> int:
-        """Return where calls of tools with these names begin in a text; -1: nowhere.
-
-        Args:
-            at_start: the text begins an answer.
+        """Return where calls of tools with these names begin in a text; -1: nowhere. `at_start`: the text begins an
+        answer.
         """
         if at_start and text.lstrip().startswith(self.starts(names) or ("\0",)):
             return 0
@@ -185,8 +183,8 @@ class _Span(NamedTuple):
 class _Written(NamedTuple):
     """An answer with one call, with two (None: the template takes one only), and how an answer ends."""
 
-    one: str
-    two: str | None
+    one_call: str
+    two_calls: str | None
     end_of_turn: str
 
 
@@ -254,23 +252,23 @@ def _name(index: int, text: str) -> tuple[int, str]:
 
 
 def _learn(written: _Written) -> CallFormat | None:
-    if str(_arguments(0)) in written.one:
+    if str(_arguments(0)) in written.one_call:
         return None  # as Python writes it: the template wants a string
-    if (outer := _object(written.one, 0)) is not None:
+    if (outer := _object(written.one_call, 0)) is not None:
         begin, end, name_key, arguments_key = outer
-        other = _object(written.two, 1) if written.two is not None else None
+        other = _object(written.two_calls, 1) if written.two_calls is not None else None
         parts = _around(written, _Span(begin, end), _Span(*other[:2]) if other is not None else None)
         return CallFormat(shape="object", name_key=name_key, arguments_key=arguments_key, **parts)
-    first = _json_span(written.one, 0)
+    first = _json_span(written.one_call, 0)
     if first is None:
         return _learn_pairs(written)
-    second = _json_span(written.two, 1) if written.two is not None else None
-    begin, name = _name(0, written.one)
+    second = _json_span(written.two_calls, 1) if written.two_calls is not None else None
+    begin, name = _name(0, written.one_call)
     if first.begin < begin:
         return None
-    middle = _without_ids(written.one[begin + len(name) : first.begin])
-    if second is not None and written.two is not None:
-        second = _Span(_name(1, written.two)[0], second.end)
+    middle = _without_ids(written.one_call[begin + len(name) : first.begin])
+    if second is not None and written.two_calls is not None:
+        second = _Span(_name(1, written.two_calls)[0], second.end)
     parts = _around(written, _Span(begin, first.end), second)
     return CallFormat(shape="json", middle=middle, name_in_id=name == _IDS[0], **parts)
 
@@ -306,7 +304,7 @@ def _object(text: str, index: int) -> tuple[int, int, str, str] | None:
 
 
 def _learn_pairs(written: _Written) -> CallFormat | None:
-    text = written.one
+    text = written.one_call
     begin, name = _name(0, text)
     keys = [text.find(key, begin) for key in _KEYS]
     if min(keys) < 0 or keys != sorted(keys):
@@ -329,10 +327,10 @@ def _learn_pairs(written: _Written) -> CallFormat | None:
     style = PairStyle(opening=opening, assignment=assignment, closing=closing, separator=separator, quote=quote)
     n_closing = len(closing.replace(KEY, _KEYS[2]))
     second = None
-    if written.two is not None:
+    if written.two_calls is not None:
         number = str(_VALUES[1][2])
-        place, _ = _name(1, written.two)
-        second = _Span(place, written.two.find(number, place) + len(number) + n_closing)
+        place, _ = _name(1, written.two_calls)
+        second = _Span(place, written.two_calls.find(number, place) + len(number) + n_closing)
     parts = _around(written, _Span(begin, ends[2] + n_closing), second)
     middle = _without_ids(head[: len(head) - len(opening)])
     return CallFormat(shape="pairs", middle=middle, pairs=style, **parts)
@@ -352,15 +350,15 @@ def _assignment(text: str, number: str) -> tuple[str, str]:
 
 def _around(written: _Written, first: _Span, second: _Span | None) -> dict[str, Any]:
     """Return the texts of a format around calls; with one call only, all that is before it is the opening."""
-    head = _without_ids(written.one[: first.begin])
-    tail = written.one[first.end :]
+    head = _without_ids(written.one_call[: first.begin])
+    tail = written.one_call[first.end :]
     turn_end = _common_suffix(tail, written.end_of_turn)
     if turn_end != written.end_of_turn:  # whole markers only
         turn_end = turn_end[at:] if (at := turn_end.find("<")) >= 0 else ""
     tail = _without_ids(tail.removesuffix(turn_end))
-    if second is None or written.two is None:
+    if second is None or written.two_calls is None:
         return _checked({"opening": head, "closing": tail.rstrip(), "turn_end": turn_end})
-    joint = _without_ids(written.two[first.end : second.begin])  # up to there both texts are the same
+    joint = _without_ids(written.two_calls[first.end : second.begin])  # up to there both texts are the same
     opening = _common_suffix(head, joint)
     opening = opening[found.end() :] if (found := _INSIDE_MARKER.match(opening)) is not None else opening
     rest = joint[: len(joint) - len(opening)]
@@ -390,8 +388,8 @@ def _without_ids(text: str) -> str:
     return text
 
 
-def _common_suffix(one: str, other: str) -> str:
-    return one[len(one) - common_prefix(one[::-1], other[::-1]) :]
+def _common_suffix(text: str, other: str) -> str:
+    return text[len(text) - common_prefix(text[::-1], other[::-1]) :]
 
 
 _ANY_OBJECT: Final = {"type": "object"}
@@ -403,9 +401,7 @@ _NESTED: Final = ("object", "array")
 
 
 def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = False) -> str:
-    """Return the grammar (GBNF) of one or more calls, from `form.trigger` on; "" where none can say it. `single`: of
-    one call.
-    """
+    """Return the GBNF of one or more calls from `form.trigger` on ("": none can say it); `single`: of one call."""
     if not tools:
         return ""
     rules = Rules()
@@ -472,7 +468,6 @@ class _CallWriter:
         )
 
     def _arguments(self, tool: Tool) -> str:
-        """Return the rule of a tool's arguments as JSON."""
         return self._value(tool.parameters, f"call-{tool.name}", _ANY_OBJECT)
 
     def _value(self, schema: Any, name: str, otherwise: Any) -> str:
@@ -506,7 +501,6 @@ class _CallWriter:
         return f"{SPACE} {many if required else f'({many})?'} {SPACE}"
 
     def _written(self, schema: dict[str, Any], name: str, key: str) -> str:
-        """Return the expression of the value of a key and what closes its pair."""
         style, kind, values = self._form.pairs, schema.get("type"), schema.get("enum")
         end, quote = style.closing.replace(KEY, key), style.quote
         closing = self.lenient(end)

@@ -83,10 +83,8 @@ def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def typed_value(text: str, schema: Any, quote: str = "") -> Any:
-    """Return a value that stands without quotes, as the type that the schema of its parameter gives.
-
-    Args:
-        quote: in which strings inside it stand.
+    """Return a value that stands without quotes, as the type that the schema of its parameter gives. `quote`: in which
+    strings inside it stand.
     """
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "string":
@@ -172,11 +170,8 @@ _NO_OBJECT = "The arguments are not a JSON object."
 def parse_calls(
     form: CallFormat, text: str, tools: Sequence[Tool] = (), *, at_start: bool = True
 ) -> tuple[str, list[ToolCall]]:
-    """Return what an answer says beside its calls, and the calls, complete ones only.
-
-    Args:
-        tools: their schemas tell what a value without quotes is.
-        at_start: the text begins an answer.
+    """Return what an answer says beside its calls, and the calls, complete ones only. `tools`: their schemas tell what
+    a value without quotes is. `at_start`: the text begins an answer.
     """
     schemas = {tool.name: tool.parameters for tool in tools}
     said, written = form.split(text, tuple(schemas), at_start=at_start)

@@ -87,11 +87,11 @@ def _server(name: str, value: Any, file: Path) -> Server:
         key, reason = explained(error)
         raise SettingsError(f"{where}{f'.{key}' if key else ''}: {reason}.", "Fix or remove it.") from None
 
-    def value_of(found: re.Match[str]) -> str:
-        value = os.environ.get(found["name"], found["default"])
+    def value_of(match: re.Match[str]) -> str:
+        value = os.environ.get(match["name"], match["default"])
         if value is None:
             raise SettingsError(
-                f"{where}: the variable {found['name']} is not set.", "Set it, or write ${NAME:-default}."
+                f"{where}: the variable {match['name']} is not set.", "Set it, or write ${NAME:-default}."
             )
         return value
 

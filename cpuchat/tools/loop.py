@@ -108,10 +108,7 @@ _LONGEST_TOKEN = 20  # characters; longer ones are spaces
 
 async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[str, int]:
     """Return a tool's result so that it takes a part of the context only, and its tokens: its beginning and end, with a
-    note between.
-
-    Args:
-        free_tokens: of the context; None: not known.
+    note between. `free_tokens`: of the context; None: not known.
     """
     free = _USUAL_TOKENS if free_tokens is None else free_tokens
     most = max(free // _CONTEXT_SHARE, min(_LEAST_TOKENS, free // _ROOM_SHARE))
@@ -390,7 +387,6 @@ class ToolLoop:
                 request = msgspec.structs.replace(request, messages=tuple(messages), tools=self.toolbox.tools)
 
     async def _run(self, call: ToolCall, chat_id: str, limits: CallLimits) -> ToolResult:
-        """Return the result of a call as the model reads it."""
         tool = await self._until_stopped(self.toolbox.find(call))
         if not isinstance(tool, Tool):
             return tool or _STOPPED
@@ -406,7 +402,6 @@ class ToolLoop:
         return await self._until_stopped(self.toolbox.run(call)) or _STOPPED
 
     async def _until_stopped(self, work: Awaitable[T]) -> T | None:
-        """Return what `work` returns; None if it is stopped."""
         running = self._running = asyncio.ensure_future(work)
         if self._stopped:  # before it was running
             running.cancel()

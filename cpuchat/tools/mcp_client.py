@@ -51,13 +51,8 @@ class Connection:
 
     @classmethod
     async def open(cls, process: ServerProcess, *, legacy: bool) -> Connection:
-        """Agree on a version of the protocol. Cancelling this leaves no task behind.
-
-        Args:
-            legacy: do not ask for its versions first, for which some servers end.
-
-        Raises:
-            ServerEnded, ServerInvalid
+        """Agree on a version of the protocol. Cancelling this leaves no task behind. `legacy`: do not ask for its
+        versions first, for which some servers end. Raises ServerEnded, ServerInvalid.
         """
         self = cls(process)
         opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -81,9 +76,7 @@ class Connection:
         await asyncio.wait({self._task})
 
     async def tools(self, source: str, origin: str) -> tuple[Tool, ...]:
-        """Return the tools of the server, which is called `source`; `origin` as in `Tool`. Raises ServerEnded,
-        ServerInvalid.
-        """
+        """Return the server's tools; `source` is its name, `origin` as in `Tool`. Raises ServerEnded, ServerInvalid."""
         self.changed = False
         found: list[Tool] = []
         cursor: str | None = None
@@ -181,9 +174,7 @@ class Connection:
 
 
 def _parsed(line: bytes) -> types.JSONRPCMessage:
-    """Parse a message. Half of a surrogate pair, with which a text ends that its server has cut, becomes "?". Raises
-    ValueError, RecursionError: it is none.
-    """
+    """Parse a message; half a surrogate pair (of a cut text) becomes "?". Raises ValueError, RecursionError."""
     try:
         return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
@@ -202,7 +193,6 @@ def _is_message(line: bytes) -> bool:
 
 
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
-    """Convert a tool. Raises ValueError for a name or schema that cannot be used."""
     annotations = tool.annotations
     if len(tool.name) > _LONGEST_NAME:
         raise ValueError(f"a tool has a name of {len(tool.name):,} characters; {_LONGEST_NAME} are allowed")

@@ -62,11 +62,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     @classmethod
     async def start(cls, server: Server, log: Path) -> ServerProcess:
-        """Start a server; what it writes to its standard error goes to `log`, a megabyte at most.
-
-        Raises:
-            OSError: there is no such command or folder.
-            ValueError: an argument has a NUL.
+        """Start a server; what it writes to its standard error goes to `log`, a megabyte at most. Raises OSError: there
+        is no such command or folder; ValueError: an argument has a NUL.
         """
         file = _opened(log)
         process = cls(file)

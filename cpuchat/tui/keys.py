@@ -267,6 +267,8 @@ KEYS: tuple[Key, ...] = (
         COMPARE, footer=True, palette=False),
     Key("places.continue", "b", "continue", "other's choice", "In the places that matter: write the other's choice",
         COMPARE, footer=True, palette=False),
+    Key("compare.draft", "d", "draft", "draft model", "Use the smaller file as the draft model of the larger one",
+        COMPARE, words="draft speculation"),
     Key("compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
     Key("compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),
     Key("compare.export", "e", "export", "export", "Export to Markdown", COMPARE),

@@ -124,11 +124,7 @@ def machines_page(plans: list[Plan]) -> Page:
 
 
 def users_page(plan: Plan) -> Page:
-    """Simulate the users of a plan.
-
-    Raises:
-        UsageError: as of `simulate_service`.
-    """
+    """Simulate the users of a plan. Raises UsageError: as of `simulate_service`."""
     service = simulate_service(plan)
     by_key = {str(one.machines): one for one in service.outcomes}
     sentences = [("", line) for line in words.service_lines(service, plan)]
@@ -402,10 +398,8 @@ class PlanScreen(PlanPanes[None]):
 
 
 def _changed(workload: Workload, name: str, value: float) -> Workload:
-    """Return the workload with another figure; a longer prompt or answer takes a longer context.
-
-    Raises:
-        UsageError: as of `Workload`.
+    """Return the workload with another figure; a longer prompt or answer takes a longer context. Raises UsageError: as
+    of `Workload`.
     """
     changes = {name: value}
     if name in ("n_prompt", "n_answer"):

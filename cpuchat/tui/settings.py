@@ -57,13 +57,11 @@ class KeysScreen(ListScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("keys")
     KEYS: ClassVar = "keys"
 
+    list_title = "Keys"
+
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
-
-    @property
-    def list_title(self) -> str:
-        return "Keys"
 
     def on_mount(self) -> None:
         self.query_one("#list").border_subtitle = paths.shown(paths.keymap_file())
@@ -211,11 +209,7 @@ class Field(DeclaredSetting):
         return f"{value:g}" if self.kind == "number" else str(value)
 
     def parse(self, shown: Any) -> Any:
-        """Convert a widget's content to a value.
-
-        Raises:
-            ValueError: not acceptable; the message says what is.
-        """
+        """Convert a widget's content to a value. Raises ValueError: not acceptable; the message says what is."""
         if self.default is None and not str(shown).strip():
             return None
         if self.kind == "lines":
@@ -538,7 +532,6 @@ class SettingsScreen(Dismissable[Settings | None]):
         return f"{getattr(self._services.conversation.default_sampling, field.name):g}"
 
     def _tuned_note(self, field: Field) -> str:
-        """Return what tuning made of a setting of the loaded model, "" if nothing."""
         conversation = self._services.conversation
         tuned = conversation.tuned
         choice = tuned.choice_of(field.key) if tuned is not None else None

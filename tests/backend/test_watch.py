@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
+from os import EX_SOFTWARE
 from pathlib import Path
 
 import psutil
@@ -14,7 +16,9 @@ import pytest
 from cpuchat.backend import local, process
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import WorkerStuck
-from cpuchat.protocol.messages import Failed, GenerationFinished, LoadOptions, TextDelta
+from cpuchat.base.processes import python_command
+from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.protocol.messages import Failed, GenerationFinished, LoadModel, LoadOptions, TextDelta, encode
 from tests.support.chatting import chat, collect
 
 # Each rule is entered twice from the one before: llama.cpp searches 2 ** 40 of them for left recursion.
@@ -53,6 +57,19 @@ async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_o
     assert failed.code == WorkerStuck.code and "did not stop" in failed.message
     assert backend.pid is None
     assert await answered(backend)
+
+
+def test_a_worker_that_is_stuck_when_its_parent_is_gone_ends(tiny_model: Path) -> None:
+    hasty = (
+        "from cpuchat.worker import __main__, server; server._SAVING_SECONDS = 0.1; raise SystemExit(__main__.main())"
+    )
+    with subprocess.Popen(python_command("-c", hasty), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        options = LoadOptions(n_ctx=512)
+        worker.stdin.write(encode(LoadModel(path=str(tiny_model), cpus=own_cpus()[:1], options=options)))
+        worker.stdin.write(encode(chat("Hello", grammar=HANGS)))
+        worker.stdin.close()  # as the kernel does for a killed parent
+        assert worker.wait() == EX_SOFTWARE
 
 
 async def test_a_worker_whose_memory_grows_is_ended_and_the_chat_goes_on(

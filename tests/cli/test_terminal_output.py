@@ -132,8 +132,7 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
     terminal.progress(PrefillProgress(request_id=1, processed=512, total=1203, cache_n=0))
     terminal.answer("hi")
     assert screen.text() == (
-        "\r\x1b[2Kloading the model · reading the file  50 %"
-        "\r\x1b[2Kprocessing the prompt · 512 of 1,203 tokens\r\x1b[2K"
+        "\r\x1b[2Kloading the model · reading the file  50 %\r\x1b[2Kreading the prompt · 512 of 1,203 tokens\r\x1b[2K"
     )
 
 

@@ -119,7 +119,7 @@ async def test_sides_that_are_loaded_in_turn_each_run_once_with_all_rows_kept(
 async def test_a_word_agrees_if_all_its_tokens_do_and_one_that_matters_is_one_place() -> None:
     found = await agreement({12: (0.8, 0.02, 5), 13: (0.7, 0.3, 2)})
     a = found.answers[0]
-    assert [token.step for token in a.tokens] == ["agrees", "agrees", "matters", "differs", "agrees"]
+    assert [token.step for token in a.tokens] == ["agrees", "agrees", "matters", "close", "agrees"]
     assert a.n_words == 4 and a.words.value == 0.5
     (place,) = a.places
     assert (place.token, place.character, place.before, place.text) == (2, 6, "One wo", "rd")
@@ -130,6 +130,14 @@ async def test_a_word_agrees_if_all_its_tokens_do_and_one_that_matters_is_one_pl
         "Q4_K_M would have written 50 % of Q8_0's words (15–85); 1 place matters."
     )
     assert compare.places(found, ("Q8_0", "Q4_K_M")) == ["One wo ▸ “rd” 80 % · Q4_K_M “top12” 60 %, “rd” 2 %"]
+
+
+async def test_the_text_before_a_place_begins_with_a_word() -> None:
+    far = written([10, 11], f"{'long words ' * 9}and| here")
+    found = await agreement({11: (0.8, 0.02, 5)}, far, far)
+    (place,) = found.answers[0].places
+    assert place.before == "long words long words long words long words and"
+    assert compare.place(place, "B").startswith("…long words")
 
 
 async def test_several_tokens_of_a_word_that_matter_are_one_place_and_none_is_said_so() -> None:
@@ -160,6 +168,6 @@ def scored(start: int, end: int, p_other: float, rank: int) -> ScoredToken:
 
 def test_spans_are_relative_to_the_part_that_is_shown_and_joined() -> None:
     tokens = (scored(0, 4, 0.5, 2), scored(4, 9, 0.2, 2), scored(9, 12, 0.9, 1), scored(12, 15, 0.05, 3))
-    assert spans(tokens, 0, 15) == [(0, 9, "differs"), (12, 15, "matters")]
-    assert spans(tokens, 6, 14) == [(0, 3, "differs"), (6, 8, "matters")]  # the reasoning before is shown elsewhere
+    assert spans(tokens, 0, 15) == [(0, 9, "close"), (12, 15, "matters")]
+    assert spans(tokens, 6, 14) == [(0, 3, "close"), (6, 8, "matters")]  # the reasoning before is shown elsewhere
     assert spans(tokens, 9, 12) == []

@@ -98,6 +98,8 @@ def test_a_short_round_differs_more_by_itself() -> None:
     long, short = (said(a_round(answered(Q8, rate), answered(Q4, 1.1 * rate))) for rate in (25.0, 1250.0))
     assert "is 1.10× as fast" in long
     assert short == "Q4_K_M wrote 1.10× as fast; one round: a repeat makes it sure."
+    tiny, whole = (a_round(*[answered(Q8, rate, cpu_wait=0.4)] * 2) for rate in (2500.0, 25.0))
+    assert not tiny.disturbed and whole.disturbed  # some milliseconds are the system's own programs
 
 
 def test_the_same_bytes_are_not_given_as_a_reason() -> None:

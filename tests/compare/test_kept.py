@@ -11,8 +11,11 @@ import pytest
 from cpuchat.base.errors import ChatsChanged, ChatsError
 from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
+from cpuchat.compare.agreement import Written, score_answers
 from cpuchat.compare.comparison import KeptComparison, sides_of, turns_of
 from cpuchat.compare.runner import Round, Side, SideAnswer, Turn
+from cpuchat.protocol.messages import TextDelta
+from tests.compare.test_agreement import Sides
 from tests.support.scripted_backend import timings
 
 SIDES = (
@@ -56,6 +59,38 @@ def test_a_comparison_is_a_chat_with_two_answers_to_each_prompt(tmp_path: Path) 
     repeated = KeptComparison(store, SIDES, chat.id, 3)
     repeated.keep([*read, Turn("Third", [a_round("A", "B"), a_round("A2", "B2")])])
     assert [message.content for message in store.messages(chat.id)][6:] == ["Third", "A2", "B2"]
+
+
+async def test_the_times_of_tokens_and_the_agreement_are_kept(tmp_path: Path) -> None:
+    store, kept = ChatStore(tmp_path / "chats.db"), KeptComparison(ChatStore(tmp_path / "chats.db"), SIDES)
+    done = a_round("Bytes are it.", "Bytes.")
+    for answer, pieces in zip(done.answers, (["Bytes", " are", " it."], ["Byt", "es."]), strict=True):
+        for number, text in enumerate(pieces):
+            by = "draft" if number == 1 else ""
+            answer.written.add(TextDelta(request_id=1, text=text, n_tokens=1, at_ms=30.0 + 20 * number, drafter=by))
+    kept.keep([Turn("Why?", [done])])
+    ends = [one.written.ends for one in done.answers]
+    done.agreement = await score_answers(
+        (Written((1,), (5, 6, 7), "Bytes are it.", ends[0]), Written((1,), (5, 8), "Bytes.", ends[1])),
+        100,
+        Sides({}).run,
+    )
+    kept.keep([Turn("Why?", [done])])
+
+    def opened() -> Round:
+        (turn,) = turns_of(store.chat(kept.chat_id), store.messages(kept.chat_id))
+        return turn.rounds[0]
+
+    again = opened()
+    assert [list(one.written.tokens()) for one in again.answers] == [list(one.written.tokens()) for one in done.answers]
+    assert again.answers[0].written.drafters == ("", "draft", "")
+    assert again.agreement is not None and again.agreement.answers == done.agreement.answers
+    store.set_content(store.chat(kept.chat_id), store.messages(kept.chat_id)[1].id, "Edited.")
+    again = opened()
+    assert again.answers[0].written.n_tokens == 0 and again.answers[1].written.n_tokens == 2
+    assert again.agreement is None
+    store._db.execute("UPDATE messages SET recording = '[damaged'")
+    assert opened().answers[1].written.n_tokens == 0
 
 
 def test_a_side_without_an_answer_keeps_its_place(tmp_path: Path) -> None:
@@ -107,7 +142,7 @@ def test_a_finished_round_stays_and_what_kind_it_was_is_kept(tmp_path: Path) -> 
     race.race = True
     stopped.answers[1].stop_reason = "cancelled"
     for answer in disturbed.answers:
-        answer.timings = msgspec.structs.replace(timings(1), cpu_wait=0.5)
+        answer.timings = msgspec.structs.replace(timings(1), predicted_ms=400.0, cpu_wait=0.5)
     turn = Turn("Why?", [race])
     kept.keep([turn])
     for later in (stopped, disturbed):

@@ -28,7 +28,7 @@ KEPT = "this chat's KV cache of 3.2 GB is larger than engine.saved_kv_gb (2 GB) 
 
 def progress(reuse: Reuse | None, cache_n: int = 3102) -> str:
     event = PrefillProgress(request_id=1, processed=3110, total=3140, cache_n=cache_n, reuse=reuse)
-    return prefill_progress(event, left_s=6).removeprefix("processing the prompt · 3,110 of 3,140 tokens")
+    return prefill_progress(event, left_s=6).removeprefix("reading the prompt · 3,110 of 3,140 tokens")
 
 
 @pytest.mark.parametrize(

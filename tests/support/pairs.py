@@ -198,7 +198,8 @@ def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = G
     candidates, weights = sampler.candidates(row.copy())
     ids = [int(token) for token in candidates]
     shares = np.array(weights, np.float64) / np.sum(weights, dtype=np.float64)
-    logits = dict(zip(ids, np.log(shares), strict=True))
+    with np.errstate(divide="ignore"):  # a share may round to 0
+        logits = dict(zip(ids, np.log(shares), strict=True))
     greedy = sampling.temperature <= 0
     if greedy:
         logits = {token: float(row[token]) for token in (one, other)}

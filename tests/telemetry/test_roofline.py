@@ -238,6 +238,8 @@ def test_a_whole_answer_counts_what_its_decoding_evaluated():
     assert plain.bandwidth.value == pytest.approx(20 * 2 * GB)
     assert plain.ceiling_compute.value == pytest.approx(200)
     assert after_answer(MODEL, Timings(predicted_n=1)).bandwidth.value is None
+    newer = after_answer(MODEL, timings, Reach(compute_tok_s=900.0, peak_bytes_per_s=60 * GB))  # as the panel
+    assert newer.peak.value is not None and newer.peak.value.bytes_per_s == 60 * GB
 
 
 # The meter

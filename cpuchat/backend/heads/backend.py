@@ -189,7 +189,6 @@ class HeadBackend(ModelBackend[ServerProcess]):
             watching.cancel()
 
     def _ending(self, server: ServerProcess, request_id: int = 0) -> Failed:
-        """Return why the server is gone."""
         if self._closed:
             return msgspec.structs.replace(_CLOSED, request_id=request_id)
         return server.crash(request_id=request_id)
@@ -258,7 +257,6 @@ class HeadBackend(ModelBackend[ServerProcess]):
         await self._stop()
 
     async def _stop(self) -> None:
-        """Disconnect and let the server exit."""
         remote, self._remote = self._remote, None
         server, self._process = self._process, None
         if remote is not None:

@@ -279,7 +279,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
         )
 
     def _notes(self, head: str) -> list[str]:
-        """Return who answers, and what of the options has no effect."""
         options, layers = self.server.options, self.server.rpc_layers
         drafts = f", which drafts with its {head}" if head else ""
         notes = [f"Answered by {ENGINE}{drafts}."]
@@ -295,9 +294,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
 
 def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, available: int) -> tuple[int, int, int]:
     """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
-
-    Raises:
-        DoesNotFit: all of it, or what stays here, does not fit.
+    Raises DoesNotFit: all of it, or what stays here, does not fit.
     """
     n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
     beside = draft_memory(head, options, n_ctx) if head is not None else None

@@ -125,11 +125,8 @@ class Adapter:
         self._rejected: set[str] = set()
 
     async def describe(self, name: str) -> ModelInfo:
-        """Return a model of the server; "" is the one that is loaded, or the first one.
-
-        Raises:
-            ServerError: it has no such model.
-            Status, httpx.HTTPError: as a connection does.
+        """Return a model of the server; "" is the one that is loaded, or the first one. Raises ServerError: it has no
+        such model; Status, httpx.HTTPError: as a connection does.
         """
         return self._info(self.choose(name))
 
@@ -252,11 +249,7 @@ class Adapter:
     # Answers
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
-        """Return what one object of the stream reports.
-
-        Raises:
-            ServerError: the server reports that it failed.
-        """
+        """Return what one object of the stream reports. Raises ServerError: the server reports that it failed."""
         if data.get("error"):
             raise self.failure(data["error"])
         chunk = Chunk(id=valid_text(data.get("id")))

@@ -58,10 +58,8 @@ def without_oldest(
     System messages and the last turn stay. None when nothing can be left out. An eighth of the context is left for the
     answer. Turns go in steps of a quarter of the context: if only the overflow went, the prompt of a full chat would
     begin differently with every turn, and nothing that the server has cached could be reused. Without `in_steps`, for a
-    prompt that none continues, in steps of a sixteenth: the server may report too few tokens.
-
-    Args:
-        needed: tokens of the prompt with all of them.
+    prompt that none continues, in steps of a sixteenth: the server may report too few tokens. `needed`: tokens of the
+    prompt with all of them.
     """
     starts = [number for number, message in enumerate(messages) if message.role == "user"]
     if len(starts) < 2:
@@ -93,10 +91,8 @@ Item = Attempt | Chunk | ContextTrimmed | Failed | Reconnecting | ServerLoad | N
 
 
 class Exchange:
-    """Fills `items`, until None or `Failed`. Leaving it closes the connection, by which the server stops.
-
-    Args:
-        name: of the model at the server.
+    """Fills `items`, until None or `Failed`. Leaving it closes the connection, by which the server stops. `name`: of
+    the model at the server.
     """
 
     def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
@@ -134,10 +130,8 @@ class Exchange:
             await self.items.put(Failed.of(found, self._request.request_id))
 
     async def _send(self) -> None:
-        """Send the request, again while nothing has come and another attempt is of use.
-
-        Raises:
-            Status, httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
+        """Send the request, again while nothing has come and another attempt is of use. Raises Status, httpx.HTTPError,
+        ServerError, ContextFull: there is no answer, or it broke off.
         """
         changes, retries = 0, Retries()
         while True:
@@ -332,11 +326,8 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             busy.cancel()
 
     async def _connect(self, source: ServerModel, loading: asyncio.Event) -> ModelInfo:
-        """Return what the server reports of the model, again and again while it is not reached or loads; sets
-        `loading` then.
-
-        Raises:
-            CpuchatError: it is not reached, refuses, or has no such model.
+        """Return what the server reports of the model, again and again while it is not reached or loads; sets `loading`
+        then. Raises CpuchatError: it is not reached, refuses, or has no such model.
         """
         await self._disconnect()
         connection = await self._open(source.server)

@@ -119,11 +119,8 @@ class Connection:
     @contextlib.asynccontextmanager
     async def stream(self, path: str, content: dict[str, Any]) -> AsyncIterator[tuple[httpx.Response, Attempt]]:
         """Send a request and yield the response while it streams. Leaving early closes the connection, by which the
-        server knows that nobody reads any more.
-
-        Raises:
-            Status, httpx.HTTPError: it was refused or not reached.
-            ServerError: what comes is not a stream.
+        server knows that nobody reads any more. Raises Status, httpx.HTTPError: it was refused or not reached;
+        ServerError: what comes is not a stream.
         """
         data = msgspec.json.encode(content)
         timeout = httpx.Timeout(SILENCE, connect=_CONNECT, write=_WRITE)

@@ -28,11 +28,9 @@ _ELSEWHERE = {"keyring": _SERVICE}
 
 
 class KeyRing:
-    """Finds the key of a server: where it was stored, else in the environment.
-
-    Args:
-        chosen: the server that `CPUCHAT_API_KEY` is for: the one of `--server`, or the only one of the settings.
-        file: replaces the one in the data folder.
+    """Finds the key of a server: where it was stored, else in the environment. `chosen`: the server that
+    `CPUCHAT_API_KEY` is for: the one of `--server`, or the only one of the settings. `file`: replaces the one in the
+    data folder.
     """
 
     def __init__(self, chosen: str = "", file: Path | None = None) -> None:
@@ -41,11 +39,9 @@ class KeyRing:
         self._former = None if file else paths.config_dir() / self._file.name  # where it was in earlier versions
 
     def key(self, server: str) -> str:
-        """Return the key, "" when there is none. May wait for the owner to unlock a keyring.
-
-        Raises:
-            ServerError: the file cannot be read or others may read it, the keyring does not give the key, or the key
-                has characters that no key has.
+        """Return the key, "" when there is none. May wait for the owner to unlock a keyring. Raises ServerError: the
+        file cannot be read or others may read it, the keyring does not give the key, or the key has characters that no
+        key has.
         """
         stored = self._known().get(server, "")
         if not isinstance(stored, str):

@@ -281,10 +281,8 @@ class Ollama(Adapter):
 
 
 async def _ollama_models(connection: Connection) -> tuple[ListedModel, ...]:
-    """Return the models on the server, with the context of those that are loaded.
-
-    Raises:
-        Status, httpx.HTTPError, ServerError: as a connection does.
+    """Return the models on the server, with the context of those that are loaded. Raises Status, httpx.HTTPError,
+    ServerError: as a connection does.
     """
     contexts: dict[str, int] = {}
     with contextlib.suppress(*FAILURES):
@@ -418,11 +416,7 @@ async def identify(connection: Connection) -> Adapter:
     """Return the adapter for the server, with its models.
 
     `owned_by` in the list of models names most servers; one that says something else is asked for what only one of them
-    has.
-
-    Raises:
-        Status, httpx.HTTPError: it is not reached, or refuses.
-        ServerError: it is not an inference server.
+    has. Raises Status, httpx.HTTPError: it is not reached, or refuses; ServerError: it is not an inference server.
     """
     models = await _models(connection)
     owners = {str(entry.get("owned_by")) for entry in listed(models)}
@@ -447,10 +441,8 @@ async def identify(connection: Connection) -> Adapter:
 
 
 async def _models(connection: Connection) -> dict[str, Any]:
-    """Return the list of models; where the address is already that of the OpenAI routes, `/v1` is left out.
-
-    Raises:
-        Status, httpx.HTTPError, ServerError: as `identify`.
+    """Return the list of models; where the address is already that of the OpenAI routes, `/v1` is left out. Raises
+    Status, httpx.HTTPError, ServerError: as `identify`.
     """
     try:
         found = await connection.get(f"{connection.root}/models")
@@ -467,7 +459,6 @@ async def _models(connection: Connection) -> dict[str, Any]:
 
 
 async def _object(connection: Connection, path: str) -> dict[str, Any]:
-    """Return the object at `path`; {} where there is none."""
     try:
         return await connection.get(path)
     except FAILURES:

@@ -35,10 +35,8 @@ _DONE = b"[DONE]"
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped: it was cut.
-
-    Raises:
-        ServerError: a line is longer than `MOST_EVENT`.
+    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped: it was cut. Raises ServerError: a
+    line is longer than `MOST_EVENT`.
     """
     rest = bytearray()
     async for chunk in chunks:
@@ -63,9 +61,7 @@ def _require_size(line: bytes | bytearray) -> None:
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the data of server-sent events; comments (which keep the connection open) and other fields are skipped.
-
-    Raises:
-        ServerError: as `lines`.
+    Raises ServerError: as `lines`.
     """
     data: list[bytes] = []
     async for line in lines(chunks):
@@ -81,10 +77,8 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def objects(chunks: AsyncIterator[bytes], *, by_line: bool) -> AsyncIterator[dict[str, Any] | None]:
-    """Yield the JSON objects of a stream, of events or (`by_line`) of lines; None at `[DONE]`, which ends it.
-
-    Raises:
-        ServerError: what came is not a JSON object, or too long.
+    """Yield the JSON objects of a stream, of events or (`by_line`) of lines; None at `[DONE]`, which ends it. Raises
+    ServerError: what came is not a JSON object, or too long.
     """
     parts = lines(chunks) if by_line else events(chunks)
     async for data in parts:
@@ -96,10 +90,8 @@ async def objects(chunks: AsyncIterator[bytes], *, by_line: bool) -> AsyncIterat
 
 
 def decoded(data: bytes) -> dict[str, Any]:
-    """Decode one JSON object; NaN and Infinity pass, which some servers write for numbers.
-
-    Raises:
-        ServerError: it is not one.
+    """Decode one JSON object; NaN and Infinity pass, which some servers write for numbers. Raises ServerError: it is
+    not one.
     """
     try:
         value = msgspec.json.decode(data)
@@ -189,9 +181,7 @@ class Chunk:
     calls: Any = None
 
     def report(self, values: Any, figures: Mapping[str, str], scale: float = 1.0) -> None:
-        """Take over figures from an object of a server: of each field of `Reported` the value of that name. Times are
-        multiplied by `scale`.
-        """
+        """Take over figures from an object of a server, by the names of `Reported`; times are multiplied by `scale`."""
         numbers = Numbers(values)
         for name, key in figures.items():
             setattr(self.reported, name, numbers.ms(key, scale) if name.endswith("_ms") else numbers.count(key))
@@ -229,10 +219,8 @@ _LONGEST = 1 << 20  # characters of a call's arguments
 
 
 def with_calls(found: dict[str, Any], message: Message, *, as_text: bool) -> dict[str, Any]:
-    """Return a message for a server with the calls that it has, or with which call it answers.
-
-    Args:
-        as_text: arguments are JSON in a string.
+    """Return a message for a server with the calls that it has, or with which call it answers. `as_text`: arguments are
+    JSON in a string.
     """
     if message.role == "tool":
         return {**found, "tool_call_id": message.call_id, "name" if as_text else "tool_name": message.tool}

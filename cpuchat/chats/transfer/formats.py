@@ -127,16 +127,14 @@ class _Branches:
                 raise ValueError(f"its branches have more than {_MOST_CHARACTERS / 1e6:.0f} million characters")
             last = last.earlier
         parts.reverse()
-        return (
-            parts[0]
-            if len(parts) == 1
-            else msgspec.structs.replace(
-                parts[-1],
-                content=paragraphs(part.content for part in parts),
-                reasoning=paragraphs(part.reasoning for part in parts),
-                model=next((part.model for part in reversed(parts) if part.model), ""),
-                created=parts[0].created,
-            )
+        if len(parts) == 1:
+            return parts[0]
+        return msgspec.structs.replace(
+            parts[-1],
+            content=paragraphs(part.content for part in parts),
+            reasoning=paragraphs(part.reasoning for part in parts),
+            model=next((part.model for part in reversed(parts) if part.model), ""),
+            created=parts[0].created,
         )
 
     def follow(self, turn: _Turn, message: StoredMessage) -> _Turn:
@@ -419,10 +417,7 @@ def _portable(message: _LlamaServerMessage, created: float) -> StoredMessage | N
 
 
 def _divided(text: str, opening: str, closing: str) -> tuple[list[str], list[str]]:
-    """Return the parts outside of the marks, one more than there are inside of them, and those inside.
-
-    Linear in the length of the text, whatever its marks; a regular expression is not.
-    """
+    """Return the parts outside of the marks, one more than inside, and those inside; linear in the text's length."""
     outside, inside, at = [], [], 0
     while (opened := text.find(opening, at)) >= 0 and (closed := text.find(closing, opened + len(opening))) >= 0:
         outside.append(text[at:opened])

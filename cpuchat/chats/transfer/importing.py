@@ -87,11 +87,8 @@ class ExportFile:
 
 
 def read_exports(path: Path) -> ExportFile:
-    """Return the chats of a JSON file, or of all that are in a ZIP archive or a folder.
-
-    Raises:
-        UsageError: it cannot be read, or nothing in it is an export.
-        ChatsTooNew: a newer version wrote it.
+    """Return the chats of a JSON file, or of all that are in a ZIP archive or a folder. Raises UsageError: it cannot be
+    read, or nothing in it is an export; ChatsTooNew: a newer version wrote it.
     """
     try:
         found = [one for name, data in _files(path) if (one := _read(name, data)) is not None]

@@ -31,7 +31,6 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
 if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
     from cpuchat.models.catalog import Catalog, CatalogModel
     from cpuchat.models.downloads.state import Download
     from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
@@ -71,7 +70,8 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
         kind = kind_named(model.files[0].path)
         terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
     else:
-        predicted = _predicted(hub, repository, model, chosen)
+        alone = msgspec.structs.replace(repository, models=(model,))
+        predicted = next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
         _explain(terminal, predicted)
         if predicted.damaged or predicted.prediction.verdict == "too large":
             _ask(yes, as_json)
@@ -81,16 +81,10 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
         raise from_code(done.code, done.message, done.hint)
     if done.state != "done":
         raise Interrupted(
-            f"Stopped at {_share(done)}; the partial file is kept.",
-            f"Resume with `cpuchat models download {repo}`.",
+            f"Stopped at {_share(done)}; the partial file is kept.", f"Resume with `cpuchat models download {repo}`."
         )
     _tell(terminal, repository, done, as_json=as_json)
     return 0
-
-
-def _predicted(hub: Hub, repository: Repository, model: RepoModel, chosen: Settings) -> ModelPrediction:
-    alone = msgspec.structs.replace(repository, models=(model,))
-    return next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
 
 
 def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
@@ -165,22 +159,17 @@ def _share(download: Download) -> str:
 
 
 def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
+    order, model, path = done.order, done.order.model, clean_line(done.path)
     if as_json:
-        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in done.order.model.files]
-        facts = {
-            "repo": done.order.repo,
-            "revision": done.order.revision,
-            "quantization": done.order.model.quantization,
-        }
+        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in model.files]
+        facts = {"repo": order.repo, "revision": order.revision, "quantization": model.quantization}
         print_json({**facts, "path": done.path, "size": done.total, "files": files})
         return
-    terminal.line(clean_line(done.path))
-    if done.order.model.kind == "head":
-        head = clean_line(done.path)
-        terminal.note(f"Downloaded and verified. Use it: `cpuchat --model MODEL --draft-model {head}`.")
-        return
-    spec = f"{repository.id}:{done.order.model.quantization}" if done.order.model.quantization else done.path
-    terminal.note(f"Downloaded and verified. Start it: `cpuchat --model {clean_line(spec)}`.")
+    terminal.line(path)
+    spec = clean_line(f"{repository.id}:{model.quantization}") if model.quantization else path
+    is_head = model.kind == "head"
+    use = f"Use it: `cpuchat --model MODEL --draft-model {path}`" if is_head else f"Start it: `cpuchat --model {spec}`"
+    terminal.note(f"Downloaded and verified. {use}.")
 
 
 _CATALOG_EPILOG = """\b
@@ -234,10 +223,7 @@ def _print_all(
     expected: Mapping[str, Prediction],
 ) -> None:
     recommended = [model.id for model in ranked(known.models, expected).suits]
-    found = [model for id in recommended for model in found if model.id == id] + [
-        model for model in found if model.id not in recommended
-    ]
-
+    found = sorted(found, key=lambda model: [*recommended, model.id].index(model.id))
     headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
     echo_table(
         [headings, *(_row(model, expected.get(model.id), here, recommended) for model in found)], right=(1, 2, 4)
@@ -260,15 +246,9 @@ def _print_all(
 def _row(
     model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Collection[str]
 ) -> tuple[str, ...]:
-    marks = [
-        mark
-        for mark, applies in (
-            (" ★", model.id in recommended), (" ○", model.id in here), (" ?", "repo" not in model.verified)
-        )
-        if applies
-    ]  # fmt: skip
+    marks = f"{' ★' * (model.id in recommended)}{' ○' * (model.id in here)}{' ?' * ('repo' not in model.verified)}"
     return (
-        model.id + "".join(marks),
+        model.id + marks,
         _parameters(model),
         _gigabytes(model, model.quantization) if model.size else "",
         verdict(expected),
@@ -319,15 +299,8 @@ def _print_json(found: list[CatalogModel], here: Collection[str], predictions: M
     rows: list[dict[str, Any]] = []
     for model in found:
         expected = predictions.get(model.id)
-        rows.append(
-            {
-                **msgspec.to_builtins(model),
-                "spec": model.spec,
-                "here": model.id in here,
-                "fit": verdict(expected) or None,
-                "tok_s": expected.tok_s if expected is not None else None,
-            }
-        )
+        figures = {"fit": verdict(expected) or None, "tok_s": expected.tok_s if expected is not None else None}
+        rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
     return print_json(rows)
 
 
@@ -352,7 +325,6 @@ Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Search Hugging Face for repositories with GGUF files, most downloads first."""
-
     query = " ".join(words)
     found = Hub().search(query, limit=limit)
     if as_json:

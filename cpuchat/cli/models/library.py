@@ -29,7 +29,7 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES, LocalModel, hub_cache
+from cpuchat.models.library.places import DEMO_FILES, LocalModel, hub_cache, is_same_model
 from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
 from cpuchat.models.prediction import estimate_local, predict_repository
 from cpuchat.present.models import fit, sections, verdict
@@ -38,6 +38,7 @@ from cpuchat.telemetry.units import about, parameters, rate, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
+    from cpuchat.models.drafts.candidates import Candidate
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.repository import RepoModel, Repository
     from cpuchat.models.inspect import Inspection
@@ -72,23 +73,32 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         raise UsageError("--template cannot be combined with other options.", "Omit the other options.")
     from cpuchat.models.inspect import inspect
 
-    header = find_header(model, settings.load().model.folders, Hub(), listed=True)
+    chosen = settings.load()
+    header = find_header(model, chosen.model.folders, Hub(), listed=True)
     if header is None:
         return click.get_current_context().invoke(files, repo=model, as_json=as_json)
     found = inspect(header)
     if template:
-        return _print_template(found)
+        has_one = bool(found.templates)
+        click.echo(found.templates[0].text if has_one else "cpuchat: This model has no chat template.", err=not has_one)
+        return 0 if has_one else ModelNotFound.exit_code
+    drafts = _own_drafts(header, chosen)
     if as_json:
-        return _print_json(found, header, tensors=tensors)
-    return _print(found, header, tensors=tensors, metadata=metadata)
+        return _print_json(found, header, drafts, tensors=tensors)
+    return _print(found, header, drafts, tensors=tensors, metadata=metadata)
 
 
-def _print_template(found: Inspection) -> int:
-    if not found.templates:
-        click.echo("cpuchat: This model has no chat template.", err=True)
-        return ModelNotFound.exit_code
-    click.echo(found.templates[0].text)
-    return 0
+def _own_drafts(header: GGUFHeader, chosen: Settings) -> list[Candidate]:
+    """Return the smaller quantizations of a model on this machine: they can be its draft models."""
+    from cpuchat.models.drafts.candidates import candidates, target_costs
+    from cpuchat.models.machine import machine_for
+
+    path = header.path
+    here = [one for one in Library(chosen.model.folders).local_models(path) if is_same_model(header, one)]
+    if not path.is_file() or not any(one.size < header.file_size for one in here):
+        return []
+    found = candidates(header, here, load_catalog(), target_costs(path), machine_for(path, chosen))
+    return [one for one in found if one.same_model]
 
 
 _HEADER_FIGURES = (
@@ -97,32 +107,31 @@ _HEADER_FIGURES = (
 )  # fmt: skip
 
 
-def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> int:
+def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool) -> int:
     described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
     plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
     plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count, "heads": header.n_head}
     plain["settings"] = dict(found.settings)
+    plain["drafts"] = [{"spec": one.spec, "expected": msgspec.to_builtins(one.expected)} for one in drafts]
     if tensors:
         plain["tensor_list"] = msgspec.to_builtins(header.tensors)
     return print_json(plain)
 
 
-def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bool) -> int:
+def _print(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool, metadata: bool) -> int:
     shown = sections(found, settings=metadata)
+    if drafts:
+        shown.append(("Draft models", [(one.path.name if one.path else "", one.expected.words) for one in drafts]))
     for number, (heading, rows) in enumerate(shown):
         click.echo(f"{heading}" if not number else f"\n{heading}")
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
             click.echo(f"  {label:<{width}}  {text}" if width else f"  {text}")
     if tensors:
-        _print_tensors(header)
+        rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
+        click.echo("")
+        echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
     return 0
-
-
-def _print_tensors(header: GGUFHeader) -> None:
-    rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
-    click.echo("")
-    echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
 
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
@@ -147,11 +156,8 @@ def specs_of(found: Sequence[LocalModel]) -> list[str]:
 def find_model(library: Library, spec: str) -> LocalModel:
     """Return the one model of the library that `spec` names, as in `models list` (damaged ones too) or for --model.
 
-    Never guesses where --model would choose among several.
-
-    Raises:
-        ModelNotFound: there is none, or it is not in the library.
-        UsageError: it is ambiguous.
+    Never guesses where --model would choose among several. Raises ModelNotFound: there is none, or it is not in the
+    library; UsageError: it is ambiguous.
     """
     found = library.local_models()
     specs = specs_of(found)
@@ -186,11 +192,9 @@ def hub_address(text: str) -> Address:
     """
     if "/" in text:
         return parse_address(text)
-
     catalog = load_catalog()
     id, _, quantization = text.strip().lower().partition(":")
-    model = catalog.find(id)
-    if model is not None:
+    if (model := catalog.find(id)) is not None:
         return Address(repo=model.repos[0], quantization=quantization.upper())
     try:
         return parse_address(text)
@@ -424,20 +428,14 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
         named = address.quantization or address.path.lower().endswith(".gguf")  # not the link of a folder
         first = choose_repo_model(repository, address.wanted) if named else None
         header = find_header(draft, chosen.model.folders, hub) if draft else None
-        found = _predicted(None if no_header else hub, repository, chosen, first, header)
+        options, machine, asked = chosen.load_options(), this_machine(chosen), None if no_header else hub
+        predicted = predict_repository(asked, repository, options, machine, first=first, draft=header)
+        found = {one.model.files[0].path: one for one in predicted}
     finally:
         terminal.clear_progress()
     if as_json:
         return _print_files_as_json(repository, found)
     return _print_files(repository, found)
-
-
-def _predicted(
-    hub: Hub | None, repository: Repository, chosen: Settings, first: RepoModel | None, draft: GGUFHeader | None
-) -> dict[str, ModelPrediction]:
-    """Return the predictions by the path of the model's first file."""
-    told = predict_repository(hub, repository, chosen.load_options(), this_machine(chosen), first=first, draft=draft)
-    return {one.model.files[0].path: one for one in told}
 
 
 def _print_files(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:

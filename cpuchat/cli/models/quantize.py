@@ -23,7 +23,6 @@ from cpuchat.hardware.topology import instructions
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import (
     Candidate,
-    Expectation,
     candidates,
     check,
     expected_pair,
@@ -283,7 +282,10 @@ def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: boo
 
 def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
     verdict = check_files(target, draft, library=library)
-    expected = _expectation(target, draft, chosen) if verdict.ok else None
+    expected = None
+    if verdict.ok:
+        costs, machine = target_costs(target), machine_for(target, chosen)
+        expected = expected_pair(read_model(target), read_model(draft), costs, machine)
     if as_json:
         facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
@@ -298,9 +300,7 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
 
 
 def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> int:
-    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed: as their
-    names say.
-    """
+    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed."""
     from cpuchat.bench.run import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
     from cpuchat.models.drafts.choice import ChosenDrafts
@@ -309,7 +309,8 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     require_pair(target, draft, library)
     report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, paths.bench_dir(), tell))
     found = pair_result(report)
-    kept = found.worth_keeping and (keep or (not as_json and _asked(draft)))
+    asks = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stderr)
+    kept = found.worth_keeping and (keep or (asks and click.confirm(f"Make {draft.name} the draft model?", err=True)))
     if kept:
         ChosenDrafts().put(target, str(draft))
         settings.update({"speculation": {"draft_model": "", "depth": found.depth, "drafters": "auto"}})
@@ -326,18 +327,6 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     elif found.worth_keeping:
         click.echo(f"Add --keep to make it the draft model of {target.name}.")
     return 0
-
-
-def _asked(draft: Path) -> bool:
-    """Ask on a terminal whether to keep the draft model; False elsewhere."""
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        return False
-    return click.confirm(f"Make {draft.name} the draft model?", err=True)
-
-
-def _expectation(target: Path, draft: Path, chosen: Settings) -> Expectation:
-    machine = machine_for(target, chosen)
-    return expected_pair(read_model(target), read_model(draft), target_costs(target), machine)
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:

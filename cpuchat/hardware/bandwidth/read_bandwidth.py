@@ -130,9 +130,7 @@ def measure(
 
 
 def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
-    """Return the buffer size for each of `cpus` in bytes: so large that no cache holds it. Raises ProbeFailed: there is
-    not enough free memory for that.
-    """
+    """Return the buffer size for each of `cpus`: more than a cache holds. Raises ProbeFailed: too little memory."""
     wanted = _PLENTY
     needed = _ENOUGH
     groups = _l3_groups(cpus, root)
@@ -167,11 +165,8 @@ def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
 
 
 def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
-    """Run the measuring process and return what it prints.
-
-    Raises:
-        ProbeFailed: it failed, was ended, or took longer than `limit` seconds.
-        Interrupted: `cancelled` said so.
+    """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
+    than `limit` seconds; Interrupted: `cancelled` said so.
     """
     environment = child_environment()
     environment.pop(MEMORY_REFUSED, None)
@@ -290,10 +285,7 @@ def peak_of(
 def known_peak(
     cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT, disturbed: bool = True
 ) -> Peak | None:
-    """Return the cached measurement of these CPUs; None when there is none.
-
-    `disturbed` False: also None when other programs ran meanwhile.
-    """
+    """Return the cached measurement of these CPUs, if any; `disturbed` False: one without other programs running."""
     known = _saved(cpus, memory_words, root)
     return None if known is None or (known.disturbed and not disturbed) else _peak(known)
 

@@ -52,13 +52,8 @@ class Counter(abc.ABC, Generic[V_co]):
 
     @abc.abstractmethod
     def sample(self, now: float) -> V_co | None:
-        """Return the figure since the last sample; None before the first full interval.
-
-        Args:
-            now: monotonic seconds, of the same clock in every call.
-
-        Raises:
-            CannotCount, OSError: it stopped working.
+        """Return the figure since the last sample; None before the first full interval. `now`: monotonic seconds, of
+        the same clock in every call. Raises CannotCount, OSError: it stopped working.
         """
 
     def _elapsed(self, now: float) -> float | None:

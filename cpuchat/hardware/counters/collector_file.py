@@ -38,11 +38,7 @@ def place(root: Path = ROOT) -> Path:
 
 def content_of(sample: MachineSample, ts: float, theoretical: float | None = None) -> dict[str, Any]:
     """Return the content that the collector writes; `bytes_per_s`, `read`, `write` and `per_l3` are in bytes per
-    second.
-
-    Args:
-        ts: seconds since 1970.
-        theoretical: what the memory carries, in bytes per second, for `util`.
+    second. `ts`: seconds since 1970. `theoretical`: what the memory carries, in bytes per second, for `util`.
     """
     bandwidth, power = sample.bandwidth, sample.power
     content: dict[str, Any] = {"version": 1, "ts": round(ts, 3), "bw": None, "util": None}
@@ -64,9 +60,7 @@ def content_of(sample: MachineSample, ts: float, theoretical: float | None = Non
 
 
 def write(path: Path, sample: MachineSample, ts: float, theoretical: float | None = None) -> None:
-    """Replace the file in one step, readable by everyone. Arguments as of `content_of`. Raises OSError: the folder
-    cannot be written.
-    """
+    """Replace the file in one step, readable by everyone; arguments as of `content_of`. Raises OSError."""
     # Not `files.write_atomically`, which needs msgspec: the service has the standard library and nothing else.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)

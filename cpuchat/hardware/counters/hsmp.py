@@ -55,11 +55,8 @@ def _require_all_sockets(found: int, topology: Topology) -> None:
 
 
 def unit_of(largest: float, theoretical: float | None) -> float:
-    """Return bytes per second of one unit of a DDR bandwidth message.
-
-    Args:
-        largest: the maximum that the message itself tells for a socket.
-        theoretical: what the memory of one socket carries, in bytes per second; None: not known.
+    """Return bytes per second of one unit of a DDR bandwidth message. `largest`: the maximum that the message itself
+    tells for a socket. `theoretical`: what the memory of one socket carries, in bytes per second; None: not known.
     """
     most = _LARGEST_SOCKET_GB if theoretical is None else _SUSPICIOUS * theoretical / _GB
     return _GB / 8 if largest > most else _GB
@@ -162,7 +159,6 @@ class Mailbox:
 
 
 def _explain(error: OSError) -> CannotCount:
-    """Explain why a message was refused."""
     if error.errno == errno.ENOMSG:
         return CannotCount("this firmware does not support the message", "update the firmware")
     if error.errno in (errno.ETIMEDOUT, errno.ENODEV, errno.EIO):
@@ -174,11 +170,7 @@ class HsmpMailbox(_Sockets):
     """Reads the same figures through /dev/hsmp: `max[31:20] used[19:8] percent[7:0]`."""
 
     def __init__(
-        self,
-        topology: Topology,
-        root: Path = ROOT,
-        kernel: Kernel | None = None,
-        theoretical: float | None = None,
+        self, topology: Topology, root: Path = ROOT, kernel: Kernel | None = None, theoretical: float | None = None
     ) -> None:
         super().__init__(topology, theoretical)
         self._mailbox = Mailbox(root, kernel)

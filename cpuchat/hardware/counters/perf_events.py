@@ -31,9 +31,7 @@ _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
 
 
 def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
-    """Call perf_event_open(2), for which the C library has no function; returns a file descriptor. Raises OSError:
-    refused; ENOSYS also on platforms without this system call.
-    """
+    """Call perf_event_open(2), which the C library lacks; returns a file descriptor. Raises OSError: refused."""
     number = _SYSTEM_CALLS.get(platform.machine()) if platform.system() == "Linux" else None
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -147,10 +145,8 @@ def close_all(events: Iterable[PerfEvent]) -> None:
 
 
 def open_failure(error: OSError, root: Path = ROOT, *, own_process: bool = False) -> CannotCount:
-    """Explain why perf_event_open failed, and what to do about it.
-
-    Args:
-        own_process: the event was to count one of the user's processes, which needs fewer rights.
+    """Explain why perf_event_open failed, and what to do about it. `own_process`: the event was to count one of the
+    user's processes, which needs fewer rights.
     """
     level = read_number(root / "proc/sys/kernel/perf_event_paranoid")
     wanted = 2 if own_process else 0
@@ -197,9 +193,7 @@ class Pmu:
         return sum(last - first + 1 for first, last in ranges) >= bits
 
     def configs(self, **values: int) -> tuple[int, int, int]:
-        """Encode the event with these fields, such as event=0x0a, rdwrmask=1. Raises CannotCount: no such field, or its
-        number has too few bits.
-        """
+        """Encode the event with these fields, as event=0x0a. Raises CannotCount: no such field, or too few bits."""
         configs = [0, 0, 0]
         for field, value in values.items():
             if not self.has(field, max(value.bit_length(), 1)):

@@ -42,10 +42,7 @@ class Rapl(Counter[Power]):
             raise CannotCount("the kernel reports no package energy", "`sudo modprobe intel_rapl_msr`")
         for zone in packages:
             if read_number(zone / "energy_uj") is None:
-                raise CannotCount(
-                    "readable by root only since Linux 5.10",
-                    f"install the collector (`{UNIT_COMMAND}`)",
-                )
+                raise CannotCount("readable by root only since Linux 5.10", f"install the collector (`{UNIT_COMMAND}`)")
             self._packages.append((zone / "energy_uj", read_number(zone / "max_energy_range_uj") or 0))
         self._last: list[int] = []
         self._joules = 0.0

@@ -220,9 +220,7 @@ class FabricLinks:
 
 
 def _groups_by_cpu(topology: Topology, pmu: Pmu) -> list[tuple[int, ...]]:
-    """Return the L3 groups of the socket that each of the PMU's CPUs stands for. Raises CannotCount: links and L3
-    groups do not match.
-    """
+    """Return the L3 groups of the socket of each CPU of the PMU. Raises CannotCount: links and groups do not match."""
     package_of = {cpu: group.package for group in topology.l3_groups for cpu in group.cpus}
     packages = [package_of.get(cpu) for cpu in pmu.cpus]
     if sorted(str(package) for package in packages) != sorted(str(package) for package in topology.packages):

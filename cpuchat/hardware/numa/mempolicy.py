@@ -211,10 +211,7 @@ def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
     missing = [node for node in nodes if node not in usable]
     if missing:
         what = f"Node {missing[0]} has" if len(missing) == 1 else f"Nodes {format_cpu_list(missing)} have"
-        raise UsageError(
-            f"{what} no memory available to this process.",
-            f"Available nodes: {format_cpu_list(usable)}.",
-        )
+        raise UsageError(f"{what} no memory available to this process.", f"Available nodes: {format_cpu_list(usable)}.")
 
 
 def apply(policy: Policy, calls: Calls | None = None) -> None:
@@ -294,9 +291,7 @@ _USAGE = "python -m cpuchat.hardware.numa.mempolicy --memory POLICY -- PROGRAM [
 
 
 def launch_command(words: str, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` under the policy `words`; `argv` itself where none is needed. Raises
-    UsageError: unknown words ("auto" is for `placement.place` to decide).
-    """
+    """Return the command to run `argv` under the policy `words`, if it needs one. Raises UsageError: unknown words."""
     if sys.platform != "linux":
         return list(argv)
     policy = parse_policy(words)
@@ -316,9 +311,7 @@ def in_effect(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
 
 
 def prepare(memory: str, environ: MutableMapping[str, str], *, calls: Calls | None = None) -> None:
-    """Set the policy of this process and write into `environ` which one it has, and why if it was refused. Raises
-    UsageError: words that are no policy.
-    """
+    """Set this process's policy; write into `environ` which it has, or why not. Raises UsageError: no policy."""
     policy = parse_policy(memory)
     environ.pop(MEMORY_REFUSED, None)
     try:

@@ -135,10 +135,7 @@ def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
 
 
 def evict(path: Path) -> bool:
-    """Drop the file from the page cache; returns True when less than 1 % is left, as far as that is known.
-
-    Pages that are not written to disk yet, as after a download, are written first.
-    """
+    """Drop the file from the page cache (written first if need be); True when less than 1 % is left, if known."""
     try:
         with path.open("rb") as file:
             with contextlib.suppress(OSError):

@@ -152,7 +152,6 @@ def _numbers(spec: str, text: str) -> tuple[int, ...]:
 
 
 def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
-    """Return one allowed CPU of each core."""
     allowed = set(topology.allowed)
     return tuple(min(allowed.intersection(core.cpus)) for core in cores)
 
@@ -188,7 +187,6 @@ def _listed(topology: Topology, spec: str) -> _Named:
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
-    """Return the allowed cores of L3 groups, nodes or sockets."""
     names = {"l3": "L3 group", "node": "NUMA node", "socket": "socket"}
     place: dict[str, Callable[[Core], int | None]] = {
         "l3": lambda core: core.l3, "node": lambda core: core.node, "socket": lambda core: core.package,
@@ -324,10 +322,7 @@ class BusyCores:
         self._last: dict[int, tuple[float, float]] = {}
 
     def since_last(self, cpus: Collection[int]) -> float | None:
-        """Return how many of `cpus` were busy on average since the last call; None at the first one.
-
-        0 where the system does not tell.
-        """
+        """Return how many of `cpus` were busy since the last call; None at first, 0 where the system does not tell."""
         last, self._last = self._last, self._times()
         shares = [_busy_share(last[cpu], now) for cpu, now in self._last.items() if cpu in cpus and cpu in last]
         return None if self._last and not last else sum(shares)

@@ -226,9 +226,7 @@ def _root_check(root: Path) -> str:
 
 
 def _listing(changes: Sequence[Change], root: Path) -> str:
-    """Write the function `settings DO`, which calls DO with FILE OLD NEW for every change; CPUs with the same change
-    share a line.
-    """
+    """Write the shell function `settings DO`: DO with FILE OLD NEW for each change; CPUs with the same share a line."""
     lines: list[str] = []
     for (before, after, old, new), numbers in _alike(changes, root).items():
         values = f"{shlex.quote(old)} {shlex.quote(new)}"
@@ -241,9 +239,7 @@ def _listing(changes: Sequence[Change], root: Path) -> str:
 
 
 def _alike(changes: Sequence[Change], root: Path) -> dict[tuple[str, str, str, str], list[str]]:
-    """Group the changes: path before and after the CPU number, old and new value, to the CPU numbers ([""]: not per
-    CPU).
-    """
+    """Group the changes by path before and after the CPU number, old and new value; to the CPU numbers ([""]: none)."""
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for change in changes:
         path = str(below(root, change.path))
@@ -306,9 +302,7 @@ def plans_dir() -> Path:
 
 
 def save_plan(plan: TuningPlan, root: Path) -> SavedPlan:
-    """Write both scripts, the one that reverts first. Raises CpuchatError: nothing could be written; then there is no
-    script that could be applied either.
-    """
+    """Write both scripts, the reverting one first. Raises CpuchatError: nothing was written that could be applied."""
     try:
         folder = _new_folder(plans_dir())
         saved = SavedPlan(folder, plan)

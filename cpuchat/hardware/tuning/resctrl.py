@@ -71,10 +71,8 @@ def other_groups(folder: Path) -> list[str]:
 
 
 def plan_group(topology: Topology, root: Path, target_cpus: Sequence[int]) -> CacheGroup | KnobRefusal:
-    """Plan the control group for the target's cores, or return why there is none.
-
-    Args:
-        target_cpus: logical CPUs of the target while the draft model has cores of its own; () when it has not.
+    """Plan the control group for the target's cores, or return why there is none. `target_cpus`: logical CPUs of the
+    target while the draft model has cores of its own; () when it has not.
     """
     if refused := refusal_of(NAME, topology, root):
         return refused

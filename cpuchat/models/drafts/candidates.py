@@ -20,14 +20,14 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
-from cpuchat.costs.calibrations import MAX_TOKENS, MIN_PLAIN_MS, Calibrations, TargetCosts
+from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, Calibrations, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import HeadKind, difference
-from cpuchat.models.library.places import LocalModel, is_demo
+from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
@@ -39,15 +39,16 @@ if TYPE_CHECKING:
     from cpuchat.models.hub.repository import RepoModel, Repository
 
 
-Kind = Literal["measured", "prose", "code"]
+Kind = Literal["measured", "prose", "code", "same model"]
 
 TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 """Acceptance rate per token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
+SAME_MODEL: tuple[tuple[Kind, float], ...] = (("same model", 0.9),)
+"""...and with a smaller quantization of the target itself: the share of equal next tokens (benchmarks/README.md)."""
 WORTH = 1.1
 """Smallest speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
 NO_SPEED = "the draft model's time per token is unknown"
-_MIN_TESTS = 100
 _NEARLY_ALL = 0.9
 
 
@@ -62,8 +63,9 @@ class Gain(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """`≈ 1.4× in code`."""
-        measured = f"at its measured acceptance of {100 * self.acceptance:.0f} %"
-        where = measured if self.kind == "measured" else f"in {self.kind}"
+        rate = f"acceptance of {100 * self.acceptance:.0f} %"
+        known = {"measured": f"at its measured {rate}", "same model": f"at an {rate}"}
+        where = known.get(self.kind, f"in {self.kind}")
         return f"≈ {self.speedup:.1f}× {where}" if self.depth else f"no gain {where}"
 
 
@@ -126,27 +128,32 @@ def gain(
     return best
 
 
-def expectation(pass_ms: Sequence[float], draft_ms: float, basis: str, measured: float | None = None) -> Expectation:
+def expectation(
+    pass_ms: Sequence[float], draft_ms: float, basis: str, measured: float | None = None, *, same_model: bool = False
+) -> Expectation:
     """Return the speed-up for typical texts, and for the acceptance rate `measured` with this pair.
 
     Args:
         pass_ms: as of `gain`; () when the target was never calibrated.
         draft_ms: 0 when not known.
         basis: where `draft_ms` comes from, or why it is not known.
+        same_model: the draft model is a smaller quantization of the target; one rate holds for all texts.
     """
     if not pass_ms:
         return Expectation()
     if draft_ms <= 0:
         return Expectation(why=basis or NO_SPEED)
-    kinds: tuple[tuple[Kind, float], ...] = TYPICAL if measured is None else (("measured", measured), *TYPICAL)
+    known: tuple[tuple[Kind, float], ...] = () if measured is None else (("measured", measured),)
+    kinds = known or SAME_MODEL if same_model else (*known, *TYPICAL)
     gains = tuple(gain(pass_ms, draft_ms, rate, kind) for kind, rate in kinds)
-    return Expectation(gains, basis, draft_ms, "" if any(one.depth for one in gains) else _why_none(pass_ms, draft_ms))
+    best = max(one.acceptance for one in gains)
+    no_gain = "" if any(one.depth for one in gains) else _why_none(pass_ms, draft_ms, best)
+    return Expectation(gains, basis, draft_ms, no_gain)
 
 
-def _why_none(pass_ms: Sequence[float], draft_ms: float) -> str:
+def _why_none(pass_ms: Sequence[float], draft_ms: float, best: float) -> str:
     if pass_ms[0] < MIN_PLAIN_MS:
         return f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
-    best = max(rate for _, rate in TYPICAL)
     if not gain(pass_ms, 0.0, best).depth:
         return "batch verification costs as much as token-by-token decoding"
     return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
@@ -168,7 +175,7 @@ def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
         tests += n_drafted if reached is None else min(reached, n_drafted)
         accepted += n_accepted
         reached = n_accepted
-    return accepted / tests if tests >= _MIN_TESTS else None
+    return accepted / tests if tests >= MIN_COMPARED else None
 
 
 UNKNOWN = TargetCosts()
@@ -209,7 +216,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     names it for this target. `verdict` None: not checked yet. `failed` is why it could not be checked, else "".
 
     `head` is the kind of a draft head, which only llama-server can use; None for a draft model. `included`: the target
-    itself contains it, and `path` is the target's. On the hub `file` is its path in the repository.
+    itself contains it, and `path` is the target's. On the hub `file` is its path in the repository. `same_model`: a
+    smaller quantization of the target.
     """
 
     name: str
@@ -226,6 +234,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     head: HeadKind | None = None
     file: str = ""
     included: bool = False
+    same_model: bool = False
 
     @property
     def spec(self) -> str:
@@ -268,7 +277,8 @@ def candidates(
     acceptance: float | None = None,
     beside: Path | None = None,
 ) -> list[Candidate]:
-    """Return all of them unchecked: those named by the catalog first, then the local ones, smaller ones first.
+    """Return all of them unchecked: those named by the catalog first, then smaller quantizations of the target, then
+    the other local ones, smaller ones first.
 
     Reads no files, except the fingerprints of draft models that were measured.
 
@@ -289,10 +299,12 @@ def candidates(
             continue  # its own smaller quantization drafts no faster than it decodes
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
             measured = acceptance if beside is not None and model.path == beside else None
-            draft = match_local(catalog, model)
+            draft, same = match_local(catalog, model), is_same_model(target, model)
             id = draft.id if draft is not None else ""
-            expected = judged.expected(local_work(model, id), model.path, measured, exact=model.work is not None)
-            listed.append(Candidate.of_file(model, entry=id, named=draft in wanted, expected=expected))
+            expected = judged.expected(
+                local_work(model, id), model.path, measured, exact=model.work is not None, same_model=same
+            )
+            listed.append(Candidate.of_file(model, entry=id, named=draft in wanted, expected=expected, same_model=same))
     there = {candidate.entry for candidate in listed}
     limit = most_read(target)
     for draft in wanted:
@@ -307,7 +319,7 @@ def candidates(
 
     def place(one: Candidate) -> tuple[int, int, int]:
         better = rank_among(_DRAFT_QUANTIZATIONS, one.quantization) if one.named else 0
-        return order.get(one.entry, len(order)), better, one.size
+        return order.get(one.entry, len(order) + (not one.same_model)), better, one.size
 
     return sorted(listed, key=place)
 
@@ -329,16 +341,25 @@ class _Target(NamedTuple):
     machine: Machine | None
 
     def expected(
-        self, draft: ModelWork, path: Path | None = None, acceptance: float | None = None, *, exact: bool = False
+        self,
+        draft: ModelWork,
+        path: Path | None = None,
+        acceptance: float | None = None,
+        *,
+        exact: bool = False,
+        same_model: bool = False,
     ) -> Expectation:
         """Return the expected speed-up, from measured costs where there are some, else by the cost model.
 
         Args:
             path: of the draft model, if it is on this machine.
+            acceptance: measured in the last answer; None: that of earlier ones.
             exact: `draft` is from its header.
+            same_model: as of `expectation`.
         """
         passes = self.costs.pass_ms
-        draft_ms = measured_draft_ms(self.costs, path) if path is not None else 0.0
+        pair = _fingerprint(path) if path is not None and self.costs.draft_ms else ""
+        draft_ms = self.costs.draft_ms.get(pair, 0.0)
         basis = self.machine.peak_source if self.machine is not None else NOT_MEASURED
         basis = "measured here with this draft model" if draft_ms else basis
         if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
@@ -351,17 +372,22 @@ class _Target(NamedTuple):
                 draft_ms, basis = 1e3 * own * both.draft, f"{about} ({self.machine.source})"
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
-        return expectation(passes, draft_ms, basis, acceptance)
+        measured = acceptance if acceptance is not None else self.costs.acceptance.get(pair)
+        return expectation(passes, draft_ms, basis, measured, same_model=same_model)
 
 
-def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine) -> Expectation:
+def expected_pair(
+    target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine, acceptance: float | None = None
+) -> Expectation:
     """Return the expected speed-up of a local draft model, both by their headers.
 
     Args:
         costs: of the target.
+        acceptance: measured for the pair.
     """
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
-    return judged.expected(model_work(draft), draft.path, exact=True)
+    same = is_same_model(target, draft)
+    return judged.expected(model_work(draft), draft.path, acceptance, exact=True, same_model=same)
 
 
 def rank_among(preferred: Sequence[str], quantization: str) -> int:

@@ -22,7 +22,7 @@ from cpuchat.base.errors import CpuchatError, ModelDamaged
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
-from cpuchat.models.file_names import stat_fingerprint
+from cpuchat.models.file_names import stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
 from cpuchat.models.traffic import model_work
@@ -156,6 +156,14 @@ def links(root: Path) -> dict[Path, list[Path]]:
 def is_demo(model: Path) -> bool:
     """Return whether a file is one of the two demo models to chat with."""
     return os.path.realpath(model) in (os.path.realpath(paths.demo_dir() / DEMO_FILES[name]) for name in _DEMO_CHAT)
+
+
+def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) -> bool:
+    """Return whether two files are quantizations of the same model, as far as their headers and names tell."""
+    if (one.architecture, one.n_params) != (other.architecture, other.n_params):
+        return False
+    stems = (without_quantization(file.path.stem.lower()) for file in (one, other))
+    return one.name == other.name or len({*stems}) == 1
 
 
 def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[Place]:

@@ -188,11 +188,8 @@ class Composer(Prompt):
             super().__init__()
             self.message_id, self.kind, self.text = message_id, kind, text
 
-    class ModelWanted(Message):
-        """A message cannot be sent before a model is chosen."""
-
     class ActionWanted(Message):
-        """A suggestion that is no message was chosen."""
+        """An action is to be run: of a suggestion that is no message, or a model has to be chosen first."""
 
         def __init__(self, action: str) -> None:
             super().__init__()
@@ -291,7 +288,7 @@ class Composer(Prompt):
             self.post_message(self.ActionWanted(action))
         elif session.source is None:
             session.tell("Choose a model first; your text stays in the prompt.")
-            self.post_message(self.ModelWanted())
+            self.post_message(self.ActionWanted("models"))
         elif not self._hold_back(text):
             self.accept()
             session.submit(self._take(text))
@@ -336,9 +333,15 @@ class Composer(Prompt):
         held, known, skips = self._held, frozenset(self._known), text == self._held_back
         return lambda: attach(text, self._folder, held, known, skips_missing=skips)
 
-    async def read_named(self, text: str) -> str:
-        """Return `text`, which is in the prompt, with what it names, as the model gets it. Raises CpuchatError."""
-        return sent_text(text, await run_in_daemon_thread(self._reading(text)))
+    async def read_question(self) -> str:
+        """Return the text in the prompt with what it names, as the model gets it; else the last question of the chat.
+        Raises CpuchatError if a file cannot be read.
+        """
+        if text := self.text.strip():
+            return sent_text(text, await run_in_daemon_thread(self._reading(text)))
+        messages = self._session.conversation.messages
+        asked = next((message for message in reversed(messages) if message.role == "user"), None)
+        return sent_text(asked.content, asked.attachments) if asked is not None else ""
 
     # The queue
 
@@ -590,7 +593,6 @@ class Composer(Prompt):
         self._paths.offer([*found], [*found.values()], highlights=typed not in ("/", *titles))
 
     def _unfinished(self) -> str | None:
-        """Return the mark before the cursor."""
         row, column = self.cursor_location
         return unfinished(self.document.get_line(row)[:column]) if self.selection.is_empty else None
 

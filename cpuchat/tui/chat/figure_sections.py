@@ -46,7 +46,6 @@ class Row:
 
 
 def _row(frame: Frame, row: Row) -> Line:
-    """Draw the row of a figure; empty without a value."""
     value = row.figure(frame.figures).value
     if value is None:
         return []
@@ -55,7 +54,6 @@ def _row(frame: Frame, row: Row) -> Line:
 
 
 def _labelled(frame: Frame, label: str, number: str, unit: str, end: int = _LABEL + _NUMBER) -> Line:
-    """Draw label, number and unit in fixed columns."""
     label = f"{label:<{_LABEL}}"
     return frame.item(label, f"{number:>{end - len(label)}}", f" {unit}".rstrip())
 

@@ -99,7 +99,6 @@ def rough(figures: Figures) -> str:
 
 
 def _progress(figures: Figures) -> float | None:
-    """Return the share of the model that is loaded or of the prompt that is read."""
     if figures.phase == "prefill" and figures.prefill_total:
         return min(1.0, figures.prefill_processed / figures.prefill_total)
     return figures.load_fraction if figures.phase == "loading" else None
@@ -210,7 +209,6 @@ _BAR = 4  # cells of a bar on a line of many figures
 
 
 def _labelled(frame: Frame, label: str, figure: str, after: str = "") -> Line:
-    """Draw label and figure in fixed columns; close together on a line of many figures."""
     return frame.item(
         *(f"{label} ", figure)
         if frame.height == 1

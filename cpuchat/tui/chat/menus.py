@@ -23,7 +23,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import WhenFull
 from cpuchat.config.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
-from cpuchat.config.servers import ServerModel, host
+from cpuchat.config.servers import ServerModel, Source, host
 from cpuchat.config.settings import with_changes
 from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.present import answers
@@ -32,6 +32,7 @@ from cpuchat.present.tools import server_state
 from cpuchat.session.chat import ChatSession
 from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
+from cpuchat.tui.chat.chat_list import ChatAction
 from cpuchat.tui.commands import RECENT, Listed, Palette, Row, highlighted, line, listing, load_hit, matches
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
@@ -60,19 +61,30 @@ class Menus:
         self._screen.app.push_screen(Palette(providers=[listing(rows)], placeholder=placeholder))
 
     def _row(self, title: str, action: str, argument: str, about: str = "") -> Row:
-        """Return a row that runs an action of the screen with an argument."""
         return Row(clean_line(title), partial(self._screen.run_action, f"{action}({argument!r})"), about=about)
 
     # Chats
 
-    async def rename_chat(self, chat_id: str, title: str = "") -> None:
-        """Rename a chat; without a title, ask for one."""
+    async def change_chat(self, action: ChatAction, chat_id: str, title: str = "") -> bool:
+        """Rename, pin, export or delete a chat; True if the open one was deleted."""
+        match action:
+            case "rename":
+                await self._rename_chat(chat_id, title)
+            case "pin":
+                await self._session.pin_chat(chat_id)
+            case "export":
+                await self._export_chat(chat_id)
+            case "delete":
+                return await self._delete_chat(chat_id)
+        return False
+
+    async def _rename_chat(self, chat_id: str, title: str = "") -> None:
         with self._services.keys_held():
             chat = await self._session.history.stored_chat(chat_id)
         if title := title or await self._answer(AskTextScreen("Rename chat", chat.title)) or "":
             await self._session.rename_chat(chat_id, title)
 
-    async def export_chat(self, chat_id: str) -> None:
+    async def _export_chat(self, chat_id: str) -> None:
         """Ask for a file and write the chat to it."""
         from cpuchat.chats.transfer.importing import export_chat
         from cpuchat.present.chats import document
@@ -93,7 +105,7 @@ class Menus:
             raise CpuchatError(f"Cannot write {file}: {error.strerror}. Choose another file.") from None
         self._session.tell(f"Exported to {paths.shown(file.absolute())}.")
 
-    async def delete_chat(self, chat_id: str) -> bool:
+    async def _delete_chat(self, chat_id: str) -> bool:
         """Ask whether to delete a chat, and delete it; True if it was the open one. Raises ChatsError."""
         session = self._session
 
@@ -145,15 +157,19 @@ class Menus:
             await session.history.set_options(when_full=choice)
             session.tell(f"When the context is full: {answers.WHEN_FULL[choice].lower()}.")
 
-    async def reasoning(self) -> str:
-        """Ask how the model reasons in the open chat; "" if it was not answered."""
+    async def choose_reasoning(self, choice: str | None) -> None:
+        """Set how the model reasons in the open chat, or in the next one; "" asks."""
+        if choice := choice or await self._ask_reasoning():
+            await self._session.set_reasoning(choice)
+
+    async def _ask_reasoning(self) -> str | None:
         used = self._session.conversation.chosen.chat
         now = reasoning(used.reasoning, used.reasoning_budget or None).removeprefix("reasoning ")
         choice = await self._answer(ChoiceScreen("Reasoning", f"Reasoning in this chat (now: {now})", _REASONING))
         if choice == "limit":
             budget = str(self._session.conversation.preset.reasoning[1] or "")
             choice = await self._answer(AskTextScreen("Most tokens of reasoning (0: no limit)", budget, 8))
-        return choice or ""
+        return choice
 
     # Presets
 
@@ -190,7 +206,6 @@ class Menus:
         return preset
 
     def _model_name(self) -> str:
-        """Return the loaded model as a preset names it."""
         path, model = self._services.loaded_path, self._session.conversation.model
         return self._services.library.spec(path) if path is not None else model.path if model is not None else ""
 
@@ -291,6 +306,16 @@ class Menus:
         if (other := await services.navigation.compare_with(path)) is None:
             return None
         return await run_in_daemon_thread(lambda: Side.of(path)), other
+
+    async def confirms_reload(self) -> Source | None:
+        """Ask whether to load the model again with other settings; returns it, None where that waits for later."""
+        session, effect = self._session, "Some of these settings take effect on the next load"
+        if session.source is not None and (session.busy or isinstance(session.source, ServerModel)):
+            session.tell(f"{effect} of a model on this machine.")
+        elif session.source is not None:
+            dialog = ConfirmScreen("Settings", f"{effect}. Reload the model now?", "Reload", "Later", False)
+            return session.source if await self._answer(dialog) else None
+        return None
 
     async def switch_model(self) -> None:
         """List the models that can be loaded without a download: those on this machine, the last used first, then those

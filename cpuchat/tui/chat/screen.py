@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
+from textual.containers import Horizontal
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.base.text import clean_line
-from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Chat, StoredMessage
 from cpuchat.chats.saving import UNSAVED
 from cpuchat.chats.store import Matcher
-from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.servers import Source
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
-from cpuchat.protocol.messages import Failed, LoadCancelled, LoadProgress, ModelLoaded
-from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.messages import Failed, LoadCancelled, ModelLoaded
 from cpuchat.session import events
 from cpuchat.session.attachments import start_folder
 from cpuchat.session.chat import ChatSession
@@ -38,22 +33,20 @@ from cpuchat.tui import keys
 from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.call_screen import CallScreen
 from cpuchat.tui.chat.chat_list import ChatAction, ChatList, Chats
-from cpuchat.tui.chat.composer import ACTIONS, Composer, Paths, QueuedMessages, commands, running_command
+from cpuchat.tui.chat.composer import ACTIONS, Composer, commands, running_command
+from cpuchat.tui.chat.conversation_pane import ConversationPane
 from cpuchat.tui.chat.menus import Menus, chat_provider, model_provider
 from cpuchat.tui.chat.probes import BuildProbe, ChatTitler, PassProbe
 from cpuchat.tui.chat.reader import Reader
-from cpuchat.tui.chat.status import WARNING_SHARE, StatusLine
-from cpuchat.tui.chat.telemetry import LiveFigures, Presentation, TelemetryLine, TelemetryPanel
+from cpuchat.tui.chat.status import StatusLine
+from cpuchat.tui.chat.telemetry import LiveFigures, Presentation, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import STARTS, SUGGESTED_ACTIONS, WelcomePane, questions, start_of
 from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage, yield_to_inference
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
-from cpuchat.tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Opened, Sides
@@ -61,7 +54,6 @@ if TYPE_CHECKING:
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
 _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
-_READING_SECONDS = 1.0  # between two updates of the figures of reading aloud
 
 
 class ChatScreen(TypingScreen):
@@ -87,14 +79,10 @@ class ChatScreen(TypingScreen):
         self._menus = Menus(self, services, self.session)
         self._status = StatusLine(id="status")
         self._chats = ChatList(id="chats")
-        self._transcript = ChatTranscript(self.session, id="transcript")
-        self._composer = Composer(self.session, start_folder() if self.READS_FILES else None, id="prompt")
-        self._queued = QueuedMessages()
+        self._pane = ConversationPane(services, self.session, start_folder() if self.READS_FILES else None)
+        self._transcript, self._composer = self._pane.transcript, self._pane.composer
         self._reader = Reader(self, services, self.session)
         self._call_dialog: CallScreen | None = None
-        self._preset_models: dict[str, Source | None] = {}  # that presets name; None: not here
-        self._noted: set[str] = set()  # notes of models that were already shown
-        self._warned: set[str] = set()  # chats whose context is almost full
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_compose(self) -> None:
@@ -105,15 +93,7 @@ class ChatScreen(TypingScreen):
         yield Presentation()
         with Horizontal(id="body"):
             yield self._chats
-            with Vertical(id="middle"):
-                with Horizontal(id="talk", classes="" if self.conversation.messages else "-empty"):
-                    yield self._transcript
-                    yield WelcomePane(self.services)
-                    yield TelemetryPanel(id="telemetry")
-                yield TelemetryLine(id="telemetry-line")
-                yield Paths()
-                yield self._queued
-                yield self._composer
+            yield self._pane
         yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
         yield KeyFooter()
@@ -121,7 +101,6 @@ class ChatScreen(TypingScreen):
     def on_mount(self) -> None:
         self._figures = LiveFigures(self, self.services)
         self._figures.speech = self._reader.figures
-        self._reading_timer = self.set_interval(_READING_SECONDS, self._figures.show, pause=True)
         probes = self.services, self.session, self._reader
         self.titler, self.build_probe, self.pass_probe = (
             ChatTitler(self, *probes), BuildProbe(self, *probes), PassProbe(self, *probes)
@@ -219,46 +198,28 @@ class ChatScreen(TypingScreen):
         except CpuchatError as error:
             self.refuse(str(error), "error")
 
-    @contextlib.contextmanager
-    def _changing_options(self) -> Iterator[None]:
-        """Show other options of the chat, which the block may set, and errors."""
-        before = self.session.system_prompt
-        with self._telling():
-            yield
-        if self.session.system_prompt != before:
-            self.show_branch(0)
-        self._show_options()
-
     # Events of the session
 
     def _follow(self, event: SessionEvent) -> Awaitable[None] | None:
         """Show an event; returns what has to be awaited before an answer begins."""
-        self._transcript.follow(event)
+        self._pane.follow(event)
+        self._status.follow(event, self.session)
         reading = self._reader.follow(event)
         match event:
             case events.Notice():
                 (self.refuse if event.refuses else self.tell)(event.text, event.severity)
             case events.Changed():
                 self._show_change(event.what)
-            case LoadProgress() | ModelLoaded() | events.LoadBegun() | events.LoadEnded():
-                self._follow_load(event)
-            case events.MessageSent():
-                self._show_welcome()
-            case events.MessageReturned():
-                self._composer.put_back(event.message)
-                self._composer.show_titles()
+            case events.LoadBegun(again=True):
+                self.notify(f"Loading {event.source.stem} again.", markup=False)
+            case events.LoadEnded():
+                self._end_load(event)
             case events.AnswerBegun():
                 self.refresh_bindings()
-            case events.AnswerEnded():
-                self._status.show_state("")
-                self._show_model()
             case events.SummaryEnded():
                 self._end_summary(event)
             case events.WhenFullAsked():
                 self._ask_when_full(event.failed)
-            case events.QuestionTooLong():
-                if self._composer.editing is None and not self._composer.text and self.session.questions:
-                    self._edit_question(self.session.question_index())
             case events.ApprovalAsked():
                 self._call_dialog = CallScreen(event.tool, event.call)
                 self.app.push_screen(self._call_dialog, lambda choice: self.session.approve(choice or "refuse"))
@@ -272,56 +233,27 @@ class ChatScreen(TypingScreen):
         match what:
             case "state":
                 self._show_state()
-            case "queue":
-                self._composer.show_titles()
-                if self._queued.is_attached:  # not when the app ends
-                    self._queued.show(self.session.queue)
             case "question" | "chats":
-                if what == "question":
-                    self._composer.chat_id = self.session.chat_id
-                self._show_title()
+                self._transcript.show_title()
                 self.list_chats()
-            case "saving":
-                self._show_save_problem()
             case "ceilings":
                 self._figures.show()
             case "model":
-                if (model := self.conversation.model) is not None:
-                    self._show_loaded(model)
-                self._show_model()
                 if self.session.loaded:
                     self._show_ready()
             case _:
-                self._status.show_tools(len(self.session.tools.box.tools))
-
-    def _follow_load(self, event: SessionEvent) -> None:
-        match event:
-            case events.LoadBegun():
-                if event.again:
-                    self.notify(f"Loading {event.source.stem} again.", markup=False)
-                self._status.show_state(f"loading {event.source.stem}")
-            case LoadProgress():
-                remote = event.phase in answers.SERVER_PHASES
-                loading = self.session.source.stem if self.session.loading and self.session.source is not None else ""
-                name = loading or ("the server" if remote else "the model")
-                self._status.show_state(answers.load_progress(name, event, skips=not self.session.queue))
-            case ModelLoaded():
-                self._status.show_state("")
-                self._show_loaded(event.model)
-            case events.LoadEnded():
-                self._status.show_state("")
-                self._status.show_model(self.conversation.model)
-                if isinstance(event.last, LoadCancelled):
-                    self.tell("Load stopped. Your next message restarts it.")
-                if isinstance(event.last, ModelLoaded):
-                    if problem := self.conversation.draft_problem:
-                        self.tell(problem, "error")
-                    self._show_ready()
-                    # It may fit the cost model anew, so nothing waits for it.
-                    self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
-                    self.services.save_settings({"model": {"last": str(event.source)}})
-            case _:
                 pass
+
+    def _end_load(self, event: events.LoadEnded) -> None:
+        if isinstance(event.last, LoadCancelled):
+            self.tell("Load stopped. Your next message restarts it.")
+        elif isinstance(event.last, ModelLoaded):
+            if problem := self.conversation.draft_problem:
+                self.tell(problem, "error")
+            self._show_ready()
+            # It may fit the cost model anew, so nothing waits for it.
+            self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
+            self.services.save_settings({"model": {"last": str(event.source)}})
 
     def _show_ready(self) -> None:
         """Share the cores with the model that was loaded."""
@@ -329,15 +261,7 @@ class ChatScreen(TypingScreen):
         self._figures.share_the_cores()
         self.run_worker(self._reader.prepare_if_enabled(), group="speech")
 
-    def _show_loaded(self, model: ModelInfo) -> None:
-        self._status.show_model(model)
-        for note in model.notes:
-            if f"{model.path}\0{note}" not in self._noted:
-                self._noted.add(f"{model.path}\0{note}")
-                self.tell(note, "warning")
-
     def _show_state(self) -> None:
-        """Show that something began to run, or ended."""
         if not self.app.is_running:  # after an error or a signal, and while the app ends: its widgets are gone
             self.session.hold()
             return
@@ -345,38 +269,10 @@ class ChatScreen(TypingScreen):
             self._figures.start()
         else:
             self._figures.stop()
-            self._show_welcome()
-        self._show_options()
-        self._show_title()
+            self._pane.show_welcome()
+        self._pane.show_options()
+        self._transcript.show_title()
         self.refresh_bindings()
-
-    def _show_model(self) -> None:
-        self._status.show_model(self.conversation.model)
-        self._show_context()
-
-    def _show_context(self) -> None:
-        """Show how full the context is; warn once that it is almost full."""
-        used = self.conversation.figures().n_past.value or 0
-        model, chat = self.conversation.model, self.conversation.chat
-        self._status.show_context(used)
-        if model is None or chat is None or not (used and model.n_ctx):
-            return
-        if used < WARNING_SHARE * model.n_ctx:
-            self._warned.discard(chat.id)  # it may have been summarized
-        elif chat.id not in self._warned:
-            self._warned.add(chat.id)
-            self.tell(f"The context is {100 * used / model.n_ctx:.0f} % full. /compact summarizes the chat.", "warning")
-
-    def _show_save_problem(self) -> None:
-        """Show that the answer could not be saved, or that it is saved now."""
-        history = self.conversation.history
-        problem = history.save_problem
-        self._transcript.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
-        if problem is not None:
-            self.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
-        elif not history.answer_lost:
-            self._transcript.identify_last()
-            self.tell("Answer saved.")
 
     def _end_summary(self, event: events.SummaryEnded) -> None:
         self.show_branch(0)
@@ -399,11 +295,7 @@ class ChatScreen(TypingScreen):
     @on(Reader.Changed)
     def _reading_changed(self) -> None:
         """Keep the figures of what is read up to date, and Esc enabled."""
-        if self._reader.busy:
-            self._reading_timer.resume()
-        else:
-            self._reading_timer.pause()
-        self._figures.show()
+        self._figures.follow_reading(self._reader.busy)
         self.refresh_bindings()
 
     # Showing
@@ -413,7 +305,7 @@ class ChatScreen(TypingScreen):
         self._composer.switch_chat()
         self.remove_class("-chats-over")
         self._transcript.show_chat(top=message_id, matcher=matcher)
-        self._show_welcome()
+        self._pane.show_welcome()
         self._show_chat_state()
 
     def show_branch(self, message_id: int) -> None:
@@ -424,60 +316,16 @@ class ChatScreen(TypingScreen):
 
     def _show_chat_state(self) -> None:
         self._reader.stop()
-        self._show_options()
+        self._pane.show_options()
         self.refresh_bindings()
-        self._show_title()
-        self._show_context()
+        self._transcript.show_title()
+        self._status.show_fill(self.session)
         self._figures.show()
         self._transcript.start_copying_over()
-
-    def _show_title(self) -> None:
-        chat = self.conversation.chat
-        self._transcript.border_title = Content(clean_line(chat.title)) if chat else "New chat"
-
-    def _show_options(self) -> None:
-        """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""
-        preset, loaded = self.conversation.preset, self.services.loaded
-        name = preset.name
-        if preset.current is not None and (model := preset.current.model) and loaded is not None:
-            if model not in self._preset_models:
-                self._find_preset_model(model)
-            elif self._preset_models[model] not in (loaded, self.session.source):
-                name = f"{name} (its model is not loaded)"
-        own = "own system prompt" if preset.has_next_system_prompt else ""  # later it is in the transcript
-        self._composer.show_titles(" · ".join(filter(None, (name, own, answers.reasoning(*preset.reasoning)))))
-
-    @work(exclusive=True, group="preset-model")
-    async def _find_preset_model(self, name: str) -> None:
-        """Find the model that a preset names, to compare it with the loaded one."""
-        found: Source | None = None
-        with contextlib.suppress(CpuchatError):
-            found = await run_in_daemon_thread(partial(self.session.find_model, name))
-        self._preset_models[name] = found
-        self._show_options()
-
-    def _show_welcome(self) -> None:
-        """Show the welcome pane in place of the transcript while the chat is empty."""
-        empty, path = not self._transcript.has_messages, self.session.source
-        self.query_one("#talk").set_class(empty, "-empty")
-        offered: tuple[str, ...] = ()
-        can_compare = self.check_action("compare", ())
-        if empty and path is not None:
-            offered = questions(isinstance(path, Path) and is_demo(path), can_compare)
-        self._composer.suggestions = tuple(map(start_of, offered))
-        self._composer.incomplete = frozenset(STARTS.values())
-        self._composer.actions = SUGGESTED_ACTIONS if empty and can_compare else {}
-        if empty:
-            idle = (self.session.loaded or path is None) and not self.busy
-            self.query_one(WelcomePane).show(offered, idle=idle)
 
     def action_suggest(self, number: int) -> None:
         self._composer.focus()
         self._composer.suggest(number)
-
-    @on(Prompt.Scrolled)
-    def _scrolled(self, event: Prompt.Scrolled) -> None:
-        self._transcript.scroll_pages(event.pages)
 
     def action_reasoning(self) -> None:
         self._transcript.toggle_reasoning()
@@ -532,33 +380,25 @@ class ChatScreen(TypingScreen):
             running_command.reset(token)
 
     @on(Composer.Saved)
-    def _save_edited(self, event: Composer.Saved) -> None:
-        if event.kind == "system prompt":
-            self.save_system_prompt(event.text)
-        else:
-            (self.save_answer if event.kind == "answer" else self.save_summary)(event.message_id, event.text)
-
-    @on(Composer.ModelWanted)
-    def _model_wanted(self) -> None:
-        self.action_models()
+    @work(exclusive=True, group="context")
+    async def _save_edited(self, event: Composer.Saved) -> None:
+        """Save an edited answer as another answer to the same question, a summary or system prompt in its place."""
+        messages, history = self.conversation.messages, self.conversation.history
+        with self._telling():
+            if event.kind == "system prompt":
+                self._change_options("save the system prompt", self._set_system_prompt, event.text)
+            elif event.kind == "summary":
+                await history.edit_summary(event.message_id, event.text)
+                self.tell("Summary saved.")
+            elif not any(one.id == event.message_id and one.content.strip() == event.text for one in messages):
+                self.show_branch((await history.edit_answer(event.message_id, event.text)).id)
+                self.tell("Saved as a new branch. Alt+R continues it.")
+        if event.kind == "summary":
+            self.show_branch(0)
 
     @on(Composer.ActionWanted)
     async def _action_wanted(self, event: Composer.ActionWanted) -> None:
         await self.run_action(event.action)
-
-    @on(Paths.Chosen)
-    def _path_chosen(self) -> None:
-        self._composer.take_clicked()
-
-    @on(QueuedMessages.EditAsked)
-    def _edit_asked(self, event: QueuedMessages.EditAsked) -> None:
-        self._composer.edit_queued(event.message)
-
-    @on(QueuedMessages.DeleteAsked)
-    def _queued_delete_asked(self, event: QueuedMessages.DeleteAsked) -> None:
-        self.session.delete_queued(event.message)
-        if not self.session.queue:
-            self._composer.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and self._composer.is_mounted:
@@ -607,42 +447,10 @@ class ChatScreen(TypingScreen):
     # Editing
 
     def action_edit(self) -> None:
-        if self.session.refuse_while_writing("edit a message"):
-            return
-        selected = self._transcript.selected_id
         if self._transcript.selects_system_prompt:
             self.action_system_prompt()
-        elif answer := [one for one in self.conversation.messages if one.id == selected and one.role != "user"]:
-            self._edit(answer[0], "summary" if answer[0].is_summary else "answer")
-        elif (at := self.session.question_index(selected)) < 0:
-            self.tell("No message to edit yet.")
-        else:
-            self._edit_question(at)
-
-    def _edit_question(self, index: int) -> None:
-        kind = "last message" if index == self.session.question_index() else "message"
-        self._edit(self.conversation.messages[index], kind)
-
-    def _edit(self, message: StoredMessage, kind: str) -> None:
-        self._composer.begin_editing(message, kind)
-        self.refresh_bindings()
-
-    @work(exclusive=True, group="context")
-    async def save_answer(self, message_id: int, text: str) -> None:
-        """Add what the user made of an answer as another answer to the same question."""
-        if any(one.id == message_id and one.content.strip() == text for one in self.conversation.messages):
-            return
-        with self._telling():
-            self.show_branch((await self.conversation.history.edit_answer(message_id, text)).id)
-            self.tell("Saved as a new branch. Alt+R continues it.")
-
-    @work(exclusive=True, group="context")
-    async def save_summary(self, message_id: int, text: str) -> None:
-        """Replace the text of a summary by what the user made of it."""
-        with self._telling():
-            await self.conversation.history.edit_summary(message_id, text)
-            self.tell("Summary saved.")
-        self.show_branch(0)
+        elif not self.session.refuse_while_writing("edit a message"):
+            self._pane.edit_selected()
 
     def action_copy_answer(self) -> None:
         self._transcript.copy_message()
@@ -731,17 +539,8 @@ class ChatScreen(TypingScreen):
     @work
     async def _change_chat(self, action: ChatAction, chat_id: str, title: str = "") -> None:
         with self._telling():
-            match action:
-                case "rename":
-                    await self._menus.rename_chat(chat_id, title)
-                case "pin":
-                    await self.session.pin_chat(chat_id)
-                case "export":
-                    await self._menus.export_chat(chat_id)
-                case "delete" if await self._menus.delete_chat(chat_id):
-                    self.show_chat()
-                case _:
-                    pass
+            if await self._menus.change_chat(action, chat_id, title):
+                self.show_chat()
         self.list_chats()
 
     @work
@@ -804,58 +603,59 @@ class ChatScreen(TypingScreen):
 
     # Presets, reasoning, system prompt, tools
 
-    @work(exclusive=True, group="preset")
-    async def action_preset(self, name: str = "") -> None:
-        """Use a preset in the open chat, or in the next one: the named one, "none" for none; "" asks which."""
-        if not self.session.refuse_while_writing("choose a preset"):
-            with self._changing_options():
-                await self._menus.choose_preset(name)
+    @work(exclusive=True, group="options")
+    async def _change_options(self, what: str, change: Callable[..., Awaitable[None]], *arguments: str) -> None:
+        """Do `what` to the options of the chat, or of the next one, unless an answer is being written."""
+        if self.session.refuse_while_writing(what):
+            return
+        before = self.session.system_prompt
+        with self._telling():
+            await change(*arguments)
+        if self.session.system_prompt != before:
+            self.show_branch(0)
+        self._pane.show_options()
 
-    @work(exclusive=True, group="preset")
-    async def action_save_preset(self) -> None:
-        if not self.session.refuse_while_writing("save a preset"):
-            with self._changing_options():
-                if saved := await self._menus.save_preset():
-                    self._preset_models[saved.model] = self.services.loaded
+    def action_preset(self, name: str = "") -> None:
+        """Use a preset: the named one, "none" for none; "" asks which."""
+        self._change_options("choose a preset", self._menus.choose_preset, name)
 
-    @work(exclusive=True, group="preset")
+    def action_save_preset(self) -> None:
+        self._change_options("save a preset", self._save_preset)
+
+    async def _save_preset(self) -> None:
+        if saved := await self._menus.save_preset():
+            self._pane.preset_models[saved.model] = self.services.loaded
+
+    @work(exclusive=True, group="options")
     async def action_delete_preset(self, name: str = "") -> None:
         with self._telling():
             await self._menus.delete_preset(name)
 
-    @work(exclusive=True, group="preset")
-    async def action_chat_reasoning(self, choice: str = "") -> None:
-        """Set whether the model reasons in the open chat, or in the next one, and for how many tokens; "" asks."""
-        if not self.session.refuse_while_writing("choose the reasoning"):
-            with self._changing_options():
-                if choice := choice or await self._menus.reasoning():
-                    await self.session.set_reasoning(choice)
+    def action_chat_reasoning(self, choice: str = "") -> None:
+        """Set whether the model reasons, and for how many tokens; "" asks."""
+        self._change_options("choose the reasoning", self._menus.choose_reasoning, choice)
 
-    @work(exclusive=True, group="preset")
-    async def action_system_prompt(self, text: str = "") -> None:
-        """Edit the system prompt of the open chat, or of the next one, in the prompt; or set it to `text`."""
-        if self.session.refuse_while_writing("edit the system prompt"):
-            return
-        with self._telling():
-            await self.conversation.preset.find()
-            if text:
-                self.save_system_prompt(text)
-            else:
-                own = self.session.system_prompt
-                self._edit(StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt")
+    def action_system_prompt(self, text: str = "") -> None:
+        """Edit the system prompt in the prompt; or set it to `text`."""
+        self._change_options("edit the system prompt", self._edit_system_prompt, text)
 
-    @work(exclusive=True, group="preset")
-    async def save_system_prompt(self, text: str) -> None:
-        with self._changing_options():
-            if text != self.session.system_prompt:
-                await self.session.set_system_prompt(text)
+    async def _edit_system_prompt(self, text: str) -> None:
+        await self.conversation.preset.find()
+        if text:
+            await self._set_system_prompt(text)
+        else:
+            own = self.session.system_prompt
+            self._pane.edit(
+                StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt"
+            )
 
-    @work(exclusive=True, group="tools")
-    async def action_tools(self, wanted: str = "") -> None:
+    async def _set_system_prompt(self, text: str) -> None:
+        if text != self.session.system_prompt:
+            await self.session.set_system_prompt(text)
+
+    def action_tools(self, wanted: str = "") -> None:
         """Let the model read files in a folder, "off" for none; "" asks which."""
-        if not self.session.refuse_while_writing("change the tools"):
-            with self._telling():
-                await self._menus.choose_folder(wanted)
+        self._change_options("change the tools", self._menus.choose_folder, wanted)
 
     @work(exclusive=True, group="tools")
     async def action_forget_approvals(self) -> None:
@@ -934,20 +734,13 @@ class ChatScreen(TypingScreen):
         if result.ui.theme != before.ui.theme:
             self.services.show_theme(result.ui.theme)
         self._apply_ui_settings()
-        self._show_options()
+        self._pane.show_options()
         await self._reader.settings_changed(before.speech)
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)
         self._figures.show()
-        path = self.session.source
-        if not draft_controls.needs_reload(before, result) or path is None:
-            return
-        if self.busy or isinstance(path, ServerModel):
-            self.tell("Some of these settings take effect on the next load of a model on this machine.")
-        else:
-            question = "Some of these settings take effect on the next load. Reload the model now?"
-            if await self.app.push_screen_wait(ConfirmScreen("Settings", question, "Reload", "Later", False)):
-                self.load_model(path)
+        if draft_controls.needs_reload(before, result) and (path := await self._menus.confirms_reload()):
+            self.load_model(path)
 
     @work(exclusive=True, group="compare")
     async def action_replay(self, name: str) -> None:
@@ -969,16 +762,7 @@ class ChatScreen(TypingScreen):
         with self._telling():
             if sides := await self._menus.compared_sides(ask):
                 first = FIRST_PROMPT if is_demo(Path(sides[0].path)) and not ask else ""
-                self.compare(sides, await self._compared_question() or first)
-
-    async def _compared_question(self) -> str:
-        """Return what to ask both, with its attachments: the text in the prompt, else the last question of the chat.
-        Raises CpuchatError if a file cannot be read.
-        """
-        if text := self._composer.text.strip():
-            return await self._composer.read_named(text)
-        asked = next((message for message in reversed(self.conversation.messages) if message.role == "user"), None)
-        return sent_text(asked.content, asked.attachments) if asked is not None else ""
+                self.compare(sides, await self._composer.read_question() or first)
 
     @work(exclusive=True, group="open-chat")
     async def open_comparison(self, chat: Chat, message_id: int = 0) -> None:

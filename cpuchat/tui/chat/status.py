@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 
 from rich.text import Text
-from textual import events
+from textual import events as textual_events
 from textual.app import RenderResult
 from textual.widget import Widget
 
 from cpuchat.base.text import clean
+from cpuchat.present import answers
+from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.session import events
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 
@@ -40,6 +45,58 @@ class StatusLine(Widget):
         self._drafting = Drafting()
         self._memory = ""
         self._n_tools = 0
+        self._noted: set[tuple[str, str]] = set()  # notes of models that were shown, with their paths
+        self._warned: set[str] = set()  # chats whose context is almost full
+
+    def follow(self, event: SessionEvent, session: ChatSession) -> None:
+        """Show an event of the session."""
+        match event:
+            case events.LoadBegun():
+                self.show_state(f"loading {event.source.stem}")
+            case LoadProgress():
+                loading = session.source.stem if session.loading and session.source is not None else ""
+                name = loading or ("the server" if event.phase in answers.SERVER_PHASES else "the model")
+                self.show_state(answers.load_progress(name, event, skips=not session.queue))
+            case ModelLoaded():
+                self.show_state("")
+                self.show_model(event.model)
+                self._tell_notes(session, event.model)
+            case events.LoadEnded():
+                self.show_state("")
+                self.show_model(session.conversation.model)
+            case events.AnswerEnded():
+                self.show_state("")
+                self.show_fill(session)
+            case events.Changed("model"):
+                self.show_fill(session)
+                self._tell_notes(session, session.conversation.model)
+            case events.Changed("tools"):
+                self._n_tools = len(session.tools.box.tools)
+                self.refresh()
+            case _:
+                pass
+
+    def _tell_notes(self, session: ChatSession, model: ModelInfo | None) -> None:
+        told = {(model.path, note) for note in model.notes} - self._noted if model is not None else set()
+        self._noted |= told
+        for _, note in sorted(told):
+            session.tell(note, "warning")
+
+    def show_fill(self, session: ChatSession) -> None:
+        """Show the loaded model and how full its context is; warn once that it is almost full."""
+        model, chat = session.conversation.model, session.conversation.chat
+        used = session.conversation.figures().n_past.value or 0
+        if model is not self._model:
+            self.show_model(model)
+        self.show_context(used)
+        if model is None or chat is None or not (used and model.n_ctx):
+            return
+        if used < WARNING_SHARE * model.n_ctx:
+            self._warned.discard(chat.id)  # it may have been summarized
+        elif chat.id not in self._warned:
+            self._warned.add(chat.id)
+            full = f"The context is {100 * used / model.n_ctx:.0f} % full."
+            session.tell(f"{full} /compact summarizes the chat.", "warning")
 
     def show_model(self, model: ModelInfo | None) -> None:
         self._model = model
@@ -72,11 +129,6 @@ class StatusLine(Widget):
         if words != self._memory:
             self._memory = words
             self.refresh()
-
-    def show_tools(self, n_tools: int) -> None:
-        """Show how many tools the model may call."""
-        self._n_tools = n_tools
-        self.refresh()
 
     def show_drafting(self, drafting: Drafting) -> None:
         """Show the draft depth."""
@@ -127,7 +179,7 @@ class StatusLine(Widget):
         left.truncate(width, overflow="ellipsis")
         return left
 
-    async def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: textual_events.Click) -> None:
         if event.x < self._name_end:
             await self.run_action("screen.switch_model")
 

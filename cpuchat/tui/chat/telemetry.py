@@ -27,6 +27,8 @@ from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import SPARE, Services, pace_beside_model
 
+_READING_SECONDS = 1.0  # between two updates of the figures of reading aloud
+
 
 class FigureRows(Widget):
     """Draws rows and refreshes only those that changed."""
@@ -148,6 +150,7 @@ class LiveFigures:
         self._shown = self._drawn = 0.0  # when the figures were, and the text
         self._pace = SPARE
         self._timer = screen.set_interval(SPARE.figures, self._without_text, pause=True)
+        self._reading_timer = screen.set_interval(_READING_SECONDS, self.show, pause=True)
 
     def start(self) -> None:
         """Update periodically."""
@@ -158,6 +161,11 @@ class LiveFigures:
         """Update once more, then only on request."""
         self._running = False
         self._timer.pause()
+        self.show()
+
+    def follow_reading(self, is_reading: bool) -> None:
+        """Keep the figures of reading aloud up to date while something is read."""
+        (self._reading_timer.resume if is_reading else self._reading_timer.pause)()
         self.show()
 
     def share_the_cores(self) -> None:

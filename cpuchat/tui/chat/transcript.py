@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
+from textual.content import Content
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
@@ -169,8 +170,25 @@ class ChatTranscript(Transcript):
             case _:
                 self._follow_session(event)
 
+    def show_title(self) -> None:
+        """Show the title of the chat in the border."""
+        chat = self._session.conversation.chat
+        self.border_title = Content(clean_line(chat.title)) if chat else "New chat"
+
+    def _show_saving(self) -> None:
+        """Show that the answer could not be saved, or that it is saved now."""
+        problem = self._session.history.save_problem
+        self.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
+        if problem is not None:
+            self._session.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
+        elif not self._session.history.answer_lost:
+            self.identify_last()
+            self._session.tell("Answer saved.")
+
     def _follow_session(self, event: SessionEvent) -> None:
         match event:
+            case session_events.Changed("saving"):
+                self._show_saving()
             case session_events.MessagesChanged():
                 self._close("")
                 self.show_chat(event.end)
@@ -349,7 +367,6 @@ class ChatTranscript(Transcript):
                 return
 
     def _show_attachments(self, attachments: tuple[tuple[str, str], ...]) -> None:
-        """Show what was sent with the user's last message."""
         entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
         if entry is not None and entry.message.attachments != attachments:
             entry.message = replace(entry.message, attachments=attachments)

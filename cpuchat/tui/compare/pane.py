@@ -27,8 +27,7 @@ from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
 from cpuchat.compare.runner import Side, SideAnswer, Turn
 from cpuchat.models.catalog import load_catalog, match_local
-from cpuchat.models.file_names import without_prefix
-from cpuchat.models.library.places import LocalModel
+from cpuchat.models.library.places import LocalModel, is_same_model
 from cpuchat.present import answers, compare
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import (
@@ -224,20 +223,6 @@ class Alternatives:
         return cls(model, repo, tuple(same), tuple(other for other in rest if other not in same))
 
 
-def is_same_model(one: LocalModel, other: LocalModel) -> bool:
-    """Return whether two files are quantizations of the same model, as far as their headers tell."""
-    if (one.architecture, one.n_params) != (other.architecture, other.n_params):
-        return False
-    return one.name == other.name or _base(one) == _base(other)
-
-
-def _base(model: LocalModel) -> str:
-    stem = model.path.stem.lower()
-    for quantization in (model.quantization.lower(), without_prefix(model.quantization).lower()):
-        stem = stem.replace(quantization, "") if quantization else stem
-    return stem.strip("-._")
-
-
 class OtherSideScreen(ListScreen[Side | None]):
     """Returns the other side, or None."""
 
@@ -353,5 +338,6 @@ class TablePane(VerticalScroll):
         text.rstrip()
         self._table.update(text)
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"
-        state = "stopped" if turn.counted()[-1].stopped else rounds
+        shown = turn.counted()[-1]
+        state = "stopped" if shown.stopped else "disturbed" if shown.disturbed else rounds
         self.border_subtitle = f"{'race' if figures.race else 'sequential'} · {state}"

@@ -24,6 +24,7 @@ from cpuchat.compare.agreement import Place
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
+from cpuchat.models.drafts.candidates import WORTH
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
 from cpuchat.telemetry.machine import process_memory
@@ -175,6 +176,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
             self.refresh_bindings()
             if found is not None:
                 self._show_agreement()
+                await self._keep(comparison.turns[-1].rounds[-1])
         return found is not None
 
     def _show_agreement(self) -> None:
@@ -185,7 +187,10 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         for pane, answer in zip(self._panes, last.answers, strict=True):
             pane.show_agreement(found, answer)
         self.query_one(PlacesList).show(found)
-        self._stage.agree(compare.brief_agreement(found))
+        offer = ""
+        if last.draft_offer is not None and last.draft_offer.gain.speedup >= WORTH:
+            offer = f"{compare.draft_offer(last.draft_offer, self.comparison.names)} {self._key('draft')} uses it."
+        self._stage.agree(found, offer)
         self.query_one(TablePane).show(self.comparison, self._key("repeat"))
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
@@ -330,6 +335,7 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         self._stage.show(recording)
         hints = ("table", "table"), ("replay", "replay"), ("repeat", "repeat swapped")
         self._stage.border_subtitle = Content(" · ".join(f"{self._key(name)} {what}" for name, what in hints))
+        self._show_agreement()
         if replay and self.app.animation_level != "none":
             self._stage.replay()
 
@@ -450,6 +456,19 @@ class CompareScreen(TypingScreen, Dismissable[None]):
         if not self.busy:
             self.remove_class("-table")
             self._stage.replay()
+
+    def action_draft(self) -> None:
+        """Make the smaller file the draft model of the larger one."""
+        turns = self.comparison.turns
+        offer = turns[-1].rounds[-1].draft_offer if turns and turns[-1].rounds else None
+        if offer is None:
+            self.notify("Known after two quantizations of the same model have answered, and their agreement is there.")
+            return
+        target, draft = (Path(self._sides[side].path) for side in (offer.target, 1 - offer.target))
+        self._services.use_draft_model(target, str(draft))
+        names = self.comparison.names
+        text = f"{names[1 - offer.target]} is the draft model of {names[offer.target]} from its next load on."
+        self.notify(clean_line(text), markup=False)
 
     def action_link(self) -> None:
         self._linked = not self._linked

@@ -24,6 +24,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 
 from cpuchat.base.text import clean_line
+from cpuchat.compare.agreement import Agreement
 from cpuchat.compare.recording import Recording, SameWords, same_words
 from cpuchat.present import compare
 from cpuchat.telemetry import units
@@ -34,21 +35,29 @@ Line = list[tuple[str, str]]
 
 WIDE = 92
 """Columns from which on the ratio is in large digits, and bytes and bandwidth have a row."""
-_FLAG, _TRACK, _AFTER, _SAME, _DIFFERS = "⚑", "▆", "┄", "▮", "▯"
-_LEGEND: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label"), (_SAME, "same"), (" same  ", "label"),
-                 (_DIFFERS, "differs"), (" differs", "label")]  # fmt: skip
+_FLAG, _TRACK, _AFTER = "⚑", "▆", "┄"
+_MARKS = {"same": ("▮", "same"), "differs": ("▯", "differs"), "agrees": ("▮", "same"), "close": ("▯", "changed"),
+          "matters": ("◆", "parted")}  # fmt: skip
+"""Of a word, or of a token and its step of the agreement, which is tinted like that in both answers. In a cell for
+several, the last of these counts."""
+_RANK = {kind: number for number, kind in enumerate(_MARKS)}
+_SIDES: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label")]
+_WORDS: Line = [("▮", "same"), (" same  ", "label"), ("▯", "differs"), (" differs", "label")]
+_STEPS: Line = [("▮", "same"), (" agrees  ", "label"), ("▯ close", "changed"), ("  ", ""), ("◆ matters", "parted")]
 _MOST_BAR, _MOST_NAME, _LABEL, _RATE = 24, 22, 17, 12
-_AGREEMENT = "same words"
 
 
 class Scene:
-    """A recording with what drawing it takes. `say` is the sentence, `agreement` a text in place of the share of equal
-    words."""
+    """A recording with what drawing it takes. `say` is the sentence, `offer` what is said behind it; the strip shows
+    the `agreement` on A's answer, before that is known the equal words."""
 
-    def __init__(self, recording: Recording, say: str = "", agreement: str = "") -> None:
+    def __init__(
+        self, recording: Recording, say: str = "", agreement: Agreement | None = None, offer: str = ""
+    ) -> None:
         self.recording = recording
         self.say = say
         self.agreement = agreement
+        self.offer = offer
 
     @cached_property
     def _same(self) -> SameWords:
@@ -65,7 +74,7 @@ class Scene:
         lines = self._wide(at_ms, width) if wide else self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
             lines.append(strip)
-        said = wrap(self.say, width) if self.say else []
+        said = wrap(f"{self.say} {self.offer}".strip(), width)
         is_shown = at_ms >= self.recording.end_ms
         return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
 
@@ -127,9 +136,10 @@ class Scene:
         line: Line = [("bytes per token".ljust(_LABEL), "label")]
         for part, size in zip("ab", sizes, strict=True):
             if size:
+                amount = f"{size / 1e9:.2f} GB" if most >= 1e9 else units.size(round(size))  # both in one unit
                 filled = max(1, round(cells * size / most))
                 line += [(f"{part.upper()} ", part), (_TRACK * filled + " " * (cells - filled), part),
-                         (f" {units.size(round(size)):<9}", "value")]  # fmt: skip
+                         (f" {amount:<9}", "value")]  # fmt: skip
         if all(side.cached for side in sides):
             line.append(("memory bus  idle: weights fit in L3", "label"))
         elif any(side.bandwidth for side in sides):
@@ -149,31 +159,39 @@ class Scene:
         text = f" {100 * (side.utilization or 0):.0f} %" if done else ""
         return [(f"{part.upper()} ", part), (marks.ljust(len(values)), part), (f"{text:<7}", "value")]
 
-    # The same words
+    # The same words, or the agreement
+
+    @cached_property
+    def _marks(self) -> list[tuple[str, float]]:
+        """Return what the strip shows, from left to right, and from when on."""
+        if self.agreement is not None and (times := [ms for _, ms in self.recording.sides[0].tokens]):
+            tokens = enumerate(self.agreement.answers[0].tokens)
+            return [(token.step, times[min(number, len(times) - 1)]) for number, token in tokens]
+        equal = self._same.equal if self.recording.complete else ()
+        return [("differs" if at < 0 else "same", self._written_ms(word)) for word, at in enumerate(equal)]
 
     def _strip(self, at_ms: float, width: int, wide: bool) -> Line | None:
-        recording, n = self.recording, len(self._same.equal) if self.recording.complete else 0
-        legend = _LEGEND if wide else _LEGEND[4:] if width >= 70 else []
-        taken = sum(len(text) for text, _ in legend)
-        label = _AGREEMENT.ljust(_LABEL if wide else len(_AGREEMENT) + 1)
-        if not n or self._same.share is None:
-            return [*([("", "")] if legend else []), (" " * (width - taken), ""), *legend] if wide else []
-        share = self.agreement or f"{100 * self._same.share:.0f} %"
-        room = width - len(label) - len(share) - 2 - (taken + 2 if legend else 0)
-        if room < 8:
-            legend, room = [], width - len(label) - len(share) - 2
-        cells = max(1, min(n, room))
+        marks, share = self._marks, self._same.share
+        legends = [[*_SIDES, *_WORDS] if wide else _WORDS if width >= 70 else []]
+        if self.agreement is not None:
+            legends = [_STEPS, _STEPS[2:]]
+        if not marks or share is None:
+            return [(" " * (width - _length(legends[0])), ""), *legends[0]] if wide else None
+        label = "same words" if self.agreement is None else "agreement"
+        label = label.ljust(_LABEL if wide else len(label) + 1)
+        text = compare.brief_agreement(self.agreement) if self.agreement is not None else f"{100 * share:.0f} %"
+        room, legend = 0, list[tuple[str, str]]()
+        for legend in (*legends, []):
+            room = width - len(label) - len(text) - 2 - (_length(legend) + 2 if legend else 0)
+            if room >= 8:
+                break
+        cells, n = max(1, min(len(marks), room)), len(marks)
         line: Line = [(label, "label")]
         for start, end in pairwise(round(n * cell / cells) for cell in range(cells + 1)):
-            if at_ms < self._written_ms(end - 1):
-                line.append((" ", ""))
-            elif min(self._same.equal[start:end]) >= 0:
-                line.append((_SAME, "same"))
-            else:
-                line.append((_DIFFERS, "differs"))
-        done = at_ms >= recording.end_ms
-        line.append((f"  {share if done else ' ' * len(share)}", "value"))
-        gap = width - sum(len(text) for text, _ in line) - taken
+            kind = max((kind for kind, _ in marks[start:end]), key=_RANK.__getitem__)
+            line.append(_MARKS[kind] if at_ms >= marks[end - 1][1] else (" ", ""))
+        line.append((f"  {text if at_ms >= self.recording.end_ms else ' ' * len(text)}", "value"))
+        gap = width - _length(line) - _length(legend)
         return [*_merged(line), (" " * gap, ""), *legend] if legend else _merged(line)
 
     def _written_ms(self, word: int) -> float:
@@ -182,6 +200,10 @@ class Scene:
         other = self._same.equal[word]
         other = min(word, len(b) - 1) if other < 0 else other
         return max(a[word] if word < len(a) else 0.0, b[other] if b else 0.0)
+
+
+def _length(line: Line) -> int:
+    return sum(len(text) for text, _ in line)
 
 
 def _word_times(tokens: Iterable[tuple[str, float]]) -> list[float]:
@@ -241,7 +263,9 @@ class Stage(Widget):
     A replay is at real speed, but takes neither more than 8 s nor less than 2.5 s; the title says so.
     """
 
-    PARTS: ClassVar[tuple[str, ...]] = ("a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs")
+    PARTS: ClassVar[tuple[str, ...]] = (
+        "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs", "changed", "parted",
+    )  # fmt: skip
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
     DEFAULT_CSS = """
     Stage {
@@ -254,6 +278,8 @@ class Stage(Widget):
         & > .stage--value { color: $foreground; }
         & > .stage--same { color: $foreground 60%; }
         & > .stage--differs { color: $limit; text-style: bold; }
+        & > .stage--changed { color: $text-warning; text-style: underline; }
+        & > .stage--parted { color: $text-accent; text-style: bold reverse; }
         &:ansi > .stage--a, &:ansi > .stage--a-ratio { color: ansi_magenta; }
         &:ansi > .stage--b, &:ansi > .stage--b-ratio { color: ansi_default; }
         &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
@@ -290,10 +316,10 @@ class Stage(Widget):
     def replaying(self) -> bool:
         return self._timer is not None
 
-    def show(self, recording: Recording, note: str = "", agreement: str = "") -> None:
+    def show(self, recording: Recording, note: str = "") -> None:
         """Show it as it ended. `note` is said in place of the verdict."""
         verdict = compare.verdict(recording.verdict, [side.name for side in recording.sides], self.repeat_key)
-        self._take(Scene(recording, clean_line(note or verdict or _no_verdict(recording)), agreement), inf)
+        self._take(Scene(recording, clean_line(note or verdict or _no_verdict(recording))), inf)
         self.border_title = Content(compare.label(recording))
 
     def live(self, recording: Recording, status: str) -> None:
@@ -303,11 +329,12 @@ class Stage(Widget):
         if str(self.border_title or "") != title:
             self.border_title = Content(title)
 
-    def agree(self, agreement: str) -> None:
-        """Say this in place of the share of equal words."""
+    def agree(self, agreement: Agreement, offer: str = "") -> None:
+        """Show the agreement in place of the equal words, and say `offer` behind the sentence."""
         if self._scene is not None:
-            self._scene.agreement = agreement
+            self._scene = Scene(self._scene.recording, self._scene.say, agreement, clean_line(offer))
             self._show_changes()
+            self.refresh(layout=True)
 
     def show_at(self, at_ms: float) -> None:
         """Show what was written `at_ms` after the first token."""
@@ -321,14 +348,8 @@ class Stage(Widget):
             return
         self._stop()
         self._began = monotonic()
-        times = self._seconds(recording) * 1e3 / recording.end_ms
-        pace = (
-            f" · {units.factor(times)} slower"
-            if times > 1.05
-            else f" · {1 / times:.1f}× faster"
-            if times < 0.95
-            else ""
-        )
+        speed = recording.end_ms / 1e3 / self._seconds(recording)
+        pace = f" · shown at {units.factor(speed)} speed" if not 0.95 <= speed <= 1.05 else ""
         self.border_title = Content(compare.label(recording) + pace)
         self._timer = self.set_interval(1 / self.FRAMES_PER_S, self._advance)
         self._advance()

@@ -248,7 +248,7 @@ class TranscriptMessage:
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
     of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
     question: words that differ from it are marked. `heat` has parts of `content`, as `spans` do, in steps of agreement
-    with another model: "differs", "matters", or `AGREES`. `id` is that of the stored message, `place` the one among its
+    with another model: "close", "matters", or `AGREES`. `id` is that of the stored message, `place` the one among its
     siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they are cleaned when shown,
     and so are `steps`. `reasoning_s` is how long it took (0: not known).
     """
@@ -360,7 +360,7 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[Row]]
         if spans:
             yield legend(spans, width, palette)
     elif message.heat:
-        styles = {"differs": palette.changed, "matters": palette.parted}
+        styles = {"close": palette.changed, "matters": palette.parted}
         yield drafted_rows(text, message.heat, width, palette, lambda step: styles.get(step, palette.changed))
     elif spans:
         yield drafted_rows(text, spans, width, palette) + legend(spans, width, palette)

@@ -101,8 +101,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
 
     def __init__(self, services: Services) -> None:
         super().__init__()
-        self._services = services
-        self._downloading = services.downloading
+        self._services, self._downloading = services, services.downloading
 
     def compose(self) -> ComposeResult:
         with Vertical(id="list") as pane:
@@ -174,9 +173,7 @@ class DownloadsScreen(DetailsScreen[Path | None]):
             f"{downloads.download_title(download.order.model)}: {units.size(download.done)} of "
             f"{units.size(download.total)} downloaded. Keep the partial files to resume later?"
         )
-        answer = await self.app.push_screen_wait(
-            ChoiceScreen("Cancel download", question,
-                         [Choice(_KEEP, "Keep"), Choice(_DISCARD, "Delete", danger=True)])
-        )  # fmt: skip
+        choices = [Choice(_KEEP, "Keep"), Choice(_DISCARD, "Delete", danger=True)]
+        answer = await self.app.push_screen_wait(ChoiceScreen("Cancel download", question, choices))
         if answer is not None:
             self._downloading.cancel(download.id, discard=answer == _DISCARD)

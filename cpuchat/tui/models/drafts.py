@@ -17,7 +17,6 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
-from cpuchat.config.settings import Changes, with_changes
 from cpuchat.models.drafts.candidates import Candidate, candidates, check, measured_acceptance, model_of, recommended
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.present import models
@@ -37,26 +36,6 @@ if TYPE_CHECKING:
     from cpuchat.models.hub.repository import RepoModel, Repository
 
 
-def use(services: Services, target: Path, wanted: str, depth: int | None = None) -> None:
-    """Make `wanted` (the path of a file, models.AUTO or NONE) the draft model of `target` from its next load on.
-
-    One that the settings have for all models no longer counts. Drafting with a model is turned on if the settings have
-    it off. `depth` None leaves the draft depth.
-    """
-    conversation = services.conversation
-    ChosenDrafts().put(target, wanted)
-    changes: Changes = {"speculation": {}}
-    if conversation.settings.speculation.draft_model:
-        changes["speculation"]["draft_model"] = ""
-    if wanted != models.NONE and conversation.settings.speculation.drafters not in ("auto", "draft"):
-        changes["speculation"]["drafters"] = "auto"
-    if depth is not None:
-        changes["speculation"]["depth"] = depth
-    if changes["speculation"]:
-        conversation.settings = with_changes(conversation.settings, changes)
-        services.save_settings(changes)
-
-
 async def use_when_here(app: App[Any], services: Services, download: Download, target: Path) -> None:
     """Wait for `download`, through pauses and retries, then use it, and reload `target` if that is still the model and
     nothing runs."""
@@ -70,7 +49,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         text = clean_line(f"{name} cannot be the draft model. {error}")
         app.notify(text, title="Draft model", severity="error", timeout=10, markup=False)
         return
-    use(services, target, done.path)
+    services.use_draft_model(target, done.path)
     model = services.conversation.model
     if model is not None and Path(model.path) == target and not chat.busy:
         app.notify(f"{name} is now the draft model.", markup=False)
@@ -83,10 +62,7 @@ _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
 class MeasurePairScreen(Dialog[int | None]):
-    """Returns the draft depth to use (0: adaptive) if the draft model is to be used, else None.
-
-    A separate worker process measures; the loaded model stays loaded.
-    """
+    """Returns the draft depth to use (0: adaptive), None not to; measures in a worker of its own, beside the chat's."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("measure_pair")
 
@@ -112,21 +88,19 @@ class MeasurePairScreen(Dialog[int | None]):
             await running.run()
         except Interrupted:
             self.dismiss(None)
-            return
         except (CpuchatError, OSError) as error:
             self._fail(str(error))
-            return
+        else:
+            measured, lines = _figures(running)
+            if measured.kinds:
+                self.result = measured
+                self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
+            else:
+                self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
         finally:
             self._bench = None
-        measured, lines = _figures(running)
-        if not measured.kinds:
-            self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
-            return
-        self.result = measured
-        self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
 
     def _show(self) -> None:
-        """Show the figures so far, and how far the measurement is."""
         from cpuchat.present.bench import progress_bar
 
         if self._bench is not None and self.has_widgets:
@@ -181,10 +155,8 @@ class DraftReader:
         return cls(services, models, conversation.model, acceptance)
 
     def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
-        """Return the target's header and the candidates, unchecked.
-
-        Raises:
-            ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
+        """Return the target's header and the candidates, unchecked. Raises ModelNotFound, ModelDamaged: the file of the
+        loaded model is gone or has changed.
         """
         from cpuchat.models.drafts.candidates import target_costs
         from cpuchat.models.machine import machine_for
@@ -202,12 +174,9 @@ class DraftReader:
 
     def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
-        here = self.models.local_models()
-        repo = next((model.repo for model in here if model.path == target.path), "")
-        if not repo:
-            return []
+        repo = next((model.repo for model in self.models.local_models() if model.path == target.path), "")
         with contextlib.suppress(HubError):
-            return heads_of(self.services.hub.repository(repo), found)
+            return heads_of(self.services.hub.repository(repo), found) if repo else []
         return []
 
     def is_loaded(self, name: str, quantization: str) -> bool:
@@ -235,13 +204,10 @@ class DraftModelsScreen(PanesScreen[Path | None]):
         super().__init__()
         self._services = services
         self._reader = reader or DraftReader.of(services)
+        self.list_title = f"Draft models for {self._reader.loaded.name}"
         self._target = Path(self._reader.loaded.path)
         self._candidates: dict[str, Candidate] | None = None
         self._problem = ""
-
-    @property
-    def list_title(self) -> str:
-        return f"Draft models for {self._reader.loaded.name}"
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
@@ -335,7 +301,7 @@ class DraftModelsScreen(PanesScreen[Path | None]):
                 self._use(str(candidate.path), depth)
 
     def _use(self, wanted: str, depth: int | None = None) -> None:
-        use(self._services, self._target, wanted, depth)
+        self._services.use_draft_model(self._target, wanted, depth)
         self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")

@@ -57,8 +57,8 @@ class QuantizeScreen(PanesScreen[Path | None]):
 
     def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
-        self._services = services
-        self._model = model
+        self._services, self._model = services, model
+        self.list_title = models.quantize_title(model)
         self._source: GGUFHeader | None = None
         self._predictions: dict[str, models.TypePrediction | str] = {}
         self._suggested = ""
@@ -67,10 +67,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
         self._working = False
         self._outcome = ""
         self._made: Path | None = None
-
-    @property
-    def list_title(self) -> str:
-        return models.quantize_title(self._model)
 
     def compose_below(self) -> ComposeResult:
         with Vertical(id="target") as target:
@@ -121,25 +117,21 @@ class QuantizeScreen(PanesScreen[Path | None]):
         self._predictions[kind.name] = found
         self._show_types()
         done, of = len(self._predictions), len(self._types)
-        self._say(
-            self._outcome or (models.forecast_progress(done, of) if done < of else models.requantizing(self._model))
-        )
+        progress = models.forecast_progress(done, of) if done < of else models.requantizing(self._model)
+        self._say(self._outcome or progress)
 
     @property
     def _types(self) -> list[QuantType]:
         """Return the listed types: those that make the file smaller."""
-        smaller = smaller_types(self._model)
-        return [kind for kind in smaller if self._unfolded or kind.name in USUAL]
+        return [kind for kind in smaller_types(self._model) if self._unfolded or kind.name in USUAL]
 
     def _show_types(self) -> None:
-        listed = self.listed
-        best = self._recommended
+        listed, best = self.listed, self._recommended
         rows = [models.quantize_row(kind, self._predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
         if self._repo and models.requantizing(self._model):
             rows.insert(0, models.original_row(_ORIGINAL, self._repo))
-        folded = len(smaller_types(self._model)) - len(self._types)
-        if folded:
+        if folded := len(smaller_types(self._model)) - len(self._types):
             rows.append(ListRow(_MORE, "▸", f"{folded} more types", note="Enter shows them"))
         listed.show(rows, listed.marked if listed.moved or not best else best)
 
@@ -149,7 +141,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
 
     @property
     def _kind(self) -> QuantType | None:
-        """Return the selected type."""
         return _BY_NAME.get(self.marked_key)
 
     @on(ModelList.Marked)
@@ -202,8 +193,7 @@ class QuantizeScreen(PanesScreen[Path | None]):
             return
         if found is None or out is None:
             return
-        forecast = found.forecast
-        if forecast.needs_imatrix:
+        if (forecast := found.forecast).needs_imatrix:
             self.warn(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.")
             return
         again = f"Already quantized ({', '.join(forecast.lossy)}). Requantizing loses quality a second time."
@@ -278,7 +268,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
 
 
 def _repository(model: LocalModel) -> str:
-    """Return the repository that the catalog has for a model; "" for none."""
     from cpuchat.models.catalog import load_catalog, match_local
 
     entry = match_local(load_catalog(), model)
@@ -289,10 +278,7 @@ _CLOCK_SECONDS = 1.0
 
 
 class TuneScreen(Dialog[Path | None]):
-    """Returns the model that was loaded before and has to be loaded again; None if there was none.
-
-    `result` is None until it is done.
-    """
+    """Returns the model to load again, the one loaded before; None if there was none. `result`: None until done."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("tune")
 
@@ -347,7 +333,6 @@ class TuneScreen(Dialog[Path | None]):
             raise Interrupted("Stopped.")
 
     def _show(self) -> None:
-        """Show the choices made so far, and how far it is."""
         if self._tuner is None or not self.has_widgets:
             return
         progress = self._tuner.progress

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -66,7 +67,8 @@ class ModelsReader:
 
     async def server_entries(self, server: str, keys: KeyRing) -> list[ServerEntry]:
         """Return the models of a server, or one entry that says why there are none. Does not block."""
-        backend = (await run_in_daemon_thread(_remote_backend))(keys)
+        module = await run_in_daemon_thread(lambda: import_module("cpuchat.backend.remote.backend"))  # httpx is slow
+        backend: RemoteBackend = module.RemoteBackend(keys)
         try:
             kind, models = await backend.models(server)
         except CpuchatError as error:
@@ -130,7 +132,7 @@ class ModelsReader:
         options, wanted = chosen.load_options(), chosen.speculation.wanted_draft
         try:
             header = self.header(model.path)
-            draft, note = choose_draft(model.path, wanted, self.library, strict=False, heads=True)
+            draft, note = choose_draft(model.path, wanted, self.library, strict=False, settings=chosen, heads=True)
             beside = self.header(draft) if draft not in (None, model.path) else None  # it contains its head
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))
@@ -144,7 +146,6 @@ class ModelsReader:
 
 
 def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Prediction | None:
-    """Predict by the size of the file; None if that is unknown."""
     from cpuchat.models.prediction import estimate, estimate_local
 
     match subject:
@@ -156,13 +157,6 @@ def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Predic
             return estimate_entry(model, machine)
         case _:
             return None
-
-
-def _remote_backend() -> type[RemoteBackend]:
-    """Import what httpx makes slow to import."""
-    from cpuchat.backend.remote.backend import RemoteBackend
-
-    return RemoteBackend
 
 
 _LABEL = 22

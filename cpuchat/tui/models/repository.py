@@ -53,9 +53,7 @@ class RepositoryState:
 
     @classmethod
     def read(cls, services: Services, repo: str) -> RepositoryState:
-        """Read what the hub lists, what of it is on this machine, and the machine; blocks. Raises HubError and its
-        kinds.
-        """
+        """Read what the hub lists, what is here, and the machine; blocks. Raises HubError and its kinds."""
         from cpuchat.models.machine import this_machine
 
         repository = services.hub.repository(repo)
@@ -111,12 +109,10 @@ class RepositoryState:
 
     def to_judge(self, key: str) -> RepoModel | None:
         """Return the model of this key if its header was not read yet and is worth it."""
-        if self._denied is not None:
+        if self._denied is not None or key in self.judged:
             return None
-        for model in self.repository.models:
-            if key_of(model) == key and key not in self.judged and model.kind == "model" and model.complete:
-                return model
-        return None
+        whole = (model for model in self.repository.models if model.kind == "model" and model.complete)
+        return next((model for model in whole if key_of(model) == key), None)
 
     @property
     def _denied(self) -> AccessDenied | None:
@@ -185,16 +181,11 @@ class RepositoryScreen(PanesScreen[Path | None]):
     def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:
         """`quantization`: the one to select first."""
         super().__init__()
-        self._services = services
-        self._repo = repo
-        self._quantization = quantization
+        self._services, self._quantization = services, quantization
+        self._repo = self.list_title = repo
         self._state: RepositoryState | None = None
         self._problem: CpuchatError | None = None
         self._judging = False
-
-    @property
-    def list_title(self) -> str:
-        return self._repo
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
@@ -321,17 +312,15 @@ class RepositoryScreen(PanesScreen[Path | None]):
 
     @work
     async def action_downloads(self) -> None:
-        path = await self._services.navigation.downloads()
-        if path is not None:
+        if (path := await self._services.navigation.downloads()) is not None:
             self.dismiss(path)
 
     def action_inspect(self) -> None:
         entry, state = self._marked, self._state
         if entry is not None and state is not None and entry.model.kind == "model":
             title = f"{self._repo} · {downloads.download_title(entry.model)}"
-            self._services.navigation.inspection(
-                title, lambda: self._services.hub.header(state.repository, entry.model)
-            )
+            hub = self._services.hub
+            self._services.navigation.inspection(title, lambda: hub.header(state.repository, entry.model))
 
     def action_again(self) -> None:
         self._problem, self._state = None, None

@@ -89,6 +89,7 @@ class ModelsScreen(PanesScreen[Source | None]):
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("models")
     KEYS: ClassVar = "models"
+    list_title = "Models"
 
     def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
         super().__init__()
@@ -104,10 +105,6 @@ class ModelsScreen(PanesScreen[Source | None]):
         self._entries: dict[str, Entry] = {}
         self._details_timer: Timer | None = None
         self._new: Path | None = None
-
-    @property
-    def list_title(self) -> str:
-        return "Models"
 
     def compose_above_list(self) -> ComposeResult:
         about = "search, or paste the path of a GGUF file or the address of a server"
@@ -213,10 +210,11 @@ class ModelsScreen(PanesScreen[Source | None]):
         self._update(here=here)
 
     @work(exclusive=True, group="details")
-    async def read_details(self, entry: Entry) -> None:
-        """Read the header of a model on this machine, unless that was done."""
-        machine, model = self.machine, entry.subject
-        if entry.key in self._current or machine is None or not isinstance(model, LocalModel):
+    async def read_details(self) -> None:
+        """Read the header of the selected model if it is on this machine, unless that was done."""
+        machine, entry = self.machine, self.entry
+        model = entry.subject if entry is not None else None
+        if entry is None or entry.key in self._current or machine is None or not isinstance(model, LocalModel):
             return
         details = await asyncio.to_thread(self.reader.details, model, machine)
         self.details[entry.key] = details
@@ -300,11 +298,7 @@ class ModelsScreen(PanesScreen[Source | None]):
         self._show_details()
         if self._details_timer is not None:
             self._details_timer.stop()
-        self._details_timer = self.set_timer(_READ_AFTER, self._read_selected)
-
-    def _read_selected(self) -> None:
-        if (entry := self.entry) is not None:
-            self.read_details(entry)
+        self._details_timer = self.set_timer(_READ_AFTER, self.read_details)
 
     def _show_details(self) -> None:
         if (entry := self.entry) is None:

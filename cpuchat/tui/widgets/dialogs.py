@@ -74,9 +74,7 @@ class Dismissable(LeanScreen[ScreenResultType]):
 
 
 class Dialog(Dismissable[ScreenResultType], ModalScreen[ScreenResultType]):
-    """A frame with a title, the keys in its lower edge, a text, and what `compose_answers` yields; Esc gives no
-    answer.
-    """
+    """A frame with a title, keys in its lower edge, a text and `compose_answers`; Esc gives no answer."""
 
     CSS_PATH = Path(__file__).with_name("dialogs.tcss")
 

@@ -61,23 +61,19 @@ class ModelList(ScrollView, can_focus=False):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._rows: tuple[ListRow, ...] = ()
+        self.rows: tuple[ListRow, ...] = ()
         self._at: int | None = None
         self.moved = False
         """Whether the user has moved the selection."""
 
     @property
-    def rows(self) -> tuple[ListRow, ...]:
-        return self._rows
-
-    @property
     def marked(self) -> str:
         """Return the key of the selected line, "" for none."""
-        return self._rows[self._at].key if self._at is not None else ""
+        return self.rows[self._at].key if self._at is not None else ""
 
     def show(self, rows: Sequence[ListRow], mark: str = "") -> None:
         """List these; selects the key `mark` if it is among them, else the first line."""
-        before, self._rows, was_at = self._rows, tuple(rows), self._at
+        before, self.rows, was_at = self.rows, tuple(rows), self._at
         places = [number for number, row in enumerate(rows) if row.key]
         self._at = next((number for number in places if rows[number].key == mark), places[0] if places else None)
         if len(before) != len(rows):
@@ -93,7 +89,7 @@ class ModelList(ScrollView, can_focus=False):
 
     def move(self, lines: int) -> None:
         """Move the selection by so many lines."""
-        places = [number for number, row in enumerate(self._rows) if row.key]
+        places = [number for number, row in enumerate(self.rows) if row.key]
         if places and self._at is not None:
             wanted = places.index(self._at) + lines
             self._set_mark(places[max(0, min(len(places) - 1, wanted))])
@@ -104,7 +100,7 @@ class ModelList(ScrollView, can_focus=False):
 
     def mark(self, key: str) -> None:
         """Select the line of that key, if it is listed."""
-        at = next((number for number, row in enumerate(self._rows) if row.key == key), None)
+        at = next((number for number, row in enumerate(self.rows) if row.key == key), None)
         if key and at is not None:
             self._set_mark(at)
 
@@ -119,17 +115,17 @@ class ModelList(ScrollView, can_focus=False):
     def _follow(self) -> None:
         if self._at is not None:
             # The heading over the first line comes into view with it.
-            top = 0 if not any(row.key for row in self._rows[: self._at]) else self._at
+            top = 0 if not any(row.key for row in self.rows[: self._at]) else self._at
             region = Region(0, top, 1, self._at - top + 1)
             self.scroll_to_region(region, animate=False, force=True, x_axis=False)
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.scrollable_content_region.width, len(self._rows))
+        self.virtual_size = Size(self.scrollable_content_region.width, len(self.rows))
         self._follow()
 
     def on_click(self, event: events.Click) -> None:
         number = round(event.y + self.scroll_offset.y)
-        if 0 <= number < len(self._rows) and self._rows[number].key:
+        if 0 <= number < len(self.rows) and self.rows[number].key:
             if number == self._at:
                 self.post_message(self.Chosen())
             else:
@@ -138,9 +134,9 @@ class ModelList(ScrollView, can_focus=False):
     def render_line(self, y: int) -> Strip:
         number = round(y + self.scroll_offset.y)
         width = self.scrollable_content_region.width
-        if number >= len(self._rows):
+        if number >= len(self.rows):
             return Strip.blank(width, self.rich_style)
-        text = self._text(self._rows[number], width)
+        text = self._text(self.rows[number], width)
         style = self.rich_style
         if number == self._at:
             style = self.get_component_rich_style("models--marked")
@@ -187,10 +183,7 @@ class ModelList(ScrollView, can_focus=False):
 
 
 class Labelled(ScrollView, can_focus=False):
-    """Shows labels and texts; scrolls with the wheel or by keys of its screen.
-
-    New lines never cause a layout.
-    """
+    """Shows labels and texts; scrolls by wheel or keys of its screen. New lines never cause a layout."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"labelled--label"}
@@ -285,6 +278,7 @@ class ListScreen(DetailsScreen[ScreenResultType]):
     """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on."""
 
     AUTO_FOCUS = ""
+    list_title = ""
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (_WIDE, "-wide")]
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("list")
 
@@ -309,10 +303,6 @@ class ListScreen(DetailsScreen[ScreenResultType]):
 
     def on_compose(self) -> None:
         set_size_classes(self)
-
-    @property
-    def list_title(self) -> str:
-        return ""
 
     @property
     def listed(self) -> ModelList:

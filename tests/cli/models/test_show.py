@@ -10,6 +10,7 @@ import pytest
 from cpuchat.base.errors import HubError, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.models.gguf.header import read_header
 from tests.cli.program import run
+from tests.models.drafts.files import header_file
 from tests.support.edited_gguf import edited
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import CHATML
@@ -45,6 +46,16 @@ def test_json(tiny_model: Path) -> None:
     assert found["tokenizer"]["special"][1] == {"role": "eos", "id": 269, "text": "<|im_end|>"}
     assert [tensor["name"] for tensor in found["tensor_list"]] == [tensor.name for tensor in header.tensors]
     assert "tensor_list" not in json.loads(run("models", "show", str(tiny_model), "--json").stdout)
+
+
+def test_a_smaller_quantization_beside_it_is_named_as_its_draft_model(tmp_path: Path) -> None:
+    target = header_file(tmp_path / "Big-Q8_0.gguf", weights=4096)
+    assert "Draft models" not in run("models", "show", str(target)).stdout
+    header_file(tmp_path / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
+    shown = run("models", "show", str(target)).stdout
+    assert "Big-Q4_K_M.gguf" in shown.partition("Draft models")[2]
+    (draft,) = json.loads(run("models", "show", str(target), "--json").stdout)["drafts"]
+    assert draft["spec"] == str(tmp_path / "Big-Q4_K_M.gguf")
 
 
 def test_tensors_and_metadata(tiny_model: Path) -> None:

@@ -14,10 +14,18 @@ WORDS = [f"w{i}" for i in range(300)]
 
 
 def header_file(
-    path: Path, tokens: list[str] | None = None, *, weights: int = 8, facts: dict[str, Any] | None = None, **more: Any
+    path: Path,
+    tokens: list[str] | None = None,
+    *,
+    weights: int = 8,
+    kind: str = "F32",
+    facts: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Path:
-    """Write a file with a byte-pair vocabulary and one tensor of `weights` values. `more` sets or (None) removes keys:
-    `bos_token_id` is tokenizer.ggml.bos_token_id, `architecture` is general.architecture. `facts` are other keys."""
+    """Write a file with a byte-pair vocabulary and one tensor of `weights` values, F32 or F16. `more` sets or (None)
+    removes keys: `bos_token_id` is tokenizer.ggml.bos_token_id, `architecture` is general.architecture. `facts` are
+    other keys.
+    """
     architecture = more.pop("architecture", "llama")
     tokenizer: dict[str, Any] = {
         "model": "gpt2", "pre": "gpt-2", "tokens": WORDS if tokens is None else tokens, "merges": ["a b"],
@@ -26,7 +34,9 @@ def header_file(
     metadata = {"general.architecture": architecture, "general.name": path.stem, f"{architecture}.block_count": 1}
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items() if value is not None}
     metadata |= facts or {}
-    return write_gguf(path, metadata, [from_array("output_norm.weight", np.ones(weights, np.float32))])
+    return write_gguf(
+        path, metadata, [from_array("output_norm.weight", np.ones(weights, f"<f{4 if kind == 'F32' else 2}"), kind)]
+    )
 
 
 def write_catalog(*models: tuple[str, str, float, list[str]]) -> Path:

@@ -48,6 +48,10 @@ def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
     found = target_costs(path)
     assert found.pass_ms[:2] == (10.0, 11.0)
     assert measured_draft_ms(found, draft_path) == 3.0
+    assert found.acceptance == {}
+    cache = Calibrations(paths.calibration_file())
+    cache.save_acceptance(replace(costs(1.0), target=target, draft=draft), 80.0, 100.0)
+    assert target_costs(path).acceptance == {draft: 0.8}
     assert measured_draft_ms(found, path) == 0.0
     assert measured_draft_ms(found, path.with_name("none.gguf")) == 0.0
 

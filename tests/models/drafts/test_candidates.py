@@ -93,6 +93,24 @@ def test_a_target_that_the_catalog_does_not_know_has_only_what_is_here(
     assert not rows["Small-Q8_0"].named
 
 
+def test_a_smaller_quantization_of_the_target_is_told_apart(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    """It is right about nine of ten tokens in every text, and what was measured of the pair counts instead."""
+    header_file(tmp_path / "mine" / "Another-Q8_0.gguf", weights=4)
+    draft = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
+    rows = found(target, library)
+    assert list(rows) == ["Small", "Other", "Big-Q4_K_M", "Another-Q8_0"]
+    assert [one.same_model for one in rows.values()] == [False, False, True, False]
+    (expected,) = rows["Big-Q4_K_M"].expected.gains
+    assert (expected.kind, expected.acceptance) == ("same model", 0.9)
+    assert expected_pair(target, read_model(draft), COSTS, MACHINE).gains == (expected,)
+    print = file_fingerprint(draft)
+    known = TargetCosts(COSTS.pass_ms, {print: 24.0}, {print: 0.75})
+    (measured,) = found(target, library, known)["Big-Q4_K_M"].expected.gains
+    assert measured.words == "≈ 1.1× at its measured acceptance of 75 %"
+
+
 def test_a_check_compares_the_vocabularies(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     header_file(tmp_path / "mine" / "Stranger-Q8_0.gguf", [*WORDS[:200], "other", *WORDS[201:]])

@@ -9,6 +9,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, ModelNotFound
+from cpuchat.config.settings import Settings
 from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import candidates
@@ -119,6 +120,22 @@ def test_a_model_that_fits_but_is_not_named_is_not_chosen_by_itself(tmp_path: Pa
     draft.unlink()
     assert choose_draft(target, "auto", library) == (None, "")
     assert choose_draft(target, str(stranger), library) == (stranger, "")
+
+
+def test_a_smaller_quantization_is_chosen_by_itself_where_it_pays(tmp_path: Path, library: Library) -> None:
+    target, named = family(tmp_path / "mine")
+    smaller = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
+    files = {"target": file_fingerprint(target), "draft": file_fingerprint(smaller)}
+    for draft_ms, wanted in ((39.0, None), (20.0, smaller)):
+        costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=draft_ms, **files)
+        Calibrations(paths.calibration_file()).save("a" * 64, costs)
+        assert choose_draft(target, "", library, settings=Settings())[0] == named
+        named.rename(tmp_path / "away")
+        path, note = choose_draft(target, "", library, settings=Settings(), measured_only=True)
+        assert path == wanted and ("of the same model" in note) == bool(wanted)
+        (tmp_path / "away").rename(named)
+    named.unlink()
+    assert choose_draft(target, "", library) == (None, "")
 
 
 def test_of_several_files_of_the_draft_the_most_faithful_is_chosen(tmp_path: Path, library: Library) -> None:

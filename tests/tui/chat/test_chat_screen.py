@@ -149,10 +149,10 @@ async def test_prefill_is_shown_where_the_answer_will_be() -> None:
         await app.ready()
         await app.send("Read this", wait=False)
         await app.until(gate.reached.is_set)
-        await app.until(lambda: "processing the prompt · 2,000 of 2,000 tokens" in app.screen_text)
+        await app.until(lambda: "reading the prompt · 2,000 of 2,000 tokens" in app.screen_text)
         gate.open()
         await app.until(lambda: not app.chat.busy)
-        assert "processing the prompt" not in app.screen_text
+        assert "reading the prompt" not in app.screen_text
 
 
 async def test_text_that_comes_in_below_what_is_shown_is_marked() -> None:

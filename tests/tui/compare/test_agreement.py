@@ -82,8 +82,8 @@ def test_a_content_in_parts_by_agreement() -> None:
         assert at == len(text)
         return [(part, step) for part, step in found if step != AGREES]
 
-    assert parts(SideAnswer(content=TEXT)) == [("fetched", "matters"), ("used", "differs")]
-    assert parts(SideAnswer(reasoning=TEXT[:25], content=TEXT[25:])) == [("used", "differs")]
+    assert parts(SideAnswer(content=TEXT)) == [("fetched", "matters"), ("used", "close")]
+    assert parts(SideAnswer(reasoning=TEXT[:25], content=TEXT[25:])) == [("used", "close")]
 
 
 async def test_enter_and_b_post_the_side_and_the_place() -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.compare.comparison import KeptComparison
-from cpuchat.compare.runner import Round, Side, SideAnswer, Turn
+from cpuchat.compare.runner import DraftOffer, Round, Side, SideAnswer, Turn
+from cpuchat.models.drafts.candidates import Gain
+from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
 from cpuchat.quality.messages import Text
@@ -26,6 +28,7 @@ from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer, timings
 from tests.support.snapshots import snapshot
+from tests.tui.compare.test_agreement import BOTH
 
 
 async def test_snapshots_and_a_tiny_terminal_that_shows_one_side_and_the_table() -> None:
@@ -199,6 +202,13 @@ async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None
 async def test_a_comparison_is_kept_and_opens_again() -> None:
     async with comparing() as app:
         await app.done()
+        (turn,) = app.screen.comparison.turns
+        turn.rounds[0].draft_offer = DraftOffer(0, Gain("measured", 0.96, 2, 1.21))
+        turn.rounds[0].agreement = BOTH
+        app.screen._show_agreement()
+        await app.until(lambda: "≈1.2× (estimated, at an acceptance of 96 %). d uses it." in app.screen_text)
+        await app.press("d")
+        assert ChosenDrafts().of(Path(SIDES[0].path)) == SIDES[1].path
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, ChatScreen) and not app.chat.busy)
         more = scripted()
@@ -211,6 +221,7 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
         await app.until(lambda: "sets the pace." in app.screen_text and "is the limit" in app.screen_text)
         assert not sides[0].loads
+        assert "replay of two fair runs" in app.screen_text and "mean rates" not in app.screen_text
         await app.press("ctrl+r")
         await app.done()
         assert sides[0].requests[1].messages[-1].content == PROMPT

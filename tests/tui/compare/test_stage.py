@@ -14,6 +14,7 @@ from cpuchat.compare.recording import Recording
 from cpuchat.tui.compare.stage import Scene, Stage
 from tests.support.recorded import RECORDING, STOPPED
 from tests.support.snapshots import HostApp, snapshot
+from tests.tui.compare.test_agreement import BOTH
 
 WIDTHS = (200, 116, 92, 91, 76, 56, 40)
 
@@ -69,9 +70,13 @@ def test_weights_in_the_cache_and_unknown_bytes_draw_no_bus() -> None:
     assert not any("memory bus" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=unknown)))
 
 
-def test_an_agreement_takes_the_place_of_the_share() -> None:
-    lines = Scene(RECORDING, "Said.", "96 % (95–97) · 3 places matter").rows(inf, 116)
-    assert any("3 places matter" in text for line in lines for text, _ in line)
+def test_an_agreement_takes_the_place_of_the_equal_words() -> None:
+    for width in (116, 76, 56):
+        strip, *_ = (line for line in Scene(RECORDING, "Said.", BOTH).rows(inf, width) if line[0][0][:3] == "agr")
+        text = "".join(text for text, _ in strip)
+        assert "2 places matter" in text and len(text) <= width
+        assert {("▯", "changed"), ("◆", "parted")} <= {*strip}
+        assert ("◆ matters" in text) == (width >= 76)  # the tints of both answers are explained
 
 
 async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +96,7 @@ async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch
         await pilot.pause()
         await snapshot(app, "stage-120")
         stage.replay()
-        assert stage.replaying and "faster" in str(stage.border_title)
+        assert stage.replaying and "shown at 59.0× speed" in str(stage.border_title)
         await asyncio.wait_for(ended.wait(), 10)
         assert not stage.replaying
         await snapshot(app, "stage-120")
