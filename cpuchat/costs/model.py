@@ -127,7 +127,7 @@ Points = tuple[tuple[float, float], ...]
 BITS = {
     "F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q8_0": 8.5, "Q8_K": 9.1, "Q6_K": 6.56, "Q5_0": 5.5, "Q5_1": 6.0,
     "Q5_K": 5.5, "Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 4.5, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25, "Q3_K": 3.44,
-    "Q2_K": 2.63, KV: 16.0,
+    "Q2_K": 2.63, "Q2_0": 2.25, KV: 16.0,
 }  # fmt: skip
 """Bits of a value by type, to find the nearest type whose rate is known."""
 _USUAL_BITS = 4.5  # of a type not named above: the others are low-bit formats

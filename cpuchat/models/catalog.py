@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -325,21 +325,27 @@ _MOST_UNMEASURED_BYTES = 6e9
 """... and larger ones are not recommended."""
 _MOST_MEMORY = 0.5
 """Share of the machine's memory that a recommended model takes: the rest is for the user's other programs."""
-_MOST = 8
+_MOST_CHAT = 4
+_FASTER, _FAST = 1.5, 4 * PACE
+"""How many times less the fast model reads for a token than the first one for chats, and tok/s that are enough for
+it."""
+_LEAST_FAST = 1.0  # billions of parameters; smaller models are for drafting
 
 
 @dataclass(frozen=True)
 class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
-    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), not for
-    research only; one chat model per publisher, then one for code. `unsuitable`: too large or too slow. `others`: the
-    rest.
+    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), is
+    computed with vector instructions, and is not for research only. By purpose, as `purposes` says by id: "chat", of up
+    to four publishers; "fast", which reads less; "long context", longer than that of the first; "reasoning" and "code".
+    `unsuitable`: too large or too slow. `others`: the rest.
     """
 
     suits: tuple[CatalogModel, ...] = ()
     others: tuple[CatalogModel, ...] = ()
     unsuitable: tuple[CatalogModel, ...] = ()
+    purposes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def estimate_entry(model: CatalogModel, machine: Machine) -> Prediction:
@@ -369,17 +375,40 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
     hopeless = {id for id, one in predictions.items() if one.verdict == "too large" or one.too_slow}
     unsuitable = tuple(model for model in newest if model.id in hopeless)
     measured = any(prediction.tok_s is not None for prediction in predictions.values())
-    worth = _worth if measured else _worth_unmeasured
-    best: dict[str, CatalogModel] = {}
-    for model in newest:
-        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MOST_UNMEASURED_BYTES):
-            place = "code" if model.use == "code" else model.publisher or model.family
-            best[place] = max(best.get(place, model), model, key=worth)
-    code = (best.pop("code"),) if "code" in best else ()
-    chat = sorted(best.values(), key=worth, reverse=True)[: _MOST - len(code)]
-    suits = (*chat, *code)
-    listed = {model.id for model in (*suits, *unsuitable)}
-    return Ranked(suits, tuple(model for model in newest if model.id not in listed), unsuitable)
+    possible = [
+        model
+        for model in newest
+        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MOST_UNMEASURED_BYTES)
+    ]
+    chosen = _by_purpose(possible, predictions, _worth if measured else _worth_unmeasured)
+    purposes = {model.id: purpose for purpose, model in chosen}
+    listed = {*purposes, *(model.id for model in unsuitable)}
+    others = tuple(model for model in newest if model.id not in listed)
+    return Ranked(tuple(model for _, model in chosen), others, unsuitable, purposes)
+
+
+def _by_purpose(
+    possible: list[CatalogModel], predictions: Mapping[str, Prediction], worth: Callable[[CatalogModel], Any]
+) -> list[tuple[str, CatalogModel]]:
+    """Return the recommended models with their purposes, in the order of the list."""
+    by_use = {use: [model for model in possible if model.use == use] for use in ("chat", "reasoning", "code")}
+    of_publisher: dict[str, CatalogModel] = {}
+    for model in by_use["chat"]:
+        place = model.publisher or model.family
+        of_publisher[place] = max(of_publisher.get(place, model), model, key=worth)
+    chat = sorted(of_publisher.values(), key=worth, reverse=True)[:_MOST_CHAT]
+    chosen = [("chat", model) for model in chat]
+    if chat:
+        first = chat[0]
+        left = [m for m in by_use["chat"] if m not in chat and m.year == first.year and m.params >= _LEAST_FAST]
+        reads = {model.id: predictions[model.id].bytes_per_token for model in (first, *left)}
+        quick = sorted((m for m in left if _FASTER * reads[m.id] <= reads[first.id]), key=lambda m: reads[m.id])
+        enough = [m for m in quick if (predictions[m.id].tok_s or 0) >= _FAST]
+        fast = max(enough, key=worth) if enough else next(iter(quick), None)
+        long = [m for m in left if m is not fast and m.context > max(one.context for one in chat)]
+        longest = max(long, key=lambda model: (model.context, worth(model)), default=None)
+        chosen += [(purpose, one) for purpose, one in (("fast", fast), ("long context", longest)) if one is not None]
+    return chosen + [(use, max(by_use[use], key=worth)) for use in ("reasoning", "code") if by_use[use]]
 
 
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
@@ -387,7 +416,8 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
         return False
     pace = prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)  # else that of a usual machine
     return (
-        model.use in ("chat", "code")
+        model.use != "draft"
+        and not prediction.scalar_type
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
         and prediction.verdict == "fits"

@@ -27,7 +27,7 @@ _USUAL_BITS = 4
 _PREFIXES = ("UD-", "QAT-")
 _NAMED = re.compile(
     r"(?<![A-Z0-9])(?:(?P<prefix>UD|QAT)[-_.])?"
-    r"(?P<type>[IT]?Q[1-9]_(?:[01]|K[LST]{0,2}|XXS|XS|S|M|NL)(?:_(?:XXS|XS|S|M|X*L|[48]|R[48]))*"
+    r"(?P<type>(?:I|P?T|P)?Q[1-9]_(?:[01]|K[LST]{0,2}|XXS|XS|S|M|NL|G\d+)(?:_(?:XXS|XS|S|M|X*L|[48]|R[48]|G\d+))*"
     r"|MXFP4(?:_MOE)?|NVFP4|BF16|FP?(?:16|32))(?![A-Z0-9])",
     re.IGNORECASE,
 )
@@ -53,12 +53,13 @@ def role_of(path: str) -> Role:
 def quantization_of(path: str) -> str:
     """Return `Q4_K_M`, `UD-Q4_K_XL`, `QAT-Q4_0`, `BF16`: from the file's name, else its folder's; "" if neither says.
 
-    Upper case. The `i1-` of weighted quantizations is left out: all of a repository have it, or none.
+    Upper case, groups as `Q2_0_G64`. The `i1-` of weighted quantizations is left out: all of a repository have it, or
+    none.
     """
     for part in reversed(path.split("/")):
         found = _last(part)
         if found is not None:
-            kind = found["type"].upper().replace("FP16", "F16").replace("FP32", "F32")
+            kind = found["type"].upper().replace("FP16", "F16").replace("FP32", "F32").replace("Q2_G", "Q2_0_G")
             return f"{found['prefix'].upper()}-{kind}" if found["prefix"] else kind
     return ""
 
@@ -142,10 +143,10 @@ def stat_fingerprint(parts: list[Path], *, with_times: bool = True) -> str:
 def engine_fingerprint() -> str:
     """Identify the build of the installed engine by its version and the sizes of its libraries, without loading them:
     the same after a reinstall, and wherever it is installed. "" without one."""
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or found.origin is None:
+    package = _engine_package()
+    if package is None:
         return ""
-    package, digest = Path(found.origin).parent, hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     try:
         names = [one.name for one in package.parent.glob("llama_cpp_python-*.dist-info")]
         sizes = [(one.name, one.stat().st_size) for one in (package / "lib").glob("lib*")]
@@ -153,6 +154,26 @@ def engine_fingerprint() -> str:
         return ""
     digest.update(repr((sorted(names), sorted(sizes))).encode())
     return digest.hexdigest()
+
+
+def _engine_package() -> Path | None:
+    found = importlib.util.find_spec("llama_cpp")
+    return Path(found.origin).parent if found is not None and found.origin is not None else None
+
+
+@functools.lru_cache(maxsize=512)
+def engine_knows(architecture: str) -> bool:
+    """Return whether the engine's library contains this name of an architecture, without loading it; True without an
+    engine. Up to 10 ms for a name that was not asked for before."""
+    package = _engine_package()
+    libraries = sorted((package / "lib").glob("*llama.*")) if package is not None else []
+    if not libraries:
+        return True
+    try:
+        # Linkers merge strings with the ends of others, so what precedes the name does not matter.
+        return architecture.encode("utf-8", "replace") + b"\0" in libraries[0].read_bytes()
+    except OSError:
+        return True
 
 
 def engine_replaced() -> bool:

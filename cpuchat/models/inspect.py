@@ -9,12 +9,14 @@ import re
 from itertools import islice
 from typing import Any
 
+from cpuchat.hardware.topology import instructions
 from cpuchat.models import fit
 from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import Data
-from cpuchat.models.traffic import bytes_per_token
+from cpuchat.models.support import scalar_types, why_unsupported
+from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
 
 # Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
@@ -104,11 +106,11 @@ class Inspection(Data, frozen=True):
     """The description of a model by its `header`.
 
     `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
-    pass reads with an empty context; `kv_per_token` what a token of context takes, `kv_windowed` what layers with a
-    sliding window take beside that, both as F16, and `state` a recurrent model's state, as F32. `heads_kv` is the
-    largest number of all layers. `window`: the sliding window of `windowed_layers` layers, in tokens, 0 for none.
-    `problems` are clauses
-    ("it has 0 layers"), see `gguf.checks`.
+    pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes,
+    `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
+    state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
+    layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `problems_of` and `support`, and
+    `scalar_types` as there.
     """
 
     header: GGUFHeader
@@ -120,6 +122,7 @@ class Inspection(Data, frozen=True):
     kv_windowed: int
     state: int
     bytes_per_token: int
+    tables: int
     experts: Experts | None
     tensors: tuple[TensorKind, ...]
     tokenizer: Tokenizer | None
@@ -127,6 +130,7 @@ class Inspection(Data, frozen=True):
     origin: Origin
     settings: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
+    scalar_types: frozenset[str]
 
     @property
     def bits_per_weight(self) -> float:
@@ -148,13 +152,15 @@ def inspect(header: GGUFHeader) -> Inspection:
         kv_windowed=kv_windowed,
         state=fit.state_bytes(header),
         bytes_per_token=round(bytes_per_token(header)),
+        tables=table_bytes(header),
         experts=_experts(header),
         tensors=_tensors(header),
         tokenizer=_tokenizer(header),
         templates=_templates(header),
         origin=_origin(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
-        problems=tuple(problems_of(header)),
+        problems=tuple(filter(None, (why_unsupported(header), *problems_of(header)))),
+        scalar_types=scalar_types(instructions()),
     )
 
 

@@ -38,6 +38,7 @@ from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import model_size, read_model
+from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.roofline import Reach
@@ -61,7 +62,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `source` what that rests on; None where the bandwidth is not known. `factors`: by how much longer passes of some
     models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
     follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them.
-    `workers`: RPC workers of the settings hold layers that do not fit here.
+    `workers`: RPC workers of the settings hold layers that do not fit here. `scalar_types` as of `support`.
     """
 
     available: int
@@ -75,6 +76,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     probed: bool = False
     cache_bytes: int = 0
     workers: bool = False
+    scalar_types: frozenset[str] = frozenset()
 
     def factor_of(self, model: Path) -> float:
         """Return by how much longer the passes of a model take than by the profile: chats with it measured that; 1 for
@@ -108,6 +110,7 @@ def this_machine(
         peak_source=problem or NOT_MEASURED,
         cache_bytes=topology.l3_bytes(cpus),
         workers=bool(settings.engine.rpc),
+        scalar_types=scalar_types(instructions(root)),
     )
     if peak is None:
         return machine
@@ -213,6 +216,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     if header.is_projector or not header.tensors:
         what = "a multimodal projector" if header.is_projector else "a vocabulary without weights"
         raise ModelUnsupported(f"{path.name} is {what}.", "Choose a language model.")
+    check_supported(header)
     if options.rpc:  # what does not fit here goes to the RPC workers
         return
     available = memory_here(settings, loaded)

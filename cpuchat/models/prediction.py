@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from cpuchat.base.errors import AccessDenied, CpuchatError, HubOffline, ModelDamaged, RateLimited
+from cpuchat.base.errors import AccessDenied, CpuchatError, HubOffline, ModelDamaged, ModelUnsupported, RateLimited
 from cpuchat.costs.model import ALIKE, bytes_read, pass_cost
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
@@ -22,6 +22,7 @@ from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.hub.repository import Data, RepoModel, Repository, loadable, usual_first
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
+from cpuchat.models.support import check_supported, scalar_type_of
 from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
@@ -51,9 +52,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
       files of other programs, or its own weights, are evicted from the page cache;
     - "fits": it leaves more.
 
-    `bytes_per_token` is what a plain pass reads with `N_PAST` tokens in the context; `tok_s` is None if not known.
-    `basis` says what the speed is based on, or why there is none. `context_that_fits` is the longest context in tokens
-    (0: not even a short one, or not known). `exact` False: estimated from the file size; to be shown with "≈".
+    `scalar_type` is the tensor type that most of it has, if this CPU computes that without vector instructions, which
+    is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
+    tokens in the context; `tok_s` is None if not known. `basis` says what the speed is based on, or why there is none.
+    `context_that_fits` is the longest context in tokens (0: not even a short one, or not known). `exact` False:
+    estimated from the file size; to be shown with "≈".
     """
 
     need: MemoryNeed
@@ -65,6 +68,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: int
     tok_s: float | None = None
     basis: str = ""
+    scalar_type: str = ""
     context_that_fits: int = 0
     exact: bool = True
 
@@ -215,6 +219,8 @@ def _judged(
         verdict = "with RPC"
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
     tok_s, basis = _speed(work, n_past, machine, factor)
+    if scalar := scalar_type_of(work, machine.scalar_types):
+        tok_s, basis = None, f"{scalar} has no SIMD kernel on this CPU, which makes it several times slower"
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
     elif verdict == "with RPC":
@@ -229,6 +235,7 @@ def _judged(
         bytes_per_token=round(bytes_read(work, 1, n_past)),
         tok_s=tok_s,
         basis=basis if exact or exact_work or tok_s is None else f"≈ from the file size: {basis}",
+        scalar_type=scalar,
         context_that_fits=context_that_fits,
         exact=exact,
     )
@@ -261,13 +268,13 @@ _MAX_SECONDS = 20.0
 
 
 class ModelPrediction(Data, frozen=True):
-    """`problem`: why the header could not be read, "" when it was, or was not requested. `damaged`: the header was
-    read, and no model could be loaded with it."""
+    """`problem`: why the header could not be read, or the engine cannot run the model; "" where neither is known.
+    `fault`: the header was read, and no model could be loaded with it."""
 
     model: RepoModel
     prediction: Prediction
     problem: str = ""
-    damaged: bool = False
+    fault: Literal["", "damaged", "unsupported"] = ""
 
 
 def predict_repository(
@@ -302,7 +309,7 @@ def predict_repository(
                 break
         else:
             headers[model.base] = model, header
-            yield ModelPrediction(model=model, prediction=predict(header, options, machine, draft=draft))
+            yield _told(model, predict(header, options, machine, draft=draft), _refusal(header))
     for model in models:
         sample, header = headers.get(model.base, (None, None))
         if model == sample:
@@ -311,7 +318,21 @@ def predict_repository(
             expected = estimate(model.size, machine, quantization=model.quantization)
         else:
             expected = predict_like(header, model.size, model.quantization, options, machine, draft=draft)
-        fault = faults.get(model)
-        damaged = isinstance(fault, ModelDamaged)
-        problem = fault.message if damaged else str(fault or "")
-        yield ModelPrediction(model=model, prediction=expected, problem=problem, damaged=damaged)
+        yield _told(model, expected, faults.get(model) or (_refusal(header) if header is not None else None))
+
+
+def _refusal(header: GGUFHeader) -> ModelUnsupported | None:
+    """Return why the engine cannot run this model, in any quantization."""
+    try:
+        check_supported(header)
+    except ModelUnsupported as error:
+        return error
+    return None
+
+
+def _told(model: RepoModel, expected: Prediction, error: CpuchatError | None) -> ModelPrediction:
+    fault: Literal["", "damaged", "unsupported"] = ""
+    if isinstance(error, ModelDamaged | ModelUnsupported):
+        fault = "damaged" if isinstance(error, ModelDamaged) else "unsupported"
+    problem = error.message if fault and error is not None else str(error or "")
+    return ModelPrediction(model=model, prediction=expected, problem=problem, fault=fault)

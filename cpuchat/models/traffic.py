@@ -35,8 +35,8 @@ from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 from cpuchat.protocol.options import EngineOptions
 
-# Tables of which a pass reads one row per token.
-TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
+# Tables of which a pass reads rows (GGML_OP_GET_ROWS of LLM_TENSOR_INFOS in llama-arch.cpp): size, not traffic.
+_TABLE = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight")
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _DEFAULTS = EngineOptions()
@@ -56,18 +56,17 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
     `ModelWork`: 0 for random tokens, `ALIKE` for text."""
     n_expert = header.number("expert_count")
-    names = {tensor.name for tensor in header.tensors}
-    head = "output.weight" if "output.weight" in names else "token_embd.weight"
+    head = head_of(header)
     parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
     row = 0
     for tensor in header.tensors:
         if not is_used(header, tensor):
             continue
         columns, rows, n = (*tensor.shape, 1, 1)[:3]
-        if tensor.name in TABLES:
-            row += tensor.nbytes // max(rows, 1)
+        if is_table(tensor):
+            row += _rows_read(header, tensor) * tensor.nbytes // max(rows, 1)
         part = "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense"
-        if part != "dense" or tensor.name not in TABLES:
+        if part != "dense" or not is_table(tensor):
             parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
     return ModelWork(
         n_layer=header.n_layer,
@@ -81,6 +80,30 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
         state=fit.state_bytes(header),
         attention=_attention(header, options),
     )
+
+
+def head_of(header: GGUFHeader) -> str:
+    """Return the name of the output matrix: in tied models the embedding table, all of which is read as such."""
+    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
+    return "token_embd.weight" if tied else "output.weight"
+
+
+def is_table(tensor: TensorInfo) -> bool:
+    """Return whether rows of the tensor are looked up: embeddings of tokens, of layers, of n-grams."""
+    return _TABLE.fullmatch(tensor.name) is not None
+
+
+def table_bytes(header: GGUFHeader) -> int:
+    """Return the bytes of the tables of which a token reads rows only."""
+    head = head_of(header)
+    return sum(tensor.nbytes for tensor in header.tensors if is_table(tensor) and tensor.name != head)
+
+
+def _rows_read(header: GGUFHeader, tensor: TensorInfo) -> int:
+    """Return how many rows of a table a token reads: of n-grams several (`ple_n_heads` in qwen4exp.cpp), else one."""
+    if tensor.name != "per_layer_token_embd.weight":
+        return 1
+    return max((header.number("ple.ngram_size") - 1) * header.number("ple.heads_per_ngram"), 1)
 
 
 def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
@@ -141,6 +164,7 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_row: int = 0
     window: int = 0
     full: int = 0
+    looked_up: float = 0.0
 
     @property
     def kv_values(self) -> int:
@@ -185,6 +209,8 @@ def typical_work(
     params = params or 8 * size / usual_bits(quantization)
     known = dims or dimensions_of(id) or _nearest(params, mixture=active < 1)
     per_value = size / params
+    active, params = active * params, params - min(known.looked_up, 0.9 * params)
+    active /= params
     head = min(known.vocab * known.embd, _LARGEST_HEAD * params)
     rest = max(params - head - (0 if known.tied else head), 0.1 * params)
     routed = 0.0

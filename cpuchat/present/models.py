@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cpuchat.base import paths
-from cpuchat.base.errors import AccessDenied, CpuchatError
+from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import PACE
 from cpuchat.models.downloads.state import Download
@@ -115,6 +115,7 @@ def _memory(model: Inspection) -> Rows:
     return [
         ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
+        ("lookup tables", f"{units.size(model.tables)}, of which a token reads single rows" if model.tables else ""),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
@@ -131,7 +132,8 @@ def _tensors(model: Inspection) -> Rows:
     return [
         (kind.type, f"{plural(kind.count, 'tensor')}, {units.parameters(kind.n_params)} parameters of "
          f"{kind.bits_per_weight:.4g} bits, {units.size(kind.nbytes)} "
-         f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)")
+         f"({100 * kind.nbytes / max(model.header.size, 1):.1f} %)"
+         f"{', no SIMD kernel on this CPU' if kind.type in model.scalar_types else ''}")
         for kind in model.tensors
     ]  # fmt: skip
 
@@ -279,9 +281,12 @@ def purpose(model: CatalogModel) -> str:
 
 
 def verdict(prediction: Prediction | None) -> str:
-    """Return `fits`, `tight`, `with RPC`, `too large`, or `too slow` to be of use; "" when unknown."""
+    """Return `fits`, `tight`, `with RPC`, `too large`, or `too slow` to be of use, `no SIMD` where it would load but be
+    computed without vector instructions; "" when unknown."""
     if prediction is None:
         return ""
+    if prediction.scalar_type and prediction.verdict in ("fits", "tight"):
+        return "no SIMD"
     return "too slow" if prediction.too_slow else prediction.verdict
 
 
@@ -386,8 +391,8 @@ def repository_row(entry: RepositoryEntry) -> ListRow:
     mark, state = "◌", "" if predicted is None else fit(predicted)
     if not model.complete:
         mark, state = "!", "incomplete"
-    elif isinstance(entry.problem, AccessDenied):
-        state = "no access"
+    elif isinstance(entry.problem, AccessDenied | ModelUnsupported):
+        state = "no access" if isinstance(entry.problem, AccessDenied) else "unsupported"
     if entry.path is not None:
         mark, state = ("●", "loaded") if entry.loaded else ("○", "downloaded")
     elif download is not None:
@@ -508,7 +513,7 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
             break
         if isinstance(outcome, str) or outcome.forecast.lossy or outcome.forecast.file_size >= source_size:
             continue
-        if outcome.prediction.verdict == "fits" and (outcome.prediction.tok_s or PACE) >= PACE:
+        if verdict(outcome.prediction) == "fits" and (outcome.prediction.tok_s or PACE) >= PACE:
             return name
     return ""
 

@@ -51,7 +51,7 @@ def test_where_the_usual_header_cannot_be_read_the_next_one_is(hub_server: HubSe
 def test_a_damaged_file_is_told_as_such(hub_server: HubServer) -> None:
     hub_server.add(REPO, {"Tiny-F16.gguf": b"no model", "Tiny-Q8_0-00001-of-00002.gguf": b"half of one"})
     [damaged] = told().values()
-    assert damaged.damaged and "not a GGUF file" in damaged.problem
+    assert damaged.fault == "damaged" and "not a GGUF file" in damaged.problem
 
 
 def test_of_many_quantizations_one_header_is_read(hub_server: HubServer, tiny_model: Path) -> None:

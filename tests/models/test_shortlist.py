@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cpuchat.models.catalog import PACE, CatalogModel, Ranked, estimates, load_catalog, ranked
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
@@ -50,8 +52,8 @@ def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:
         model("old", 4, publisher="P", year=2024), model("small", 1, publisher="P"), model("large", 3, publisher="P"),
         model("slow", 12, publisher="P"), model("other", 2),
     ), machine(20, 40))  # fmt: skip
-    assert names(found.suits) == ["large", "other"]
-    assert names(found.others) == ["small", "slow", "old"]
+    assert names(found.suits) == ["large", "other", "small"] and found.purposes["small"] == "fast"
+    assert names(found.others) == ["slow", "old"]
 
 
 def test_a_model_that_takes_most_of_the_memory_fits_but_is_not_recommended() -> None:
@@ -92,12 +94,26 @@ def test_a_permissive_license_comes_first_and_research_only_never() -> None:
     assert names(found.suits) == ["open", "large"] and names(found.others) == ["research"]
 
 
-def test_one_model_for_code_follows_those_for_chat() -> None:
+def test_one_model_for_each_other_purpose_follows_those_for_chat() -> None:
     found, _ = judged((
-        model("code", 4, publisher="P", use="code"), model("more code", 3, use="code"), model("chat", 2, publisher="P"),
-        model("thinking", 2, use="reasoning"),
+        model("code", 4, publisher="P", use="code"), model("more code", 3, use="code"), model("chat", 4, publisher="P"),
+        model("thinking", 2, use="reasoning"), model("quick", 1, publisher="P"), model("tiny", 0.3, publisher="P"),
+        model("long", 3, publisher="P", context=1 << 20),
     ), machine(20, 40))  # fmt: skip
-    assert names(found.suits) == ["chat", "code"] and names(found.others) == ["more code", "thinking"]
+    assert [(found.purposes[one.id], one.name) for one in found.suits] == [
+        ("chat", "chat"), ("fast", "quick"), ("long context", "long"), ("reasoning", "thinking"), ("code", "code"),
+    ]  # fmt: skip
+    assert names(found.others) == ["more code", "tiny"]
+
+
+def test_a_type_without_vector_instructions_on_this_cpu_is_marked_and_never_put_first() -> None:
+    ternary = model("ternary", 2, sizes={"Q2_0_G64": 2}, year=2026)
+    here = msgspec.structs.replace(machine(20, 40), scalar_types=frozenset({"Q2_0"}))
+    found, predictions = judged((ternary, model("usual", 2)), here)
+    assert names(found.suits) == ["usual"] and names(found.others) == ["ternary"]
+    assert verdict(predictions["ternary"]) == "no SIMD" and predictions["ternary"].tok_s is None
+    assert "Q2_0 has no SIMD kernel on this CPU" in predictions["ternary"].basis
+    assert names(judged((ternary, model("usual", 2)), machine(20, 40))[0].suits) == ["ternary", "usual"]
 
 
 def test_under_one_token_per_second_is_too_slow() -> None:

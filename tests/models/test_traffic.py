@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from cpuchat.costs.model import bytes_read
 from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.parse import LazyArray
-from cpuchat.models.traffic import model_work
+from cpuchat.models.traffic import model_work, table_bytes, typical_work
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.protocol.options import EngineOptions
 from tests.models.test_fit import header_of
@@ -49,11 +50,31 @@ def test_a_tied_table_is_read_whole() -> None:
 def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
     tensors = layers(
         1, token_embd__weight=(64, 1000), output__weight=(64, 1000), per_layer_token_embd__weight=(32, 1000),
-        position_embd__weight=(64, 512),
+        position_embd__weight=(64, 512), blk__0__ffn_gate_tid2eid__weight=(6, 1000),
     )  # fmt: skip
-    found = model_work(header_of(metadata(1), tensors))
-    assert found.row == 2 * (64 + 32 + 64)
+    header = header_of(metadata(1), tensors)
+    found = model_work(header)
+    assert found.row == 2 * (64 + 32 + 64 + 6)
     assert found.weight_bytes == 2 * (2 * 64 * 64 + 64 * 1000)
+    assert table_bytes(header) == 2 * (64 * 1000 + 32 * 1000 + 64 * 512 + 6 * 1000)
+    assert header.n_params - header.n_params_active == 32 * 1000
+
+
+def test_of_a_table_of_n_grams_a_token_reads_a_row_for_each_head() -> None:
+    tensors = layers(1, token_embd__weight=(64, 1000), per_layer_token_embd__weight=(32, 9000))
+    header = header_of(metadata(1, ple__ngram_size=3, ple__heads_per_ngram=4), tensors)
+    assert model_work(header).row == 2 * (64 + 2 * 4 * 32)
+    assert table_bytes(header) == 2 * 32 * 9000  # the other is the head, and read whole
+
+
+def test_of_a_known_size_the_share_of_looked_up_tables_is_not_read() -> None:
+    size, params = 3.11e9, 4.65e9
+    found = bytes_read(typical_work(size, "Q4_K_M", params=params, id="gemma-4-e2b-it"), 1)
+    assert found == pytest.approx(size * (params - 2.35e9) / params, rel=0.02)
+    mixture = typical_work(111.3e9, "UD-Q4_K_XL", params=176e9, active=6 / 176, id="qwen3.8-flash-next")
+    assert bytes_read(mixture, 1) == pytest.approx(
+        111.3e9 * 6 / 176, rel=0.15
+    )  # the table of tokens is not read either
 
 
 def test_parts_that_do_not_write_text_are_left_out() -> None:

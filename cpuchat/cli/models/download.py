@@ -55,7 +55,7 @@ Exit code {Interrupted.exit_code} after Ctrl+C."""
 @click.argument("repo", metavar="REPO[:QUANT|:FILE]|ID[:QUANT]|URL")
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @setting("engine.ctx")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large for this machine.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large or unsupported here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
 def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
     """Download a model and print the path of its (first) file."""
@@ -73,8 +73,8 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
         alone = msgspec.structs.replace(repository, models=(model,))
         predicted = next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
         _explain(terminal, predicted)
-        if predicted.damaged or predicted.prediction.verdict == "too large":
-            _ask(yes, as_json)
+        if predicted.fault or predicted.prediction.verdict == "too large":
+            _ask(predicted.problem or "It does not fit into the available memory.", yes, as_json)
     done = asyncio.run(_download(repository, model, _Shown(terminal)))
     terminal.clear_progress()
     if done.state == "failed":
@@ -90,19 +90,19 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
 def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
     if predicted.problem:
         terminal.warn(f"  ! {clean_line(predicted.problem)}")
-    if not predicted.damaged:
+    if not predicted.fault:
         terminal.note(f"  {predicted.prediction.explained}")
         speed = predicted.prediction.tok_s
         about = f"≈ {units.about(speed)} tok/s: " if speed is not None else ""
         terminal.note(f"  {about}{predicted.prediction.basis}")
 
 
-def _ask(yes: bool, as_json: bool) -> None:
+def _ask(why_not: str, yes: bool, as_json: bool) -> None:
     """Ask whether to download it anyway. Raises Interrupted or UsageError if not."""
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        raise UsageError("It does not fit into the available memory.", "Add --yes to download it anyway.")
+        raise UsageError(clean_line(why_not), "Add --yes to download it anyway.")
     if not click.confirm("Download it anyway?", err=True):
         raise Interrupted("Nothing was downloaded.")
 
@@ -222,7 +222,7 @@ def _print_all(
     machine: Machine,
     expected: Mapping[str, Prediction],
 ) -> None:
-    recommended = [model.id for model in ranked(known.models, expected).suits]
+    recommended = ranked(known.models, expected).purposes
     found = sorted(found, key=lambda model: [*recommended, model.id].index(model.id))
     headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
     echo_table(
@@ -231,7 +231,8 @@ def _print_all(
     free = gigabytes(machine.available)
     footnotes = [
         f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
-        "★ recommended for this machine. ○ downloaded. ? repository not verified. ≈ size not verified.",
+        "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
+        "? repository not verified. ≈ size not verified.",
         "Details and download command: cpuchat models catalog ID.",
     ]
     if machine.profile is None:
@@ -244,9 +245,11 @@ def _print_all(
 
 
 def _row(
-    model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Collection[str]
+    model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Mapping[str, str]
 ) -> tuple[str, ...]:
-    marks = f"{' ★' * (model.id in recommended)}{' ○' * (model.id in here)}{' ?' * ('repo' not in model.verified)}"
+    purpose_of = recommended.get(model.id, "")
+    star = f" ★ {purpose_of}".removesuffix(" chat") if purpose_of else ""
+    marks = f"{star}{' ○' * (model.id in here)}{' ?' * ('repo' not in model.verified)}"
     return (
         model.id + marks,
         _parameters(model),

@@ -298,13 +298,14 @@ def _parameters(model: LocalModel) -> str:
 
 
 def _speed(model: LocalModel, tuned: TunedMachine) -> str:
-    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `with RPC` or `too large`."""
+    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `with RPC`, `too large` or `no SIMD`."""
     if model.measured_tok_s:
         return rate(model.measured_tok_s)
     expected = estimate_local(model, tuned.of(model.path))
     if expected.tok_s is not None:
         return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
-    return expected.verdict if expected.verdict in ("with RPC", "too large") else ""
+    why_none = verdict(expected)
+    return why_none if why_none in ("with RPC", "too large", "no SIMD") else ""
 
 
 def _day(seconds: float) -> str:
@@ -467,8 +468,8 @@ def _file_row(
     name = model.quantization if model.quantization and names[model.quantization] == 1 else model.name
     count = str(len(model.files)) if len(model.files) > 1 else ""
     here = _share(_bytes_here(repository, model), model.size)
-    if predicted is None or predicted.damaged:
-        fault = "damaged" if predicted is not None else "incomplete"
+    if predicted is None or predicted.fault:
+        fault = predicted.fault if predicted is not None else "incomplete"
         return name, size(model.size), fault, "", "", count, here
     expected = predicted.prediction
     about = "" if expected.exact else "≈ "
@@ -495,7 +496,7 @@ def _share(done: int, total: int) -> str:
 def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list[str]:
     """Return what the figures are based on, and each problem once."""
     notes: list[str] = []
-    judged = [one.prediction for one in found.values() if not one.damaged]
+    judged = [one.prediction for one in found.values() if not one.fault]
     if judged:
         expected = max(judged, key=lambda one: (one.exact, one.tok_s or 0))
         context = f" with {expected.n_ctx:,} tokens of context" if expected.exact else ""
@@ -521,6 +522,6 @@ def _print_files_as_json(repository: Repository, found: Mapping[str, ModelPredic
         if predicted is not None:
             figures = {name: getattr(predicted.prediction, name) for name in _FIGURES}
             about = {"verdict": verdict(predicted.prediction), "problem": predicted.problem}
-            row["prediction"] = figures | about | {"damaged": predicted.damaged}
+            row["prediction"] = figures | about | {"fault": predicted.fault}
         rows.append(row)
     return print_json({**msgspec.to_builtins(repository), "models": rows})

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from cpuchat.engine.llama import bindings
+from cpuchat.hardware.topology import Instructions
+from cpuchat.models import support
 from cpuchat.protocol.model_info import BufferWeights, LoadEvidence
 
 _KV_SIZE: Final = re.compile(
@@ -60,11 +62,6 @@ def from_log(lines: Iterable[str]) -> dict[str, Any]:
     return found | {"kv_bytes": kv_bytes, "flash_nodes": nodes["FLASH_ATTN_EXT"], "softmax_nodes": nodes["SOFT_MAX"]}
 
 
-_NEED_AVX2: Final = ("tq1_0", "tq2_0")
-"""Scalar on an x86 CPU without AVX2; without AVX all are but `_NEED_SSSE3` (arch/x86/quants.c)."""
-_NEED_SSSE3: Final = ("q1_0", "q4_0")
-
-
 def scalar_types(types: Iterable[str]) -> tuple[str, ...]:
     """Return those of these quantized types whose dot product has no vector instructions in this engine."""
     features = frozenset(bindings.engine_info().features)
@@ -79,6 +76,4 @@ def _is_scalar(kind: str, features: frozenset[str]) -> bool:
         return False
     if not bindings.has_function(f"{names[0]}_generic"):
         return True
-    return "SSE3" in features and (
-        (kind in _NEED_AVX2 and "AVX2" not in features) or (kind not in _NEED_SSSE3 and "AVX" not in features)
-    )
+    return "SSE3" in features and kind.upper() in support.scalar_types(Instructions(features))

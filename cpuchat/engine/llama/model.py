@@ -42,6 +42,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
+from cpuchat.models.support import check_supported
 from cpuchat.models.traffic import model_work, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
@@ -383,6 +384,7 @@ class Model:
         header = read_model(path)
         available = available_for_model() if available is None else available
         plan = plan_load(header, options, available, n_outputs)
+        check_supported(header)
         check_header(header)
         on_header(header)
         model = cls(header, plan, abort)

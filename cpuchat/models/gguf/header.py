@@ -78,11 +78,13 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def n_params_active(self) -> int:
-        """Parameters that one token uses: all, except experts that it is not sent to."""
+        """Parameters that one token uses: all, except experts that it is not sent to, and embeddings of layers and of
+        n-grams, of which it reads rows."""
         n_expert, used = self.number("expert_count"), self.number("expert_used_count")
+        kept = [t for t in self.tensors if t.name != "per_layer_token_embd.weight"]
         if not 0 < used < n_expert:
-            return self.n_params
-        return sum(t.n_elements * used // n_expert if t.is_routed else t.n_elements for t in self.tensors)
+            return sum(t.n_elements for t in kept)
+        return sum(t.n_elements * used // n_expert if t.is_routed else t.n_elements for t in kept)
 
     @property
     def size(self) -> int:

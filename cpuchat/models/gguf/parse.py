@@ -89,6 +89,10 @@ RETIRED: dict[int, str] = {
     38: "IQ4_NL_8_8",
 }
 
+# Of PrismML's llama.cpp (ggml.h there), for its Bonsai models.
+FOREIGN: dict[int, str] = {142: "PQ2_0", 143: "PTQ1_0"}
+_OTHER_GROUPS = "Choose the file of the same model with Q2_0_g64 or Q2_g64 in its name, where there is one."
+
 # general.file_type
 FILE_TYPES: dict[int, str] = {
     0: "F32",
@@ -410,7 +414,8 @@ class _Reader:
             self.at = at
 
 
-def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> TensorInfo:
+def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> TensorInfo:
+    """Read the entry of a tensor that begins at the offset `expected`, behind one of type `previous`."""
     what = f"the entry of tensor {index}"
     name = reader.string(what)
     if not name or len(name.encode("utf-8", "replace")) >= MAX_TENSOR_NAME:
@@ -426,11 +431,16 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
             f"{reader.source.name} has the retired type {RETIRED[number]}.",
             f"Use the {RETIRED[number][:-4]} file: it is repacked for this CPU at load, and as fast.",
         )
+    if number in FOREIGN:
+        raise ModelUnsupported(
+            f"{reader.source.name} has tensors of type {FOREIGN[number]}, which only PrismML's llama.cpp supports.",
+            _OTHER_GROUPS,
+        )
     if kind is None:
         raise ModelUnsupported(
             f"{reader.source.name} has tensors of type {number}, which llama.cpp does not support.",
-            "It is damaged, or made for another program (like Q8R16 and Q4_K_4 for Ampere's): use a standard file, "
-            "which is repacked for this CPU at load.",
+            "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
+            "Ampere's): use a standard file, which is repacked for this CPU at load.",
         )
     elements = 1
     for size in shape:
@@ -439,6 +449,10 @@ def _tensor(reader: _Reader, index: int, expected: int, alignment: int) -> Tenso
         raise reader.damaged(f"tensor {name!r} has the impossible shape {shape}")
     if shape[0] % kind.block:
         raise reader.damaged(f"tensor {name!r} has rows of {shape[0]}, {kind.name} needs multiples of {kind.block}")
+    if offset != expected and previous == "Q2_0":
+        raise ModelUnsupported(
+            f"{reader.source.name} has Q2_0 in groups of 128 weights, llama.cpp supports groups of 64.", _OTHER_GROUPS
+        )
     if offset != expected:
         raise reader.damaged(f"tensor {name!r} has offset {offset}, expected {expected}")
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
@@ -478,7 +492,7 @@ def parse(source: Source) -> Parsed:
     seen: set[str] = set()
     expected = 0
     for i in range(n_tensors):
-        tensor = _tensor(reader, i, expected, alignment)
+        tensor = _tensor(reader, i, expected, tensors[-1].type if tensors else "")
         if tensor.name in seen:
             raise reader.damaged(f"two tensors have the name {tensor.name!r}")
         seen.add(tensor.name)

@@ -25,6 +25,7 @@ from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
+from cpuchat.models.support import why_garbage, why_unknown
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
 
@@ -275,7 +276,7 @@ def _is_gguf(path: Path) -> bool:
         return False
 
 
-_VERSION = 100 * COST_MODEL + 5
+_VERSION = 100 * COST_MODEL + 6
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200
@@ -324,7 +325,10 @@ class SummaryCache:
             return msgspec.structs.replace(base, size=size, damaged=error.message)
         if not cached.summary.name:
             return None
-        damaged = cached.summary.damaged or cached.checksum_error
+        damaged = cached.summary.damaged
+        if not damaged and (why := why_unknown(cached.summary.architecture)):
+            damaged = f"{path.name} cannot run here: {why}."
+        damaged = damaged or cached.checksum_error
         return msgspec.structs.replace(_with_summary(base, cached.summary), damaged=damaged)
 
     def _summary(self, parts: list[Path]) -> _Cached:
@@ -365,6 +369,8 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         damaged = f"{header.path.name} is a draft head and cannot answer by itself."
     elif not header.tensors:
         damaged = f"{header.path.name} contains a vocabulary but no weights."
+    elif why := why_garbage(header):
+        damaged = f"{header.path.name} cannot run here: {why}."
     return HeaderSummary(
         name=header.name[:_MAX_NAME],
         architecture=header.architecture[:_MAX_NAME],

@@ -22,6 +22,7 @@ from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.places import LocalModel
+from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction
 from cpuchat.present.models import kv_growth, predicted_speed, verdict
@@ -80,10 +81,12 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | H
 
 @dataclass(frozen=True)
 class Entry:
-    """One line that can be selected. `key` is the same for the same subject while its figures change."""
+    """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
+    what it is recommended for."""
 
     key: str
     subject: Subject
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class ModelListState:
             wanted = model.use != "draft" or words
             names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
             if wanted and model.id not in self.here and _has(words, *names):
-                yield Entry(catalog_key(model), model)
+                yield Entry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
 
     def _hub(self, text: str, words: list[str]) -> Iterator[Section]:
         search = self.search
@@ -280,10 +283,12 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
             return ListRow(key, downloads.download_mark(download), downloads.name(download.order.model), columns)
         case CatalogModel() as model:
             columns = (model.quantization, _size(model.size), verdict(prediction), speed)
-            return ListRow(key, NOT_HERE, model.name, columns, tag="" if model.use == "chat" else model.use)
+            purpose = entry.purpose or model.use
+            return ListRow(key, NOT_HERE, model.name, columns, tag="" if purpose == "chat" else purpose)
         case FoundRepository() as repository:
             closed = "gated" if repository.gated else "private" if repository.private else ""
-            note = (f"{units.count(repository.downloads)} downloads", repository.updated, closed)
+            unsupported = "unsupported" if why_unknown(repository.architecture) else ""
+            note = (f"{units.count(repository.downloads)} downloads", repository.updated, closed or unsupported)
             return ListRow(key, NOT_HERE, repository.id, note=" · ".join(filter(None, note)))
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
@@ -491,6 +496,7 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
 def _repository(repository: FoundRepository) -> list[Row]:
     gated = "accept its terms on huggingface.co, then run `hf auth login`" if repository.gated else ""
     return [
+        ("problem", why_unknown(repository.architecture)),
         ("model", _kind(repository.n_params, repository.architecture)),
         ("downloads", f"{units.count(repository.downloads)} in 30 days · {units.plural(repository.likes, 'like')}"),
         ("updated", repository.updated),

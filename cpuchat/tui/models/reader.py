@@ -118,7 +118,8 @@ class ModelsReader:
     def known_here(self, catalog: Catalog, local: Iterable[LocalModel]) -> frozenset[str]:
         """Return the ids of the catalog's models that are local, in the quantization that the catalog would choose."""
         found = ((match_local(catalog, model), model.quantization) for model in local if model.damaged is None)
-        return frozenset(entry.id for entry, quantization in found if entry and entry.quantization == quantization)
+        # Headers do not name the groups of `Q2_0_G64`.
+        return frozenset(one.id for one, kind in found if one and one.quantization.partition("_G")[0] == kind)
 
     def details(self, model: LocalModel, machine: Machine) -> ModelDetails:
         """Return the details of one model on this machine, with the draft model that would be loaded beside it."""

@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
 
-from cpuchat.base.errors import AccessDenied, CpuchatError, HubError, NotOnHub
+from cpuchat.base.errors import AccessDenied, CpuchatError, HubError, ModelUnsupported, NotOnHub
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download
@@ -143,12 +143,14 @@ def predict_model(
     services: Services, state: RepositoryState, model: RepoModel
 ) -> tuple[dict[str, Prediction], PlannedDraft | None]:
     """Predict from the header of `model`: return predictions by `key_of`, its own and those of its other
-    quantizations, and the draft model counted in them. Raises as `Hub.header`.
+    quantizations, and the draft model counted in them. Raises as `Hub.header`, and ModelUnsupported.
     """
     from cpuchat.models.drafts.choice import planned_draft
     from cpuchat.models.prediction import predict, predict_like
+    from cpuchat.models.support import check_supported
 
     header, options = services.hub.header(state.repository, model), services.settings.engine.load_options()
+    check_supported(header)
     if model.base in state.drafts:
         beside = state.drafts[model.base]
     else:
@@ -289,10 +291,16 @@ class RepositoryScreen(PanesScreen[Path | None]):
             self.action_downloads()
         elif entry.download is not None:
             self._services.downloading.resume(entry.download.id)
-        elif reason := entry.reason_against_download:
+        else:
+            if (model := self._state.to_judge(entry.key)) is not None:
+                await self._read_header(self._state, model).wait()
+                entry = self._marked or entry
+            await self._download(entry, self._state.repository)
+
+    async def _download(self, entry: RepositoryEntry, repository: Repository) -> None:
+        if reason := entry.reason_against_download:
             self.warn(reason)
         elif await self._wanted(entry):
-            repository = self._state.repository
             try:
                 self._services.downloading.start(repository.id, repository.revision, entry.model, repository.newest_at)
             except CpuchatError as error:
@@ -300,10 +308,13 @@ class RepositoryScreen(PanesScreen[Path | None]):
 
     async def _wanted(self, entry: RepositoryEntry) -> bool:
         """Ask before downloading what cannot be loaded here."""
-        if entry.prediction is None or entry.prediction.verdict != "too large":
-            return True
-        question = f"{downloads.download_title(entry.model)}: {entry.prediction.explained}. Download anyway?"
-        return await self.confirm("Too large", question, "Download", danger=False)
+        title, reason = "", ""
+        if isinstance(entry.problem, ModelUnsupported):
+            title, reason = "Unsupported", entry.problem.message
+        elif entry.prediction is not None and entry.prediction.verdict == "too large":
+            title, reason = "Too large", f"{downloads.download_title(entry.model)}: {entry.prediction.explained}."
+        question = clean_line(f"{reason} Download anyway?")
+        return not title or await self.confirm(title, question, "Download", danger=False)
 
     def action_hold(self) -> None:
         entry = self._marked

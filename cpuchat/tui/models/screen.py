@@ -19,6 +19,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, Source, source
 from cpuchat.models.catalog import Catalog, CatalogModel, ranked
 from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.file_names import engine_knows
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.places import LocalModel
@@ -241,11 +242,17 @@ class ModelsScreen(PanesScreen[Source | None]):
         """Search; the result of an earlier search is dropped."""
         self._update(search=HubSearch(query, running=True))
         try:
-            found = tuple(await run_in_daemon_thread(lambda: self.services.hub.search(query)))
+            found = await run_in_daemon_thread(lambda: self._found(query))
             search = HubSearch(query, found=found)
         except CpuchatError as error:
             search = HubSearch(query, problem=error.message, hint=error.hint)
         self._update(search=search)
+
+    def _found(self, query: str) -> tuple[FoundRepository, ...]:
+        found = tuple(self.services.hub.search(query))
+        for one in found:
+            engine_knows(one.architecture)  # reads the engine's library: here, not where rows are shown
+        return found
 
     def leave_search(self) -> None:
         """Forget the search and what it found."""

@@ -15,6 +15,7 @@ from cpuchat.base.errors import AccessDenied, DiskFull, HubOffline, Interrupted,
 from cpuchat.models.hub.client import Hub
 from cpuchat.telemetry import units
 from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.support.edited_gguf import edited
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.terminal import Terminal
 
@@ -139,6 +140,17 @@ def test_without_anybody_to_ask_it_needs_a_word(huge: str) -> None:
     forced = run("models", "download", huge, "--yes")
     assert forced.returncode == DiskFull.exit_code
     assert "GB free" in forced.stderr
+
+
+def test_what_the_engine_does_not_know_is_told_before_anything_is_downloaded(
+    hub: HubServer, tmp_path: Path, tiny_model: Path
+) -> None:
+    content = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
+    hub.add("some/New-GGUF", {"New-Q8_0.gguf": content})
+    done = run("models", "download", "some/New-GGUF")
+    assert done.returncode == UsageError.exit_code
+    assert "needs a newer engine" in done.stderr and "--yes" in done.stderr
+    assert "unsupported" in run("models", "files", "some/New-GGUF").stdout
 
 
 def test_what_is_not_there_is_an_error_that_says_what_there_is(hub: HubServer) -> None:

@@ -10,6 +10,9 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.engine.llama import bindings, evidence
 from cpuchat.engine.llama.model import Model
+from cpuchat.hardware.topology import instructions
+from cpuchat.models.gguf.parse import BY_NAME
+from cpuchat.models.support import scalar_types
 from cpuchat.protocol.model_info import LoadEvidence
 from tests.support.engine_chat import OPTIONS
 
@@ -66,3 +69,9 @@ def test_scalar_kernels_follow_from_the_library_and_the_features(monkeypatch: py
     assert with_features("SSE3", "AVX") == ("q2_0", "tq2_0")
     assert with_features("SSE3") == ("q2_0", "q4_K", "tq2_0")
     assert with_features("NEON") == ("q2_0",)
+
+
+def test_the_table_for_processes_that_do_not_load_the_engine_is_what_the_engine_has() -> None:
+    kinds = {name: name.lower().replace("_k", "_K") for name in BY_NAME}
+    found = set(evidence.scalar_types(kinds.values()))
+    assert {name for name, kind in kinds.items() if kind in found} == scalar_types(instructions())

@@ -15,6 +15,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.prediction import estimate
 from cpuchat.tui.models import entries
 from cpuchat.tui.models.entries import (
+    Entry,
     HubSearch,
     ModelDetails,
     ModelListState,
@@ -136,6 +137,13 @@ def test_models_of_one_name_are_told_apart_by_their_files() -> None:
     assert [row.name for row in shown if row.key] == ["tuned-a", "tuned-b", "tuned"]
     narrowed = entries.list_rows(shelf.sections("tuned-b"), shelf.local or (), {}, None)
     assert [row.name for row in narrowed if row.key.startswith("local")] == ["tuned-b"]
+
+
+def test_what_the_engine_does_not_know_is_told_in_the_results_of_a_search() -> None:
+    new, known = (FoundRepository(id="a/b", architecture=name) for name in ("llama77", "qwen35"))
+    assert entries.row(Entry("hub", new), None, None).note.endswith("unsupported")
+    assert "needs a newer engine" in dict(entries.detail_rows(new, ModelDetails(), None, None))["problem"]
+    assert "unsupported" not in entries.row(Entry("hub", known), None, None).note
 
 
 def test_texts_of_others_are_cleaned_for_the_pane() -> None:

@@ -18,6 +18,7 @@ from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.costs import reading
 from tests.support.downloads import COMMIT, REPO, ShownDownloads, download, model
+from tests.support.edited_gguf import edited
 from tests.support.hub_server import HubServer
 from tests.support.shown_hub import DRAFT_REPO, ShownHub
 from tests.support.snapshots import snapshot
@@ -74,6 +75,24 @@ async def test_a_model_is_downloaded_and_then_loaded(hub_server: HubServer, tiny
         await app.until(lambda: len(app.backend.loads) == 2)
         path = app.backend.loads[1][0]
         assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
+
+
+async def test_what_the_engine_cannot_run_is_asked_about_before_a_download(
+    hub_server: HubServer, tmp_path: Path, tiny_model: Path
+) -> None:
+    content = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
+    hub_server.add(TINY, {"new-Q8_0.gguf": content, "new-Q4_0.gguf": content + bytes(9)})
+    async with running(size=SMALL) as app:
+        await opened(app, TINY)
+        assert any("unsupported" in line for line in lines(app, " Q4_0 "))
+        assert "needs a newer engine" in app.screen_text.replace("\n", " ")
+        app.app.simulate_key("down")
+        app.app.simulate_key("enter")  # before the header of this one is read
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        assert "llama77" in app.screen_text
+        await app.press("escape")
+        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
+        assert not app.app.services.downloading.all()
 
 
 async def test_what_is_here_already_is_marked_and_loaded(hub_server: HubServer, tiny_model: Path) -> None:

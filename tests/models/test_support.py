@@ -1,0 +1,192 @@
+"""Tests what is told of models that the engine cannot run, from real headers, before a download or a load."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import gguf
+import llama_cpp
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.base.errors import ModelUnsupported
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.topology import Instructions
+from cpuchat.models.file_names import engine_knows, quantization_of
+from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.hub.client import Hub
+from cpuchat.models.inspect import inspect
+from cpuchat.models.library.library import Library
+from cpuchat.models.machine import Machine, require_loadable
+from cpuchat.models.prediction import predict, predict_repository
+from cpuchat.models.support import check_supported, scalar_types, why_unsupported
+from cpuchat.models.traffic import main_type
+from cpuchat.present.models import sections, verdict
+from cpuchat.protocol.messages import LoadOptions
+from tests.models.gguf.fields import fields, patched
+from tests.support.costs import reading
+from tests.support.edited_gguf import edited
+from tests.support.hub_server import HubServer
+
+GB = 10**9
+ARM, X86 = Instructions(frozenset({"NEON", "DOTPROD"})), Instructions(frozenset({"AVX", "AVX2"}))
+
+
+def written(path: Path, tensors: dict[str, np.ndarray], architecture: str = "gemma4", **numbers: int) -> Path:
+    """Write a file by the gguf package. `numbers` are values of the architecture, with "." written as "__"."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in numbers.items():
+        writer.add_uint32(f"{architecture}.{name.replace('__', '.')}", value)
+    for name, content in tensors.items():
+        writer.add_tensor(name, content)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def retyped(path: Path, number: int, size: int) -> Path:
+    """Give all tensors of one dimension another type and that number of weights; the data stays as long as it is."""
+    data = path.read_bytes()
+    found, n = fields(data), gguf.GGUFReader(path).tensors
+    for at, length in found["type"][-len(n) :]:
+        data = patched(data, at, length, number)
+    for at, length in found["size"]:
+        data = patched(data, at, length, size)
+    path.write_bytes(data)
+    return path
+
+
+# Architectures
+
+
+def test_every_architecture_of_the_engine_is_known_and_others_are_not() -> None:
+    for name in ("qwen35", "gemma4", "spark2_5", "bailingmoe3", "muse-glimmer", "qwen4exp", "glm5-next", "bert"):
+        assert engine_knows(name), name
+    for name in ("qwen9", "llama77", "no-such-architecture", "gemma4-no"):
+        assert not engine_knows(name), name
+    name_of = getattr(llama_cpp.llama_cpp._lib, "_Z13llm_arch_name8llm_arch", None)
+    if name_of is None:  # another compiler's name
+        return
+    name_of.restype = ctypes.c_char_p
+    names = [name_of(number).decode() for number in range(150)]
+    assert [name for name in names if not (name == "unknown" or engine_knows(name))] == []
+
+
+def test_an_unknown_architecture_is_named_before_a_load_and_in_the_library(tmp_path: Path, tiny_model: Path) -> None:
+    path = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"})
+    assert "needs a newer engine" in inspect(read_header(path)).problems[0]
+    with pytest.raises(ModelUnsupported, match=r"needs a newer engine: .* does not know the architecture 'llama77'"):
+        require_loadable(path, Settings())
+    [listed] = [one for one in Library((tmp_path,), cache=tmp_path / "hub").local_models() if one.source == "folder"]
+    assert listed.damaged is not None and "needs a newer engine" in listed.damaged
+    check_supported(read_header(tiny_model))
+
+
+def test_before_a_download_all_quantizations_of_it_are_told(
+    hub_server: HubServer, tmp_path: Path, tiny_model: Path
+) -> None:
+    content = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
+    hub_server.add("some/New-GGUF", {"New-Q8_0.gguf": content, "New-F16.gguf": content + bytes(9)})
+    hub = Hub()
+    machine = Machine(available=8 * GB, total=16 * GB)
+    found = list(predict_repository(hub, hub.repository("some/New-GGUF"), LoadOptions(), machine))
+    assert [one.fault for one in found] == ["unsupported"] * 2
+    assert all("needs a newer engine" in one.problem for one in found)
+    assert not hub_server.bytes_sent("New-F16.gguf")  # one header is enough
+
+
+# Bonsai
+
+
+def test_a_model_whose_weights_are_rotated_is_refused_by_name(tmp_path: Path, tiny_model: Path) -> None:
+    path = edited(tiny_model, tmp_path / "bonsai.gguf", {"prism.hadamard.version": 1})
+    assert "print garbage" in why_unsupported(read_header(path)) and "Bonsai 2" in why_unsupported(read_header(path))
+    with pytest.raises(ModelUnsupported, match="Bonsai 2"):
+        require_loadable(path, Settings())
+
+
+def test_groups_of_128_weights_and_types_of_a_fork_are_told_from_damage(tmp_path: Path) -> None:
+    both = {"a.weight": np.zeros(2176, np.int8), "b.weight": np.zeros(2176, np.int8)}
+    with pytest.raises(ModelUnsupported, match="groups of 128 weights") as found:
+        read_header(retyped(written(tmp_path / "g128.gguf", both), 42, 8192))
+    assert "Q2_0_g64" in found.value.hint
+    with pytest.raises(ModelUnsupported, match="type PQ2_0, which only PrismML's"):
+        read_header(retyped(written(tmp_path / "pq.gguf", both), 142, 8192))
+    with pytest.raises(ModelUnsupported, match="tensors of type 199") as found:
+        read_header(retyped(written(tmp_path / "new.gguf", both), 199, 8192))
+    assert "newer engine" in found.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "kind"),
+    [
+        ("Ternary-Bonsai-4B-Q2_0_g64", "Q2_0_G64", "Q2_0"),
+        ("Ternary-Bonsai-27B-Q2_g64", "Q2_0_G64", "Q2_0"),
+        ("Ternary-Bonsai-27B-Q2_0", "Q2_0", "Q2_0"),
+        ("Ternary-Bonsai-27B-PQ2_0", "PQ2_0", "PQ2_0"),
+        ("Ternary-Bonsai-2-27B-PTQ1_0", "PTQ1_0", "PTQ1_0"),
+    ],
+)
+def test_ternary_files_are_told_apart_by_their_names(name: str, quantization: str, kind: str) -> None:
+    assert (quantization_of(f"{name}.gguf"), main_type(quantization)) == (quantization, kind)
+
+
+# Types without vector instructions
+
+
+def test_which_types_have_no_vector_instructions_on_which_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, cpu, some, none in (
+        ("x86_64", X86, {"Q2_0"}, {"Q4_K", "TQ2_0"}),
+        ("x86_64", Instructions(frozenset({"AVX"})), {"Q2_0", "TQ1_0", "TQ2_0"}, {"Q4_K"}),
+        ("x86_64", Instructions(), {"Q2_0", "Q4_K"}, {"F16", "Q4_0"}),
+        ("aarch64", ARM, set[str](), {"Q2_0", "TQ2_0"}),
+        ("riscv64", Instructions(), {"Q2_0"}, {"Q4_K"}),
+    ):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert some <= scalar_types(cpu) and not none & scalar_types(cpu), machine
+
+
+def test_a_file_of_such_a_type_is_marked_and_no_speed_is_told(tmp_path: Path) -> None:
+    one = {"blk.0.ffn_up.weight": np.zeros(2304, np.int8)}
+    header = read_header(retyped(written(tmp_path / "t.gguf", one, block_count=1), 42, 8192))
+    machine = Machine(available=8 * GB, total=16 * GB, profile=reading(30e9), source="measured")
+    there = Machine(available=8 * GB, total=16 * GB, profile=reading(30e9), scalar_types=frozenset({"Q2_0"}))
+    usual, slow = predict(header, LoadOptions(), machine), predict(header, LoadOptions(), there)
+    assert verdict(usual) == "fits" and usual.tok_s
+    assert verdict(slow) == "no SIMD" and slow.tok_s is None and slow.scalar_type == "Q2_0"
+    assert slow.basis.startswith("Q2_0 has no SIMD kernel on this CPU")
+    shown = msgspec.structs.replace(inspect(header), scalar_types=frozenset({"Q2_0"}))
+    assert "no SIMD kernel on this CPU" in dict(dict(sections(shown))["Tensors"])["Q2_0"]
+
+
+# Tables
+
+
+def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "tables.gguf",
+        {
+            "token_embd.weight": np.zeros((500, 64), np.float16),
+            "output.weight": np.zeros((500, 64), np.float16),
+            "per_layer_token_embd.weight": np.zeros((9000, 32), np.float16),
+            "blk.0.ffn_up.weight": np.zeros((128, 64), np.float16),
+        },
+        "qwen4exp",
+        block_count=1,
+        embedding_length=64,
+        ple__ngram_size=3,
+        ple__heads_per_ngram=4,
+    )
+    header = read_model(path)
+    found = inspect(header)
+    tables = 2 * (500 * 64 + 9000 * 32)
+    assert header.size == tables + 2 * (500 * 64 + 128 * 64)
+    assert (found.tables, found.bytes_per_token) == (tables, header.size - tables + 2 * (64 + 2 * 4 * 32))
+    rows = dict(dict(sections(found))["Memory"])
+    assert rows["lookup tables"] == "640 kB, of which a token reads single rows"
+    expected = predict(header, LoadOptions(n_ctx=512), Machine(available=8 * GB, total=16 * GB))
+    assert expected.need.weights == header.size and expected.bytes_per_token < 0.2 * header.size
