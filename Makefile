@@ -2,6 +2,7 @@
 # make test    set everything up and run all checks and tests
 # make unit    only the quick tests, for the daily loop
 # make setup   leaves the program at .venv/bin/cpuchat
+# make wheels  builds the engine's wheel and cpuchat's into dist/, for machines without a compiler
 # make constraints   renews the versions in constraints.txt
 
 SHELL := /bin/bash
@@ -20,7 +21,7 @@ TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 3 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 STAMP := .venv/.ready
 
-.PHONY: help chat test setup check lint unit constraints clean
+.PHONY: help chat test setup check lint unit wheels constraints clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -30,9 +31,13 @@ chat: setup
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt | $(UV)
+# The engine of a wheel in dist/, or where CPUCHAT_WHEELS points, is installed in place of compiling it.
+$(STAMP): pyproject.toml constraints.txt $(wildcard dist/llama_cpp_python-*.whl) | $(UV)
 	@.ci/setup "$(UV)"
 	@touch $(STAMP)
+
+wheels: | $(UV)
+	@.ci/wheels "$(UV)"
 
 # The newest versions that pyproject.toml allows, for every platform and Python; `make setup` installs exactly these.
 constraints: | $(UV)

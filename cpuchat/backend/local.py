@@ -18,12 +18,13 @@ from typing import TypeGuard, TypeVar
 import msgspec
 
 from cpuchat.backend.base import NO_MODEL, ModelBackend, place_here
-from cpuchat.backend.process import WORKER_CLOSED, Spawned, Spawner, WorkerProcess, watch_over
+from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, Spawner, WorkerProcess, watch_over
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.gguf.header import model_files
+from cpuchat.models.cpu_modules import AUTO, ModuleTimes, installed, main_type
+from cpuchat.models.gguf.header import model_files, read_model
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -70,17 +71,22 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         self._sizes: dict[Path, int] = {}  # of the files that are loaded
         self._running: _Exchange | None = None  # what the worker is at
 
-    def prepare(self, spec: PlacementSpec) -> None:
-        """Start the worker process for a load with this placement, before there is an event loop.
+    def prepare(self, spec: PlacementSpec, cpu_module: str = AUTO, model: Path | None = None) -> None:
+        """Start the worker process for a load with this placement and CPU module, before there is an event loop.
 
         It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
         `load`.
-        """
-        self._prepared = self.spawner.spawn(self._log_dir, lambda: place_here(spec, with_draft=False).memory.words)
 
-    async def start(self) -> Failed | None:
+        Args:
+            model: what will be loaded, if that is known.
+        """
+        self._prepared = self.spawner.spawn(
+            self._log_dir, lambda: _launch(place_here(spec, with_draft=False), cpu_module, model)
+        )
+
+    async def start(self, cpu_module: str = AUTO) -> Failed | None:
         """Start the worker without a model, to read its `engine`; returns the error if that failed."""
-        return None if self._is_alive else await self._ensure_started("local")
+        return None if self._is_alive else await self._ensure_started(Launch(cpu_module=cpu_module))
 
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
         self._model = None
@@ -88,10 +94,11 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         try:
             names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
+            launch = await asyncio.to_thread(_launch, placement, options.cpu_module, path)
         except CpuchatError as error:
             yield Failed.of(error)
             return
-        failure = await self._ensure_started(placement.memory.words)
+        failure = await self._ensure_started(launch)
         if self._cancelled.is_set():  # before there was a worker to tell
             yield LoadCancelled()
             return
@@ -272,16 +279,18 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         if self._process is not None:
             self._process.send(command)
 
-    async def _ensure_started(self, memory: str) -> Failed | None:
-        """Start a worker under the memory policy `memory`; one under another policy saves, exits and is replaced."""
+    async def _ensure_started(self, launch: Launch) -> Failed | None:
+        """Start a worker with `launch`; one that was started with another memory policy or CPU module saves, exits and
+        is replaced.
+        """
         async with self._starting:
-            failure = WORKER_CLOSED if self._closed else await self._start(memory)
+            failure = WORKER_CLOSED if self._closed else await self._start(launch)
             return WORKER_CLOSED if self._closed else failure
 
-    async def _start(self, memory: str) -> Failed | None:
+    async def _start(self, launch: Launch) -> Failed | None:
         worker, self._process = self._process, None
         if worker is not None and worker.alive:
-            if worker.memory == memory:
+            if worker.launch == launch:
                 self._process = worker
                 return None
             await worker.close()
@@ -290,11 +299,11 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         if self._closed:
             return WORKER_CLOSED
         worker = await self._take_prepared()
-        if worker is not None and worker.memory != memory:
+        if worker is not None and worker.launch != launch:
             await _discard(worker)
             worker = None
         try:
-            worker = worker or await WorkerProcess.start(self.spawner, self._log_dir, memory)
+            worker = worker or await WorkerProcess.start(self.spawner, self._log_dir, launch)
         except OSError as error:
             return Failed(code=WorkerDied.code, message=f"Cannot start the inference worker: {error}.")
         if self._closed:
@@ -341,6 +350,20 @@ class _Exchange:
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, _FINAL)
         return event
+
+
+def _launch(placement: Placement, cpu_module: str, model: Path | None) -> Launch:
+    """Return what to start a worker with: the CPU module of the settings, or the one that was measured to be the
+    fastest for the type of most of the model's weights on these cores.
+    """
+    if not installed():  # the engine was built for this CPU
+        return Launch(placement.memory.words)
+    times = ModuleTimes(placement)
+    if cpu_module == AUTO and model is not None and times.known():
+        with contextlib.suppress(CpuchatError):  # the load reports what is wrong with the file
+            timed = times.find(main_type(read_model(model)))
+            cpu_module = timed.module if timed is not None else AUTO
+    return Launch(placement.memory.words, cpu_module)
 
 
 def _file_sizes(*models: Path) -> dict[Path, int]:

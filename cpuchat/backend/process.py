@@ -28,6 +28,7 @@ import msgspec
 from cpuchat.base.errors import Interrupted, WorkerDied, WorkerStuck
 from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command
 from cpuchat.hardware.numa.mempolicy import launch_command
+from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE
 from cpuchat.protocol.messages import (
     HEADER_SIZE,
     AnyEvent,
@@ -55,12 +56,20 @@ WORKER_CLOSED = Failed(code=Interrupted.code, message="The inference worker was 
 
 
 @dataclass(frozen=True)
+class Launch:
+    """What a process is started with and keeps: a memory policy in words, and a CPU module of the engine."""
+
+    memory: str = "local"
+    cpu_module: str = AUTO
+
+
+@dataclass(frozen=True)
 class Spawned:
-    """A worker process that nothing listens to yet; `memory` is the policy that it was started under, in words."""
+    """A worker process that nothing listens to yet."""
 
     process: subprocess.Popen[bytes]
     log: Path
-    memory: str
+    launch: Launch
 
 
 class Spawner:
@@ -75,32 +84,32 @@ class Spawner:
         self._thread.submit(lambda: None)  # which has the thread made now, by a caller that is not lowered yet
 
     def spawn(
-        self, log_dir: Path, memory: Callable[[], str], module: Sequence[str] = WORKER, **environment: str
+        self, log_dir: Path, launch: Callable[[], Launch], module: Sequence[str] = WORKER, **environment: str
     ) -> Future[Spawned]:
-        """Start a worker under the memory policy that `memory` returns, called in the thread; or another `module` with
-        its arguments, and with `environment` added to what it inherits. The result raises
-        OSError, and what `memory` raises.
+        """Start a worker as `launch`, called in the thread, returns; or another `module` with its arguments, and with
+        `environment` added to what it inherits. The result raises OSError, and what `launch` raises.
         """
-        return self._thread.submit(lambda: _spawn(log_dir, memory(), module, environment))
+        return self._thread.submit(lambda: _spawn(log_dir, launch(), module, environment))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
 
 
-def _spawn(log_dir: Path, memory: str, module: Sequence[str], environment: Mapping[str, str]) -> Spawned:
+def _spawn(log_dir: Path, launch: Launch, module: Sequence[str], environment: Mapping[str, str]) -> Spawned:
     log = _new_log(log_dir)
+    # numpy must not start a thread pool of its own beside llama.cpp's.
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
     with log.open("wb") as stderr:
         # A process group of its own, so that no helper of the worker outlives it.
         process = subprocess.Popen(
-            launch_command(memory, python_command("-m", *module)),
+            launch_command(launch.memory, python_command("-m", *module)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            # numpy must not start a thread pool of its own beside llama.cpp's.
-            env=child_environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **environment),
+            env=child_environment(**environment, **{MODULE_VARIABLE: launch.cpu_module}),
             process_group=0 if sys.platform != "win32" else None,
         )
-    return Spawned(process, log, memory)
+    return Spawned(process, log, launch)
 
 
 class ChildProcess:
@@ -109,7 +118,7 @@ class ChildProcess:
     Attributes:
         pid: of the process that computes; None until that is known.
         log: its standard error; outlives it.
-        memory: the memory policy that it was started under, in words.
+        launch: what it was started with.
     """
 
     title = "The process"
@@ -117,7 +126,7 @@ class ChildProcess:
     def __init__(self, spawned: Spawned) -> None:
         self._process = spawned.process
         self.pid: int | None = spawned.process.pid
-        self.log, self.memory = spawned.log, spawned.memory
+        self.log, self.launch = spawned.log, spawned.launch
         self._status: int | None = None
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -208,9 +217,9 @@ class WorkerProcess(ChildProcess):
         self._loop.add_reader(self._output, self._read)
 
     @classmethod
-    async def start(cls, spawner: Spawner, log_dir: Path, memory: str) -> WorkerProcess:
-        """Start a worker under the memory policy `memory` ("local" or another in words). Raises OSError."""
-        return cls(await asyncio.wrap_future(spawner.spawn(log_dir, lambda: memory)))
+    async def start(cls, spawner: Spawner, log_dir: Path, launch: Launch) -> WorkerProcess:
+        """Start a worker. Raises OSError."""
+        return cls(await asyncio.wrap_future(spawner.spawn(log_dir, lambda: launch)))
 
     def send(self, command: Command) -> None:
         """Queue a frame for the worker without waiting. Frames to a worker that has exited are dropped."""

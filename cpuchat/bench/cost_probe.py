@@ -19,7 +19,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -83,7 +83,7 @@ class Case:
     share: float
 
 
-_LAYERS = Shape(
+LAYERS = Shape(
     name="layers", architecture="qwen2", n_layer=7, n_embd=1536, n_head=12, n_head_kv=2, n_ff=4352, n_vocab=2048,
     tied=True,
 )  # fmt: skip
@@ -115,7 +115,7 @@ _ALL = tuple(Pass(n) for n in (1, 8, 4, 2, 16, 256, 32, 5, 12, 128))
 def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> list[Case]:
     """Return what is measured, the fixed costs first."""
     few = msgspec.structs.replace(_NARROW, n_layer=4)
-    small = msgspec.structs.replace(_LAYERS, n_layer=2, n_ff=1536)
+    small = msgspec.structs.replace(LAYERS, n_layer=2, n_ff=1536)
     found = [
         Case("passes", few, "Q8_0", _FEW, 0.02),
         Case("layers", _NARROW, "Q8_0", _FEW, 0.03),
@@ -123,7 +123,7 @@ def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> lis
         Case(_LARGE, _WIDE, "Q8_0", (Pass(1), Pass(2)), 0.13),
     ]
     for kind in types:
-        found += [Case(kind, small, kind, _SOME, 0.12 / len(types)), Case(kind, _LAYERS, kind, _ALL, 0.50 / len(types))]
+        found += [Case(kind, small, kind, _SOME, 0.12 / len(types)), Case(kind, LAYERS, kind, _ALL, 0.50 / len(types))]
     return found + [Case(kind, _EXPERTS, kind, _ROUTED, 0.025) for kind in types if kind in _OF_EXPERTS]
 
 
@@ -153,13 +153,11 @@ class CostProbe:
         found: list[Observation] = []
         last: list[Observation] = []
         try:
-            paths.cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-            await asyncio.to_thread(_forget_old, paths.cache_dir())
-            with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix=_PREFIX) as folder:
+            with probe_folder() as folder:
                 for done, case in enumerate(todo):
                     self._tell(done, len(todo), case.what)
                     try:
-                        now = await self._measure(case, Path(folder), budget * case.share)
+                        now = await self._measure(case, folder, budget * case.share)
                     except DoesNotFit:
                         continue  # the others tell enough
                     except OSError as error:
@@ -227,11 +225,17 @@ def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
     )
 
 
-def _forget_old(folder: Path) -> None:
-    for old in folder.glob(f"{_PREFIX}*"):
+@contextlib.contextmanager
+def probe_folder() -> Iterator[Path]:
+    """Make a folder for the models of a probe, and delete it; those of probes that were killed too. Raises OSError."""
+    cache = paths.cache_dir()
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in cache.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > _OLD_SECONDS:
                 shutil.rmtree(old)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=_PREFIX) as folder:
+        yield Path(folder)
 
 
 def is_disturbed(found: Sequence[Observation]) -> bool:

@@ -598,7 +598,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     topology = read_topology(ROOT)
     engine, engine_error = None, None
     try:
-        engine = asyncio.run(engine_info())
+        engine = asyncio.run(engine_info(chosen.engine.cpu_module))
     except CpuchatError as error:
         engine_error = error
     wanted = _wanted_setup(chosen)

@@ -27,10 +27,11 @@ Examples:
   cpuchat tune qwen.gguf --prompt-share 0.9    long documents, short answers
   cpuchat tune qwen.gguf --undo
 
-It tries numbers of threads (fewer, one per core, two per core), NUMA policies, flash attention, micro-batches and
-drafters, each against the setting in use, which is measured again before and after. A choice is adopted if it gains
-more than 2 % and more than the rounds differ, and neither decoding nor prefill gets slower. What you have set yourself
-is left alone, except threads and cores: faster ones replace them for this model, until you set others.
+It tries numbers of threads (fewer, one per core, two per core), NUMA policies, CPU modules of an engine from a wheel,
+flash attention, micro-batches and drafters, each against the setting in use, which is measured again before and after.
+A choice is adopted if it gains more than 2 % and more than the rounds differ, and neither decoding nor prefill gets
+slower. What you have set yourself is left alone, except threads and cores: faster ones replace them for this model,
+until you set others.
 
 The result is saved for this model, machine and engine, and used from the next load. Run it while nothing else computes.
 Machine settings that only root may change: `cpuchat system`.

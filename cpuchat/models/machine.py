@@ -254,6 +254,7 @@ GROUPS: Final = (
     ("engine.memory",),
     ("engine.flash_attn", "engine.cache_type_k", "engine.cache_type_v"),
     ("engine.ubatch", "engine.batch"),
+    ("engine.cpu_module",),
     ("speculation.drafters", "speculation.depth", "speculation.draft_model"),
 )
 """Settings that only make sense together."""

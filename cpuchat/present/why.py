@@ -12,6 +12,8 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
 from cpuchat.measure.answer import percent
+from cpuchat.models.cpu_modules import AUTO
+from cpuchat.present.machine import module_words
 from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry import units
@@ -91,7 +93,10 @@ def _memory_policy(facts: SettingFacts) -> SettingRow:
 
 
 def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingRow]:
-    engine, weights = facts.chosen.engine, evidence.weights
+    engine, weights, module = facts.chosen.engine, evidence.weights, facts.engine.module
+    if module:
+        proof = f"{module_words(facts.engine)}: {', '.join(facts.engine.features)}"
+        yield _row("CPU module", engine.cpu_module, engine.cpu_module in (AUTO, module), proof)
     where = ", ".join(f"{one.buffer} {units.size(one.bytes)} ({one.type})" for one in weights)
     repacked = any("REPACK" in one.buffer or "AMX" in one.buffer for one in weights)
     state: State = "works" if repacked else "no effect" if engine.use_repack else "off"

@@ -8,7 +8,8 @@ import msgspec
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`.
+    """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`. `module` is the CPU module
+    in use ("": it was built for one CPU), `modules` those that are worth timing on this CPU, the highest score first.
 
     `memory` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
     "interleave:0-1"); `memory_refused` is why it is not the one that was asked for, "" when it is.
@@ -17,6 +18,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     llama_commit: str = ""
     features: tuple[str, ...] = ()
+    module: str = ""
+    modules: tuple[str, ...] = ()
     pid: int = 0
     memory: str = ""
     memory_refused: str = ""

@@ -77,6 +77,16 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     poll: Annotated[
         int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep, 0 to 100")
     ] = 50
+    cpu_module: Annotated[
+        str,
+        Meta(pattern=r"^[a-z0-9_.]{1,40}$", description="auto or the name of a module such as haswell"),
+        Setting(
+            "CPU module",
+            "of an engine from a wheel; auto = the fastest measured",
+            help="Module of the engine, such as haswell; auto: the fastest measured on these cores.",
+            metavar="NAME",
+        ),
+    ] = "auto"
     n_experts: Annotated[
         Count,
         Setting(

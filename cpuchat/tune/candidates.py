@@ -42,7 +42,7 @@ from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import TYPICAL, gain, measured_acceptance, measured_draft_ms, target_costs
 from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
 from cpuchat.models.traffic import N_PAST
-from cpuchat.protocol.model_info import ModelInfo, ModelWork
+from cpuchat.protocol.model_info import EngineInfo, ModelInfo, ModelWork
 from cpuchat.protocol.options import UNQUANTIZED
 from cpuchat.protocol.timings import LEAST_TOKENS
 from cpuchat.telemetry import units
@@ -157,6 +157,12 @@ def attention_choice(chosen: Settings) -> Choice:
     other = "auto" if engine.flash_attn == "off" else "off"
     return Choice("flash attention", keys, here, (_candidate(other, chosen, engine={"flash_attn": other}),),
                   DEEP_SECONDS)  # fmt: skip
+
+
+def module_choice(chosen: Settings, engine: EngineInfo) -> Choice:
+    """The CPU modules of the engine that are worth timing here, beside the one in use."""
+    found = [_candidate(name, chosen, engine={"cpu_module": name}) for name in engine.modules if name != engine.module]
+    return Choice("CPU module", ("engine.cpu_module",), Candidate(engine.module, chosen), tuple(found))
 
 
 def ubatch_choice(chosen: Settings, most_tokens: int) -> Choice:

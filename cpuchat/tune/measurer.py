@@ -72,6 +72,11 @@ class Measurer:
         await self._backend.close()
 
     @property
+    def engine(self) -> EngineInfo | None:
+        """Return the engine of the worker; None before `first`."""
+        return self._backend.engine
+
+    @property
     def most_tokens(self) -> int:
         """Return the longest prompt that fits the context."""
         model = self._backend.model

@@ -1,8 +1,8 @@
 """Tunes the settings for one model on this machine by measuring, in a worker process of its own, and words the results.
 
-One choice after the other (threads, memory policy, flash attention, micro-batch, drafters, KV cache types), each on top
-of what was adopted before, by successive halving (`tune.halving`). Every measurement is an answer as in a chat, with
-nothing reused: a prompt of built-in text, and some tokens.
+One choice after the other (threads, memory policy, CPU module, flash attention, micro-batch, drafters, KV cache types),
+each on top of what was adopted before, by successive halving (`tune.halving`). Every measurement is an answer as in a
+chat, with nothing reused: a prompt of built-in text, and some tokens.
 """
 
 from __future__ import annotations
@@ -142,9 +142,12 @@ class Tuner:
         drafters = partial(candidates.drafter_choice, draft=self._draft)
         # Without a draft model little depends on the drafters: they come last, when the time may be over.
         last = (drafters, candidates.kv_choice) if self._draft else (candidates.kv_choice, drafters)
+        engine = self._measurer.engine
+        modules = [partial(candidates.module_choice, engine=engine)] if engine is not None and engine.module else []
         return (
             lambda chosen: candidates.thread_choice(topology, chosen),
             lambda chosen: candidates.memory_choice(topology, chosen),
+            *modules,
             candidates.attention_choice,
             lambda chosen: candidates.ubatch_choice(chosen, most),
             *last,

@@ -9,25 +9,27 @@ import pytest
 
 from cpuchat.backend import local
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, Spawner, WorkerProcess
 from cpuchat.hardware.numa.mempolicy import parse_policy
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.models.cpu_modules import installed
 from cpuchat.protocol.messages import Failed, LoadOptions, ModelLoaded, WorkerReady
 from tests.support.chatting import chat, children, collect
+from tests.support.cores import ON_ONE_CPU
 
 # Niceness can only be raised, so a process of its own does it. The main thread lowers itself before each start.
 _NICE = """
 import asyncio, os, sys
 from pathlib import Path
-from cpuchat.backend.process import Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, Spawner, WorkerProcess
 
 async def main() -> None:
     spawner = Spawner()
     nices = [os.getpriority(os.PRIO_PROCESS, 0)]
     for _ in range(2):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 2)
-        worker = await WorkerProcess.start(spawner, Path(sys.argv[1]), "local")
+        worker = await WorkerProcess.start(spawner, Path(sys.argv[1]), Launch())
         await worker.events.get()
         nices.append(os.getpriority(os.PRIO_PROCESS, worker.pid))
         await worker.close()
@@ -49,7 +51,7 @@ async def run(*command: str) -> str:
 
 async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path: Path) -> None:
     spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, "bind:0")
+    worker = await WorkerProcess.start(spawner, tmp_path, Launch("bind:0"))
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady)
@@ -63,7 +65,7 @@ async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path:
 
 async def test_a_policy_that_is_refused_is_told_and_the_worker_runs(tmp_path: Path) -> None:
     spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, "bind:999")
+    worker = await WorkerProcess.start(spawner, tmp_path, Launch("bind:999"))
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady)
@@ -155,3 +157,36 @@ async def test_a_prepared_worker_that_nobody_needs_is_ended(tmp_path: Path, memo
 async def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
     before, first, second = (await run(sys.executable, "-c", _NICE, str(tmp_path))).split()
     assert before == first == second
+
+
+async def test_a_worker_uses_one_cpu_module_and_another_setting_starts_it_again(tiny_model: Path) -> None:
+    """An engine that was built for this CPU has none, and is used whatever the setting says."""
+    backend, modules = LocalBackend(), installed()
+    try:
+        loaded = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), ON_ONE_CPU))
+        assert isinstance(loaded.events[-1], ModelLoaded)
+        engine, before = backend.engine, backend.pid
+        assert engine is not None and engine.module == next(iter(engine.modules), "")
+        assert bool(engine.module) == bool(modules) and {*engine.modules} <= {*modules}
+        other = next((name for name in reversed(engine.modules) if name != engine.module), "haswell")
+        again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512, cpu_module=other), ON_ONE_CPU))
+        assert isinstance(again.events[-1], ModelLoaded)
+        assert backend.engine is not None
+        assert backend.engine.module == (other if modules else "")
+        assert (backend.pid != before) == bool(modules)
+        answered = await collect(backend.generate(chat("hello")))
+        assert answered.finished.timings.predicted_n
+    finally:
+        await backend.close()
+
+
+async def test_a_cpu_module_that_is_not_installed_is_a_failed_load(tiny_model: Path) -> None:
+    if not installed():
+        return  # nothing is chosen
+    backend = LocalBackend()
+    try:
+        failed = (await collect(backend.load(tiny_model, LoadOptions(cpu_module="z80"), ON_ONE_CPU))).failed
+        assert failed.code == "engine_mismatch"
+        assert "z80" in failed.message and "engine.cpu_module" in failed.hint
+    finally:
+        await backend.close()

@@ -14,7 +14,7 @@ import pytest
 
 from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import ChildProcess, Spawner, WorkerProcess
+from cpuchat.backend.process import ChildProcess, Launch, Spawner, WorkerProcess
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -50,7 +50,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
 async def started(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
     spawner = Spawner()
     async with asyncio.timeout(_STUCK):
-        worker = await WorkerProcess.start(spawner, tmp_path, "local")
+        worker = await WorkerProcess.start(spawner, tmp_path, Launch())
         assert isinstance(await worker.events.get(), WorkerReady)
         yield worker
         await worker.close()

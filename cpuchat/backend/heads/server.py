@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.backend.base import place_here
-from cpuchat.backend.process import ChildProcess, Spawned, Spawner
+from cpuchat.backend.process import ChildProcess, Launch, Spawned, Spawner
 from cpuchat.base.errors import DoesNotFit, EngineMissing
 from cpuchat.config.servers import parse_workers
 from cpuchat.hardware.memory import available_within, read_rate
@@ -153,7 +153,7 @@ class ServerProcess(ChildProcess):
         """Start a host under the memory policy `memory`, in words. Raises OSError."""
         key, text = secrets.token_urlsafe(24), msgspec.json.encode(server).decode()
         more = {KEY_VARIABLE: key, "GGML_NO_BACKTRACE": "1"}  # which would wait for a debugger
-        spawning = spawner.spawn(log_dir, lambda: memory, (MODULE, text), **more)
+        spawning = spawner.spawn(log_dir, lambda: Launch(memory), (MODULE, text), **more)
         return cls(await asyncio.wrap_future(spawning), server.port, key)
 
     def _watch(self) -> None:

@@ -1,11 +1,13 @@
 """ctypes bindings: what llama-cpp-python leaves out, checks of its version, and pinned pools of compute threads.
 
-Importing this module loads libllama, silences its log and hooks its abort message; nothing else is ever printed. All
-symbols come from one handle: opening libggml a second time would map a second copy with its own globals.
+Importing this module loads libllama, silences its log and loads one CPU module of an engine that has them
+(`models.cpu_modules`); nothing is ever printed. All symbols come from libllama's handle, those of the CPU backend from
+its module's: opening libggml a second time would map a second copy with its own globals.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import collections
 import ctypes
 import importlib
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cpuchat.base.errors import EngineMismatch, GenerationFailed
+from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE, fastest_first, installed
 from cpuchat.protocol.model_info import EngineInfo
 
 PINNED_VERSION: Final = "0.3.36"
@@ -57,6 +60,93 @@ _lib: Any = llama._lib
 _libc = ctypes.CDLL(None)
 
 
+def _function(name: str, restype: Any, *argtypes: Any, library: Any = None) -> Any:
+    """Return a symbol of libllama or of what it links to, or of another library, with its prototype."""
+    try:
+        function = (library or _lib)[name]  # indexing creates a new object: the package's own prototype stays unchanged
+    except AttributeError:
+        raise EngineMismatch(f"This llama.cpp has no function {name}.", _REINSTALL) from None
+    function.restype, function.argtypes = restype, list(argtypes)
+    return function
+
+
+class LogTail:
+    """Keeps the last lines of llama.cpp's log, for error messages and for what a load did (a dozen lines per layer).
+
+    llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
+    """
+
+    def __init__(self) -> None:
+        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=8000)
+        append = self._parts.append
+        self._callback = llama.llama_log_callback(lambda level, text, _: append((level, text)))
+
+    def install(self) -> None:
+        """Redirect llama.cpp's log here. The callback lives as long as this object."""
+        llama.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def lines(self, *, errors_only: bool = False) -> list[str]:
+        """Return whole lines, oldest first. A part with the level "continued" belongs to the line before it."""
+        joined: list[tuple[int, bytes]] = []
+        for level, text in tuple(self._parts):
+            if joined and (level == _LOG_CONT or not joined[-1][1].endswith(b"\n")):
+                joined[-1] = (joined[-1][0], joined[-1][1] + text)
+            else:
+                joined.append((level, text))
+        kept = (t for level, t in joined if level == _LOG_ERROR or not errors_only)
+        return [line for t in kept if (line := t.decode("utf-8", "replace").strip())]
+
+
+log = LogTail()
+log.install()  # as early as possible: nothing of llama.cpp's log may reach a terminal
+
+
+def _open_cpu_module(name: str) -> tuple[Any, str, tuple[str, ...]]:
+    """Load a CPU module, which llama.cpp would choose by itself if it found none loaded.
+
+    Args:
+        name: `AUTO` for the one with the highest score.
+
+    Returns:
+        The library with the CPU backend, the module's name, and the modules that are worth timing on this CPU; for an
+        engine built for one CPU libllama, which links to its CPU backend, and no names.
+
+    Raises:
+        EngineMismatch: the module is not installed or cannot run here.
+    """
+    modules = installed()
+    if not modules:
+        return _lib, "", ()
+    scores = {one: _score(file) for one, file in modules.items()}
+    worth_timing = fastest_first(scores)
+    if not worth_timing:
+        raise EngineMismatch("None of the engine's CPU modules runs on this CPU.", _REINSTALL)
+    name = worth_timing[0] if name == AUTO else name
+    if not scores.get(name):
+        what = "does not run on this CPU" if name in modules else "is not installed"
+        hint = f"Set engine.cpu_module to auto or one of {', '.join(worth_timing)}."
+        raise EngineMismatch(f"The engine's CPU module {name} {what}.", hint)
+    load = _function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)
+    if not load(os.fsencode(modules[name])):
+        said = next(iter(log.lines(errors_only=True)[-1:]), "llama.cpp gave no reason")
+        raise EngineMismatch(f"Cannot load the CPU module {name} of the engine: {said}.", _REINSTALL)
+    return ctypes.CDLL(str(modules[name])), name, worth_timing
+
+
+def _score(module: Path) -> int:
+    """Return how much of this CPU a module uses; 0 where it cannot run."""
+    try:
+        library = ctypes.CDLL(str(module))
+        score = int(library.ggml_backend_score())
+        _ctypes.dlclose(library._handle)
+    except (OSError, AttributeError):
+        return 0
+    return score
+
+
 class ThreadPoolParams(ctypes.Structure):
     """struct ggml_threadpool_params (ggml/include/ggml.h; GGML_MAX_N_THREADS is 512)."""
 
@@ -70,20 +160,12 @@ class ThreadPoolParams(ctypes.Structure):
     )
 
 
-def _function(name: str, restype: Any, *argtypes: Any) -> Any:
-    """Return a symbol of libllama, or of what it links to, with its prototype."""
-    try:
-        function = _lib[name]  # indexing creates a new object: the package's own prototype stays unchanged
-    except AttributeError:
-        raise EngineMismatch(f"This llama.cpp has no function {name}.", _REINSTALL) from None
-    function.restype, function.argtypes = restype, list(argtypes)
-    return function
-
+_cpu, _module, _worth_timing = _open_cpu_module(os.environ.get(MODULE_VARIABLE) or AUTO)
 
 threadpool_params_default = _function("ggml_threadpool_params_default", ThreadPoolParams, ctypes.c_int)
-threadpool_new = _function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(ThreadPoolParams))
-threadpool_free = _function("ggml_threadpool_free", None, ctypes.c_void_p)
-threadpool_pause = _function("ggml_threadpool_pause", None, ctypes.c_void_p)
+threadpool_new = _function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(ThreadPoolParams), library=_cpu)
+threadpool_free = _function("ggml_threadpool_free", None, ctypes.c_void_p, library=_cpu)
+threadpool_pause = _function("ggml_threadpool_pause", None, ctypes.c_void_p, library=_cpu)
 attach_threadpool = _function("llama_attach_threadpool", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 detach_threadpool = _function("llama_detach_threadpool", None, ctypes.c_void_p)
 logits_address = _function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
@@ -110,8 +192,8 @@ _ggml_commit = _function("ggml_commit", ctypes.c_char_p)
 
 
 def has_function(name: str) -> bool:
-    """Return whether libllama, or what it links to, has a function."""
-    return hasattr(_lib, name)
+    """Return whether the CPU module, libllama, or what they link to, has a function."""
+    return hasattr(_cpu, name) or hasattr(_lib, name)
 
 
 _TENSOR_MAP: Final = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
@@ -156,39 +238,6 @@ def grammar_ways(grammar: int) -> int:
     """Return in how many ways a grammar can go on: the length of a std::vector of its stacks, each one itself."""
     begin, end = _grammar_stacks(grammar).contents
     return (end - begin) // (3 * ctypes.sizeof(ctypes.c_void_p))
-
-
-class LogTail:
-    """Keeps the last lines of llama.cpp's log, for error messages and for what a load did (a dozen lines per layer).
-
-    llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
-    """
-
-    def __init__(self) -> None:
-        self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=8000)
-        append = self._parts.append
-        self._callback = llama.llama_log_callback(lambda level, text, _: append((level, text)))
-
-    def install(self) -> None:
-        """Redirect llama.cpp's log here. The callback lives as long as this object."""
-        llama.llama_log_set(self._callback, ctypes.c_void_p(0))
-
-    def clear(self) -> None:
-        self._parts.clear()
-
-    def lines(self, *, errors_only: bool = False) -> list[str]:
-        """Return whole lines, oldest first. A part with the level "continued" belongs to the line before it."""
-        joined: list[tuple[int, bytes]] = []
-        for level, text in tuple(self._parts):
-            if joined and (level == _LOG_CONT or not joined[-1][1].endswith(b"\n")):
-                joined[-1] = (joined[-1][0], joined[-1][1] + text)
-            else:
-                joined.append((level, text))
-        kept = (t for level, t in joined if level == _LOG_ERROR or not errors_only)
-        return [line for t in kept if (line := t.decode("utf-8", "replace").strip())]
-
-
-log = LogTail()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -318,11 +367,14 @@ def engine_info() -> EngineInfo:
     printed = (llama.llama_print_system_info() or b"").decode("ascii", "replace")
     features = [f.rpartition(":")[2].split("=")[0].strip() for f in printed.split("|") if f.strip().endswith("= 1")]
     commit = (_ggml_commit() or b"").decode("ascii", "replace").removesuffix("-dirty")
-    return EngineInfo(version=PINNED_VERSION, llama_commit=commit, features=tuple(features), pid=os.getpid())
-
-
-# As early as possible: nothing of llama.cpp's log may reach a terminal.
-log.install()
+    return EngineInfo(
+        version=PINNED_VERSION,
+        llama_commit=commit,
+        features=tuple(features),
+        module=_module,
+        modules=_worth_timing,
+        pid=os.getpid(),
+    )
 
 
 def cpu_wait_seconds() -> float | None:

@@ -10,6 +10,7 @@ why it is not made faster by the L3 cache: it is many times larger, and is read 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -201,10 +202,15 @@ def _names_cores(topology: Topology, cores: str) -> bool:
     return True
 
 
+_CONVERTING: Final = threading.Lock()
+"""msgspec 0.22 crashes where two threads convert to the same type for the first time."""
+
+
 def _unsavable(spec: PlacementSpec) -> dict[str, UsageError]:
     """Return the fields that the settings file would not accept, such as CPU numbers of five digits."""
     try:
-        msgspec.convert(spec.changes(), Settings)
+        with _CONVERTING:
+            msgspec.convert(spec.changes(), Settings)
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         return {key.rpartition(".")[2]: UsageError(f"{key}: {reason}.")}

@@ -1,5 +1,5 @@
 """Work of the chat screen for idle time, which gives way to everything: titles of chats, the speed of a new engine
-build, and what passes cost on this machine, the basis of all predicted speeds.
+build, what passes cost on this machine, the basis of all predicted speeds, and which CPU module is the fastest.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
-from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
     from cpuchat.telemetry.machine import Peak
+    from cpuchat.tune.modules import ModuleProbe
 
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
@@ -172,7 +174,8 @@ class BuildProbe(IdleProbe):
 
 
 class PassProbe(IdleProbe):
-    """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
+    """Measures the cores of the settings once, and the CPU modules of the engine for the type of the loaded model,
+    unless `hardware.probe` is off or the models run on a server.
 
     It waits while other programs compute or serve models, and gives way when they begin to, and when somebody types.
     What they disturbed is measured again an hour later, without a word.
@@ -182,18 +185,27 @@ class PassProbe(IdleProbe):
 
     def __init__(self, screen: Screen[Any], services: Services, session: ChatSession, reader: Reader) -> None:
         super().__init__(screen, services, session, reader)
-        self._known: PlacementSpec | None = None
+        self._known: tuple[PlacementSpec, str] | None = None
         self._retry_at = 0.0
         self._reported: set[str] = set()
-        self._probe: CostProbe | None = None
+        self._probe: CostProbe | ModuleProbe | None = None
         services.on_input = self.interrupt
 
     @property
     def done(self) -> bool:
         """Return whether the cores of the settings are measured, or cannot be."""
-        from cpuchat.hardware.placement.placement import PlacementSpec
+        return self._known == self._subject()
 
-        return self._known == PlacementSpec.of(self._services.settings)
+    def _subject(self) -> tuple[PlacementSpec, str]:
+        """Return what is to be measured: cores, and the model for whose type CPU modules are timed ("": none are)."""
+        from cpuchat.hardware.placement.placement import PlacementSpec
+        from cpuchat.models.cpu_modules import AUTO
+
+        conversation = self._session.conversation
+        model, engine, path = conversation.model, conversation.backend.engine, ""
+        if model is not None and model.work is not None and engine is not None and len(engine.modules) > 1:
+            path = model.path if conversation.in_effect.engine.cpu_module == AUTO else ""
+        return PlacementSpec.of(self._services.settings), path
 
     def _is_wanted(self) -> bool:
         model = self._session.conversation.model
@@ -213,26 +225,26 @@ class PassProbe(IdleProbe):
             self._worker.cancel()  # nothing waits for the threads that read, or fit
 
     async def _measure(self) -> None:
-        from cpuchat.hardware.placement.placement import PlacementSpec
-
-        spec, pid = PlacementSpec.of(self._services.settings), self._session.conversation.backend.pid
+        subject, pid = self._subject(), self._session.conversation.backend.pid
         try:
-            placement = await run_in_daemon_thread(lambda: _to_measure(spec))
-            if placement is None:
-                self._known = spec
+            wanted = await run_in_daemon_thread(lambda: _to_measure(*subject))
+            if wanted is None:
+                self._known = subject
             elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
-                await self._measure_cores(spec, placement)
+                placement, kind = wanted
+                timing = self._time_modules(subject, placement, kind) if kind else None
+                await (timing or self._measure_cores(subject, placement))
         except Interrupted:
             pass
         except (CpuchatError, OSError) as error:
             if not self._stopped:
-                self._known = spec
+                self._known = subject
                 if _BEGUN in self._reported:
                     self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
         finally:
             self._probe = None
 
-    async def _measure_cores(self, spec: PlacementSpec, placement: Placement) -> None:
+    async def _measure_cores(self, subject: tuple[PlacementSpec, str], placement: Placement) -> None:
         from cpuchat.bench.cost_probe import CostProbe, save_passes
         from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
 
@@ -241,16 +253,40 @@ class PassProbe(IdleProbe):
             return
         if peak is not None:
             self._report_once(_BEGUN)
-            self._probe = CostProbe(spec, gives_way=True)
+            self._probe = CostProbe(subject[0], gives_way=True)
             found = await self._probe.run()
             self._probe = None
             fitted = await run_in_daemon_thread(lambda: save_passes(found, placement, peak.bytes_per_s))
         if fitted is None:
             self._retry_at = monotonic() + RETRY_SECONDS
             return
-        self._known = spec
+        self._known = subject if not subject[1] else None  # modules are timed next
         await self._session.show_ceiling()
         self._screen.notify(_ENDED, markup=False)
+
+    async def _time_modules(self, subject: tuple[PlacementSpec, str], placement: Placement, kind: str) -> None:
+        """Time the CPU modules; what is found holds from the next load."""
+        from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
+        from cpuchat.models.cpu_modules import ModuleTimes
+        from cpuchat.present.machine import module_gains
+        from cpuchat.tune.modules import ModuleProbe
+
+        engine = self._session.conversation.backend.engine
+        if engine is None:
+            return
+        self._probe = ModuleProbe(kind, subject[0], engine.modules)
+        try:
+            found = await self._probe.run()
+        except (MeasureFailed, UsageError):  # of this type of weights there are no synthetic ones
+            self._known = subject
+            return
+        if found is None:
+            self._retry_at = monotonic() + RETRY_SECONDS
+            return
+        await run_in_daemon_thread(lambda: ModuleTimes(placement).put(kind, found))
+        self._known = subject
+        if found.module == found.rival:
+            self._screen.notify(f"From the next load: {module_gains(found, kind)}. F12 shows it.", markup=False)
 
     def _report_once(self, notice: str) -> None:
         if notice not in self._reported:
@@ -266,18 +302,24 @@ class PassProbe(IdleProbe):
         return known_peak(cpus, memory, disturbed=False)
 
 
-def _to_measure(spec: PlacementSpec) -> Placement | None:
-    """Return where `spec` computes; None when the passes there are known.
+def _to_measure(spec: PlacementSpec, model: str) -> tuple[Placement, str] | None:
+    """Return where `spec` computes, and the type of weights for which CPU modules are to be timed ("": the passes are
+    to be measured first); None when all is known.
 
     Raises:
-        UsageError: this machine does not have these cores.
+        CpuchatError: this machine does not have these cores, or the model's file is gone.
     """
     from cpuchat.hardware.placement.placement import place
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.costs import CostLog
+    from cpuchat.models.cpu_modules import ModuleTimes, main_type
+    from cpuchat.models.gguf.header import read_model
 
     placement = place(read_topology(), spec)
-    return None if CostLog(placement.cpus, placement.memory.words).read().probe else placement
+    if not CostLog(placement.cpus, placement.memory.words).read().probe:
+        return placement, ""
+    kind = main_type(read_model(Path(model))) if model else ""
+    return (placement, kind) if kind and ModuleTimes(placement).find(kind) is None else None
 
 
 def _is_free(pid: int | None) -> bool:

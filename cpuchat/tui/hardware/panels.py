@@ -5,6 +5,7 @@ and a list of placements with fields to edit one as text; and what it reads and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,14 +20,15 @@ from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
 from cpuchat.hardware.machine import MachineFacts
-from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
-from cpuchat.present.machine import Now, costs_measured, passes_measured
+from cpuchat.present.machine import Now, costs_measured, cpu_module, passes_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 from cpuchat.tui.settings import Field
@@ -159,16 +161,20 @@ class TypicalModels(Static):
 _POLL_SECONDS = 0.1
 
 
-async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str]:
-    """Return what passes of the loaded `model` cost, and the row about passes on the cores of the settings."""
+async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str, str]:
+    """Return what passes of the loaded `model` cost, and the rows about passes and CPU modules on the cores of the
+    settings."""
     from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine
-    memory = engine.memory if engine is not None else ""
+    memory, in_effect = engine.memory if engine is not None else "", services.conversation.in_effect
 
-    def read() -> tuple[LoadedCosts | None, str]:
+    def read() -> tuple[LoadedCosts | None, str, str]:
         costs = loaded_costs(model, memory, root) if model is not None else None
-        return costs, passes_measured(settings, root)
+        placement = None
+        with contextlib.suppress(UsageError):
+            placement = place(read_topology(root), PlacementSpec.of(settings))
+        return costs, passes_measured(settings, root), cpu_module(settings, in_effect, model, engine, placement)
 
     return await run_in_daemon_thread(read)
 

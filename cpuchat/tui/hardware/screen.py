@@ -191,8 +191,8 @@ class HardwareScreen(Dismissable[None]):
     async def _read_costs(self) -> None:
         from cpuchat.tui.hardware.panels import read_costs
 
-        costs, passes = await read_costs(self._services, self._model, self.reader.root)
-        self.now = dataclasses.replace(self.now, passes=passes)
+        costs, passes, module = await read_costs(self._services, self._model, self.reader.root)
+        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module)
         if self.facts is not None and self.has_widgets and costs != self._costs:
             self._costs = costs
             self._list_placements(self.facts)

@@ -1,0 +1,107 @@
+"""The CPU modules of the installed engine, of which a worker opens one.
+
+An engine built with GGML_BACKEND_DL has its kernels in a library per instruction set (`libggml-cpu-haswell.so`). Each
+reports by `ggml_backend_score` how much of this CPU it uses; 0: this CPU lacks an instruction. Newer instructions are
+not always faster, so those that differ are timed (`tune.modules`). An engine built for one CPU has no modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cpuchat.base import paths
+from cpuchat.base.files import JsonCache
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.topology import read_topology
+
+if TYPE_CHECKING:
+    from cpuchat.hardware.placement.placement import Placement
+    from cpuchat.models.gguf.header import GGUFHeader
+
+AUTO: Final = "auto"
+MODULE_VARIABLE: Final = "CPUCHAT_ENGINE_CPU_MODULE"
+"""Tells a process which module to open, as it stands for the setting: a name, or `AUTO` for the highest score."""
+_PREFIX: Final = "libggml-cpu-"
+_MOST: Final = 4
+_FAMILIES: Final = {
+    "sapphirerapids": "AMX",
+    **dict.fromkeys(("zen4", "cooperlake", "icelake", "cascadelake"), "AVX-512 VNNI"),
+    **dict.fromkeys(("cannonlake", "skylakex"), "AVX-512"),
+    "alderlake": "AVX-VNNI",
+    "haswell": "AVX2",
+    **dict.fromkeys(("piledriver", "ivybridge", "sandybridge", "sse42", "x64"), ""),
+}
+"""What the dot products of x86 modules rest on (ggml/src/CMakeLists.txt); "": only for CPUs that run no other."""
+
+
+@functools.cache
+def installed() -> dict[str, Path]:
+    """Return the modules by name; {} for an engine without modules, and without an engine."""
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or found.origin is None:
+        return {}
+    folder = Path(found.origin).parent / "lib"
+    return {file.stem.removeprefix(_PREFIX): file for file in sorted(folder.glob(f"{_PREFIX}*.so"))}
+
+
+def main_type(header: GGUFHeader) -> str:
+    """Return the type of most of a model's weights, in bytes: "Q4_K"; which modules are fast depends on it."""
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        sizes[tensor.type] += tensor.nbytes
+    return max(sizes, key=sizes.__getitem__, default="")
+
+
+class TimedModules(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest CPU module for a tensor type: `module`, AUTO where none is significantly faster than `usual`, the one
+    with the highest score. `of` were timed; the best of the others has these gains over `usual` (0.05: 5 % faster).
+    """
+
+    module: str
+    usual: str
+    of: tuple[str, ...]
+    rival: str
+    decode: float
+    prefill: float
+
+
+class ModuleTimes:
+    """What was timed on a set of cores, by tensor type. A file of its own: it is read before a worker starts."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._cache = JsonCache(paths.cpu_modules_file(), TimedModules, version=1, max_entries=200)
+        self._placement = placement
+
+    def known(self) -> bool:
+        """Return whether anything was timed, on whatever cores."""
+        return self._cache.file.exists()
+
+    def find(self, kind: str) -> TimedModules | None:
+        return self._cache.read().get(self._key(kind))
+
+    def put(self, kind: str, found: TimedModules) -> None:
+        self._cache.put(self._key(kind), found)
+
+    def _key(self, kind: str) -> str:
+        build = sum(file.stat().st_size for file in installed().values())
+        cores = format_cpu_list(self._placement.cpus)
+        return " | ".join((read_topology().name, cores, self._placement.memory.words, f"{build} bytes", kind))
+
+
+def fastest_first(scores: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the modules worth timing on this CPU, at most four, the highest score first: the one that llama.cpp would
+    choose. Of modules with the same kind of dot product the highest score counts.
+    """
+    found: dict[str, str] = {}
+    for name in sorted((name for name, score in scores.items() if score > 0), key=scores.__getitem__, reverse=True):
+        family = _FAMILIES.get(name, name)
+        if not found or family:
+            found.setdefault(family, name)
+    return tuple(found.values())[:_MOST]

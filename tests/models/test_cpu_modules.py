@@ -1,0 +1,100 @@
+"""Tests which CPU modules are worth timing, and which one a worker is started with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from cpuchat.backend import local
+from cpuchat.bench.cost_probe import LAYERS
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import read_topology
+from cpuchat.models import cpu_modules
+from cpuchat.models.cpu_modules import AUTO, ModuleTimes, TimedModules, fastest_first, main_type
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.synthetic.model import header_of
+
+# ggml_backend_score of each x86 module on a CPU that runs it (ggml-cpu/arch/x86/cpu-feats.cpp).
+SCORES = {
+    "x64": 1, "sse42": 5, "sandybridge": 21, "ivybridge": 23, "piledriver": 24, "haswell": 64, "alderlake": 128,
+    "skylakex": 192, "cannonlake": 448, "cascadelake": 1216, "icelake": 1472, "cooperlake": 1728, "zen4": 1984,
+    "sapphirerapids": 4032,
+}  # fmt: skip
+
+
+def scores(*lacks: str) -> dict[str, int]:
+    """Return the scores on a CPU that cannot run some of the modules."""
+    return {name: 0 if name in lacks else score for name, score in SCORES.items()}
+
+
+def without(names: Iterable[str]) -> dict[str, int]:
+    return scores(*(name for name in SCORES if name not in {*names}))
+
+
+OLD = ("x64", "sse42", "sandybridge")
+UP_TO_AVX2 = (*OLD, "ivybridge", "piledriver", "haswell")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (scores(), ("sapphirerapids", "zen4", "cannonlake", "alderlake")),
+        (scores("sapphirerapids"), ("zen4", "cannonlake", "alderlake", "haswell")),
+        (without((*UP_TO_AVX2, "skylakex", "cascadelake")), ("cascadelake", "skylakex", "haswell")),
+        (without((*UP_TO_AVX2, "alderlake")), ("alderlake", "haswell")),
+        (without(UP_TO_AVX2), ("haswell",)),
+        (without(OLD), ("sandybridge",)),
+        (without(()), ()),
+        ({"armv8.0_1": 1, "armv8.2_1": 2, "armv8.2_2": 6, "armv8.6_1": 0}, ("armv8.2_2", "armv8.2_1", "armv8.0_1")),
+    ],
+)
+def test_modules_worth_timing_differ_in_their_dot_products(found: dict[str, int], wanted: tuple[str, ...]) -> None:
+    assert fastest_first(found) == wanted
+
+
+def test_the_type_of_most_weights_counts() -> None:
+    assert [main_type(header_of(LAYERS, kind)) for kind in ("Q4_K_M", "Q8_0")] == ["Q4_K", "Q8_0"]
+
+
+def timed(module: str) -> TimedModules:
+    return TimedModules(
+        module=module, usual="cascadelake", of=("cascadelake", "haswell"), rival="haswell", decode=0.1, prefill=0.05
+    )
+
+
+def test_a_worker_is_started_with_what_the_setting_says_else_with_the_fastest_for_the_model(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = place(read_topology(), PlacementSpec())
+
+    def module(wanted: str = AUTO, model: Path | None = tiny_model) -> str:
+        return local._launch(placement, wanted, model).cpu_module
+
+    times, kind = ModuleTimes(placement), main_type(read_model(tiny_model))
+    times.put(kind, timed("haswell"))
+    monkeypatch.setattr(local, "installed", dict)  # an engine that was built for this CPU has no modules
+    assert module() == module("haswell") == AUTO
+    monkeypatch.setattr(local, "installed", lambda: {"haswell": Path(), "cascadelake": Path()})
+    assert module() == "haswell"
+    assert module("cascadelake") == "cascadelake"
+    assert module(model=None) == module(model=tmp_path / "missing.gguf") == AUTO
+    times.put(kind, timed(AUTO))
+    assert module() == AUTO
+    times.put("Q4_K", timed("haswell"))
+    assert module() == AUTO
+
+
+def test_modules_are_named_by_their_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "llama_cpp" / "lib"
+    library.mkdir(parents=True)
+    (tmp_path / "llama_cpp" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    assert cpu_modules.installed.__wrapped__() == {}
+    for name in ("libllama.so", "libggml-cpu.so", "libggml-cpu-haswell.so", "libggml-cpu-armv8.2_1.so"):
+        (library / name).touch()
+    found = cpu_modules.installed.__wrapped__()
+    assert found == {name: library / f"libggml-cpu-{name}.so" for name in ("armv8.2_1", "haswell")}
