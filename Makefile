@@ -1,10 +1,10 @@
-# make chat    set everything up and open the app
+# make chat    set up what the app needs and open it
 # make test    set everything up and run all checks and tests
 # make unit    only the quick tests, for the daily loop
 # make setup   leaves the program at .venv/bin/cpuchat
 # make constraints   renews the versions in constraints.txt
 
-SHELL := /bin/bash
+SHELL := $(or $(shell command -v bash),$(error cpuchat's scripts need bash (Alpine: apk add bash)))
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
@@ -18,7 +18,9 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : 4)))
 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
-STAMP := .venv/.ready
+# Written by .ci/setup. The tests' tools are 300 MB that nobody waits for who opens the app.
+APP := .venv/.ready
+TESTS := .venv/.ready-for-tests
 
 .PHONY: help chat test setup check unit constraints clean
 
@@ -28,11 +30,13 @@ help:
 chat: setup
 	@exec .venv/bin/cpuchat
 
-setup: $(STAMP)
+setup: $(APP)
 
-$(STAMP): pyproject.toml constraints.txt | $(UV)
+$(APP): pyproject.toml constraints.txt | $(UV)
 	@.ci/setup "$(UV)"
-	@touch $(STAMP)
+
+$(TESTS): pyproject.toml constraints.txt | $(UV)
+	@.ci/setup "$(UV)" tests
 
 # The newest versions that pyproject.toml allows, for every platform and Python; `make setup` installs exactly these.
 constraints: | $(UV)
@@ -42,7 +46,7 @@ constraints: | $(UV)
 .tools/bin/uv:
 	@.ci/uv "$(PYTHON)"
 
-check: setup
+check: $(TESTS)
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/lint-imports
@@ -52,14 +56,14 @@ check: setup
 UNIT := $(addprefix tests/,base chats config costs engine/text hardware models present protocol speculation telemetry \
 	tui/markdown tui/widgets tune)
 
-unit: setup
+unit: $(TESTS)
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
 
 # A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
 # so there are more of them than cores, up to four. The files with the longest tests come first. While pyright keeps one
 # core busy, all tests are compiled once, by collecting them, and not by each process. pytest comes last, so that its
 # summary ends the output.
-test: setup
+test: $(TESTS)
 	@.venv/bin/python -m pytest --collect-only >/dev/null 2>&1 & $(MAKE) --no-print-directory check && { wait $$! || true; }
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
