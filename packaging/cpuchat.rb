@@ -18,7 +18,7 @@ class Cpuchat < Formula
 
   def install
     ENV["CMAKE_ARGS"] = "-DGGML_OPENMP=OFF -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
-    ENV["SKBUILD_CMAKE_DEFINE"] = "CMAKE_PROJECT_INCLUDE=#{buildpath}/.ci/engine.cmake"
+    ENV["SKBUILD_CMAKE_DEFINE"] = "CMAKE_PROJECT_INCLUDE_BEFORE=#{buildpath}/.ci/engine.cmake"
     ENV["UV_PYTHON_DOWNLOADS"] = "never"
     system "uv", "venv", "--python", Formula["python@3.13"].opt_bin/"python3.13", libexec
     system "uv", "pip", "install", "--no-config", "--python", libexec/"bin/python", "--constraints", "constraints.txt",
