@@ -32,10 +32,12 @@ chat: setup
 
 setup: $(APP)
 
-$(APP): pyproject.toml constraints.txt | $(UV)
+$(APP) $(TESTS): pyproject.toml constraints.txt | $(UV)
+
+$(APP):
 	@.ci/setup "$(UV)"
 
-$(TESTS): pyproject.toml constraints.txt | $(UV)
+$(TESTS):
 	@.ci/setup "$(UV)" tests
 
 # The newest versions that pyproject.toml allows, for every platform and Python; `make setup` installs exactly these.
