@@ -10,7 +10,7 @@ SHELL := $(or $(shell command -v bash),$(error cpuchat's scripts need bash (Alpi
 
 PYTHON ?= $(shell command -v python3 || command -v python3.11 || echo python3)
 # The engine compiles with every core; its build flags are in pyproject.toml.
-export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 export UV_PYTHON_DOWNLOADS ?= never
 # The tests start Python some hundred times; without kept bytecode each start compiles everything.
 unexport PYTHONDONTWRITEBYTECODE
