@@ -1,17 +1,17 @@
-# make chat    set everything up and open the app
+# make chat    set up what the app needs and open it
 # make test    set everything up and run all checks and tests
 # make unit    only the quick tests, for the daily loop
 # make setup   leaves the program at .venv/bin/cpuchat
 # make wheels  builds the engine's wheel and cpuchat's into dist/, for machines without a compiler
 # make constraints   renews the versions in constraints.txt
 
-SHELL := /bin/bash
+SHELL := $(or $(shell command -v bash),$(error cpuchat's scripts need bash (Alpine: apk add bash)))
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell command -v python3 || command -v python3.11 || echo python3)
 # The engine compiles with every core; its build flags are in pyproject.toml.
-export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 export UV_PYTHON_DOWNLOADS ?= never
 # The tests start Python some hundred times; without kept bytecode each start compiles everything.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +19,9 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 3 : 6)))
 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
-STAMP := .venv/.ready
+# Written by .ci/setup. The tests' tools are 300 MB that nobody waits for who opens the app.
+APP := .venv/.ready
+TESTS := .venv/.ready-for-tests
 
 .PHONY: help chat test setup check lint unit wheels constraints clean
 
@@ -29,12 +31,16 @@ help:
 chat: setup
 	@exec .venv/bin/cpuchat
 
-setup: $(STAMP)
+setup: $(APP)
 
 # The engine of a wheel in dist/, or where CPUCHAT_WHEELS points, is installed in place of compiling it.
-$(STAMP): pyproject.toml constraints.txt $(wildcard dist/llama_cpp_python-*.whl) | $(UV)
+$(APP) $(TESTS): pyproject.toml constraints.txt $(wildcard dist/llama_cpp_python-*.whl) | $(UV)
+
+$(APP):
 	@.ci/setup "$(UV)"
-	@touch $(STAMP)
+
+$(TESTS):
+	@.ci/setup "$(UV)" tests
 
 wheels: | $(UV)
 	@.ci/wheels "$(UV)"
@@ -50,7 +56,7 @@ constraints: | $(UV)
 check: lint
 	@.venv/bin/pyright --warnings
 
-lint: setup
+lint: $(TESTS)
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/lint-imports
@@ -59,14 +65,14 @@ lint: setup
 UNIT := $(addprefix tests/,base chats config costs engine/text hardware models present protocol speculation telemetry \
 	tui/markdown tui/widgets tune)
 
-unit: setup
+unit: $(TESTS)
 	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
 
 # A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
 # so there are more of them than cores, up to six. The files with the longest tests come first, pyright before all
 # (tests/test_types.py): it keeps one process busy while the others go on. All tests are compiled once before, by
 # collecting them, and not by each process.
-test: setup
+test: $(TESTS)
 	@.venv/bin/python -m pytest --collect-only >/dev/null 2>&1 & $(MAKE) --no-print-directory lint && { wait $$! || true; }
 	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
