@@ -137,12 +137,12 @@ _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from
 _USUAL_BITS = 4.85  # of Q4_K_M
 _MATRICES, _OF_EXPERT = 7, 3  # of a layer (q, k, v, output, gate, up, down), and of an expert
 _MIXED = 1.08  # files named after a K type have some tensors of larger types
-_SIZES = (
+SIZES = (
     (0.5e9, "qwen2.5-0.5b"), (1.5e9, "qwen2.5-1.5b"), (4e9, "qwen3-4b"), (8e9, "llama-3.1-8b"),
     (14.8e9, "qwen3-14b"), (32.8e9, "qwen3-32b"), (70.6e9, "llama-3.3-70b"), (122e9, "mistral-large"),
     (405e9, "llama-3.1-405b"),
 )  # fmt: skip
-_MIXTURES = (
+MIXTURES = (
     (16e9, "deepseek-v2-lite"), (30e9, "qwen3-30b-a3b"), (117e9, "gpt-oss-120b"), (235e9, "qwen3-235b-a22b"),
     (671e9, "deepseek-r1"), (1030e9, "kimi-k2"),
 )  # fmt: skip
@@ -255,7 +255,7 @@ def usual_bits(quantization: str) -> float:
 
 def _nearest(params: float, *, mixture: bool) -> Dimensions:
     """Return the configuration of the known model with the nearest number of parameters, on a ratio scale."""
-    _, name = min(_MIXTURES if mixture else _SIZES, key=lambda one: abs(one[0] / params - params / one[0]))
+    _, name = min(MIXTURES if mixture else SIZES, key=lambda one: abs(one[0] / params - params / one[0]))
     return next(one for one in dimensions() if any(fnmatch.fnmatch(name, pattern) for pattern in one.ids))
 
 

@@ -125,7 +125,7 @@ def test_this_machine_as_a_user_asks() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the engine out: the test above starts it, and each start is slow."""
 
-    async def engine() -> EngineInfo:
+    async def engine(_: str = "") -> EngineInfo:
         return EngineInfo(version="0.3.36", features=("AVX", "AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI"))
 
     monkeypatch.setattr(version, "engine_info", engine)

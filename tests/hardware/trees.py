@@ -221,7 +221,7 @@ def hybrid_desktop(root: Path) -> Path:
     cpus = range(20)
     files = system_files(32 * GIB, cpus, True)
     files["proc/cpuinfo"] = cpuinfo(
-        "12th Gen Intel(R) Core(TM) i7-12700K", "GenuineIntel", 6, 151, "fpu avx2 fma avx_vnni", cpus
+        "12th Gen Intel(R) Core(TM) i7-12700K", "GenuineIntel", 6, 151, "fpu avx avx2 fma avx_vnni", cpus
     )
     files |= {"sys/devices/cpu_core/cpus": "0-15", "sys/devices/cpu_atom/cpus": "16-19"}
     cores = [(2 * n, 2 * n + 1) for n in range(8)] + [(n,) for n in range(16, 20)]

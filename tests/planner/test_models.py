@@ -10,7 +10,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import dimensions
+from cpuchat.models.traffic import MIXTURES, SIZES, dimensions
 from cpuchat.planner import specs
 from cpuchat.planner.specs import find_model, from_catalog
 
@@ -53,8 +53,8 @@ def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
 
 
 def test_known_configurations_are_of_models_of_the_catalog(catalog: Catalog) -> None:
-    prefixes = [id.partition("*")[0] for one in dimensions() for id in one.ids if "maverick" not in id]
-    ids = [entry.id for entry in catalog.models]
+    prefixes = [id.partition("*")[0] for one in dimensions() for id in one.ids]
+    ids = [*(entry.id for entry in catalog.models), *(id for _, id in (*SIZES, *MIXTURES))]
     assert [prefix for prefix in prefixes if not any(id.startswith(prefix) for id in ids)] == []
 
 
