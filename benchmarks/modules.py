@@ -138,7 +138,7 @@ def speeds(model: Path, engine: Path, modules: list[str], rounds: int) -> list[R
         for figure in ("decode", "prefill"):
             ours, theirs = ([run[figure] for run in runs[side]] for side in (name, NATIVE))
             target = SPEED if name == "auto" else None
-            rows.append(Row(f"{model.stem}: {figure}, {made[name].module}", "tok/s", ours, theirs, target))
+            rows.append(Row(f"{model.stem}: {figure} {made[name].module}", "tok/s", ours, theirs, target))
     for side in made.values():
         side.close()
     return rows
