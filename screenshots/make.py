@@ -85,7 +85,7 @@ async def compare(pilot: Any) -> None:
     await until(pilot, lambda: conversation.model is not None and not conversation.busy)
     n_rounds = 5
     if LARGER.is_file():
-        n_rounds, conversation.settings.sampling.max_tokens = 1, 120
+        n_rounds, conversation.settings.chat.max_tokens = 1, 120
         sides = Side.of(LARGER), Side.of(REAL)
         app.run_worker(app.chat_screen.compare(sides, "Why is Q4 faster than Q8 on a CPU?"))
     else:
@@ -98,7 +98,7 @@ async def compare(pilot: Any) -> None:
         await pilot.press("ctrl+r")
         await until(pilot, lambda n=n: len(turn.rounds) > n and is_idle())
     stage = app.screen.query_one("#stage")
-    await until(pilot, lambda: not stage.replaying and not any(worker.is_running for worker in app.screen.workers))
+    await until(pilot, lambda: not stage.replaying and (not LARGER.is_file() or turn.rounds[-1].agreement))
     await pilot.pause(0.6)
 
 
