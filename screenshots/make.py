@@ -26,8 +26,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures are in tests/support
 DEMO = HERE.parent / "cpuchat/models/demo"
 REAL = HERE.parent / "benchmarks/work/models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
-LARGER = REAL.with_name("qwen2.5-coder-1.5b-instruct-q8_0-from-q4.gguf")
-"""What `chat` and `compare` show, where `benchmarks/coder_pair.py` has made them; else the demo model."""
+"""What `chat` shows, where `benchmarks/coder_pair.py` has made it; else the demo model."""
 SIZES = ((80, 24), (120, 40))
 CELL = 12.2  # width of one character cell in Textual's SVG
 PLACED = re.compile("[\u2248\u2500-\u25ff\u2691\u2800-\u28ff]")
@@ -75,30 +74,22 @@ async def chat(pilot: Any) -> None:
 
 
 async def compare(pilot: Any) -> None:
-    from cpuchat.compare.runner import Side
-
-    conversation, app = pilot.app.conversation, pilot.app
+    conversation = pilot.app.conversation
+    await until(pilot, lambda: conversation.model is not None and not conversation.busy)
+    await pilot.press("ctrl+l")
+    await until(pilot, lambda: pilot.app.screen.has_class("-measured") and not pilot.app.screen.busy)
+    turn = pilot.app.screen.comparison.turns[-1]
 
     def is_idle() -> bool:
-        return not any(worker.group == "round" and worker.is_running for worker in app.workers)
+        return not any(worker.group == "round" and worker.is_running for worker in pilot.app.workers)
 
-    await until(pilot, lambda: conversation.model is not None and not conversation.busy)
-    n_rounds = 5
-    if LARGER.is_file():
-        n_rounds, conversation.settings.chat.max_tokens = 1, 120
-        sides = Side.of(LARGER), Side.of(REAL)
-        app.run_worker(app.chat_screen.compare(sides, "Why is Q4 faster than Q8 on a CPU?"))
-    else:
-        await pilot.press("ctrl+l")
-    await until(pilot, lambda: app.screen.has_class("-measured") and not app.screen.busy)
-    turn = app.screen.comparison.turns[-1]
-    while len(turn.rounds) < 16 and len([one for one in turn.rounds if not one.disturbed]) < n_rounds:
-        n = len(turn.rounds)  # the demo's answers take 0.03 s: their medians tell more than one of them
+    while len(turn.rounds) < 16 and len([one for one in turn.rounds if not one.disturbed]) < 5:
+        n = len(turn.rounds)  # answers of 0.03 s: their medians tell more than one of them
         await until(pilot, is_idle)
         await pilot.press("ctrl+r")
         await until(pilot, lambda n=n: len(turn.rounds) > n and is_idle())
-    stage = app.screen.query_one("#stage")
-    await until(pilot, lambda: not stage.replaying and (not LARGER.is_file() or turn.rounds[-1].agreement))
+    stage = pilot.app.screen.query_one("#stage")
+    await until(pilot, lambda: not stage.replaying)
     await pilot.pause(0.6)
 
 
@@ -217,8 +208,7 @@ def at_home(home: Path, probed: dict[str, bytes]) -> None:
 def just_the_app(name: str, conversation: Any, library: Any) -> Any:
     from cpuchat.tui.app import ChatApp
 
-    is_real = name in ("chat", "compare") and REAL.is_file()
-    return ChatApp(conversation, library, REAL if is_real else library.resolve("demo"))
+    return ChatApp(conversation, library, REAL if name == "chat" and REAL.is_file() else library.resolve("demo"))
 
 
 def stand_in(name: str, conversation: Any, library: Any) -> Any:
