@@ -451,7 +451,7 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
         raise reader.damaged(f"tensor {name!r} has rows of {shape[0]}, {kind.name} needs multiples of {kind.block}")
     if offset != expected and previous == "Q2_0":
         raise ModelUnsupported(
-            f"{reader.source.name} has Q2_0 in groups of 128 weights, llama.cpp supports groups of 64.", _OTHER_GROUPS
+            f"{reader.source.name} has Q2_0 in groups of 128 weights; llama.cpp supports groups of 64.", _OTHER_GROUPS
         )
     if offset != expected:
         raise reader.damaged(f"tensor {name!r} has offset {offset}, expected {expected}")
