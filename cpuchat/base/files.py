@@ -14,6 +14,8 @@ from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
+
 try:
     import fcntl
 except ImportError:  # no such locks on this system: the last writer wins
@@ -197,7 +199,7 @@ class JsonCache(Generic[T]):
 
     def __init__(self, file: Path, kind: type[T], *, version: int, max_entries: int, max_bytes: int = 1 << 20) -> None:
         self.file = file
-        self._decoder = msgspec.json.Decoder(_Content[kind])
+        self._decoder = msgspec.json.Decoder(prepared(_Content[kind]))
         self._version = version
         self._max_entries = max_entries
         self._max_bytes = max_bytes

@@ -12,6 +12,7 @@ from typing import IO, Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, from_code
 from cpuchat.base.processes import child_environment, exit_reason, last_output
 
@@ -68,7 +69,7 @@ class LineProcess(Generic[A]):
     ) -> None:
         self._command = command
         self._name = name
-        self._decoder = msgspec.json.Decoder(answers | Refused)
+        self._decoder = msgspec.json.Decoder(prepared(answers | Refused))
         self._failure = failure
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None

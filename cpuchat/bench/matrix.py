@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, cast, get_args
 import msgspec
 
 from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
 from cpuchat.config.settings import DECLARED, Cores, MemoryPolicy, Section, Settings, explained, value_of, with_changes
@@ -46,7 +47,7 @@ class _Prompts(msgspec.Struct, forbid_unknown_fields=True):
 def load() -> list[Prompt]:
     """Return the built-in prompts, each kind's together."""
     text = (importlib.resources.files("cpuchat.bench") / "prompts.toml").read_text(encoding="utf-8")
-    prompts = msgspec.convert(toml.loads(text), _Prompts).prompt
+    prompts = msgspec.convert(toml.loads(text), prepared(_Prompts)).prompt
     return [msgspec.structs.replace(prompt, text=prompt.text.strip()) for prompt in prompts]
 
 
@@ -184,7 +185,7 @@ def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
     tables |= {key: value for key, value in values.items() if value not in (None, ())}
     origin = f"{paths.shown(file)}: " if file is not None else ""
     try:
-        return msgspec.convert(tables, Matrix, strict=False)
+        return msgspec.convert(tables, prepared(Matrix), strict=False)
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         name = re.sub(r"\[.*", "", key)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from cpuchat import __version__
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.paths import shown
@@ -153,7 +154,7 @@ class Journal:
         self._read()
 
     def _read(self) -> None:
-        decoder = msgspec.json.Decoder(Line)
+        decoder = msgspec.json.Decoder(prepared(Line))
         with contextlib.suppress(OSError):
             for number, data in enumerate(read_small(self.file, 64 << 20).splitlines()):
                 try:
@@ -414,7 +415,7 @@ def read_report(file: Path) -> Report:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{shown(file)} is too large.", hint)
-        found = msgspec.json.decode(file.read_bytes(), type=Report)
+        found = msgspec.json.decode(file.read_bytes(), type=prepared(Report))
     except OSError as error:
         raise UsageError(f"Cannot read {shown(file)}: {error.strerror}.", hint) from None
     except msgspec.MsgspecError as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.base.files import JsonCache, read_json
 from cpuchat.base.paths import shown
@@ -149,7 +150,7 @@ def worth_key(facts: SettingFacts, environment: Environment) -> str:
 def read_report(file: Path) -> WhyReport:
     """Read what `cpuchat why --json` printed. Raises UsageError."""
     try:
-        return read_json(file, msgspec.json.Decoder(WhyReport).decode)
+        return read_json(file, msgspec.json.Decoder(prepared(WhyReport)).decode)
     except (OSError, ValueError):
         raise UsageError(f"{shown(file)} is not a report of cpuchat why.", "Save one: cpuchat why --json.") from None
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.config.presets import Preset, StoredPreset, effective_system_prompt
 from cpuchat.protocol.messages import Generate, Role, Sampling, Speculation, ToolStep
 from cpuchat.protocol.model_info import ModelInfo
@@ -314,7 +315,7 @@ def _decoded(text: object, kind: type[_T]) -> _T | None:
     if not isinstance(text, str):
         return None
     try:
-        figures = msgspec.json.decode(text, type=kind)
+        figures = msgspec.json.decode(text, type=prepared(kind))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return figures if _sensible(msgspec.to_builtins(figures)) else None

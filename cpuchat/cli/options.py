@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import click
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, is_url, last_here, last_on_server, normalized
@@ -209,7 +210,7 @@ def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settin
         if separator and value is not None:
             tables[table][key] = value
     try:
-        return msgspec.convert(tables, Settings)
+        return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = settings.explained(error)
         raise UsageError(f"{key}: {reason}.") from None

@@ -16,6 +16,7 @@ import msgspec
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageError
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, score_answers
@@ -516,7 +517,7 @@ def sides_of(chat: Chat) -> Sides:
 
 def _kept(chat: Chat) -> _Kept:
     try:
-        found = msgspec.json.decode(chat.sides, type=_Kept | Sides)
+        found = msgspec.json.decode(chat.sides, type=prepared(_Kept | Sides))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
     return found if isinstance(found, _Kept) else _Kept(found)  # an earlier version kept the sides alone
@@ -525,7 +526,7 @@ def _kept(chat: Chat) -> _Kept:
 def _tokens_of(message: StoredMessage) -> KeptTokens:
     """Return what is known of an answer's tokens: nothing of one that an earlier version kept, or that is damaged."""
     try:
-        return msgspec.json.decode(message.recording or "{}", type=KeptTokens)
+        return msgspec.json.decode(message.recording or "{}", type=prepared(KeptTokens))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return KeptTokens()
 

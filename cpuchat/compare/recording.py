@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
 from cpuchat.compare.figures import Figures, Name, Verdict, figures_of
@@ -150,7 +151,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read_recording(path: Path) -> Recording:
     """Read what `Recording.write` wrote. Raises RecordingError: it cannot be read, or is something else."""
     try:
-        return read_json(path, lambda data: msgspec.json.decode(data, type=Recording), _MOST_BYTES)
+        return read_json(path, lambda data: msgspec.json.decode(data, type=prepared(Recording)), _MOST_BYTES)
     except OSError as error:
         raise RecordingError(f"Cannot read {path}: {error.strerror}.") from None
     except ValueError:

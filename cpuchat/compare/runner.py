@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import Backend
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, Written
@@ -94,7 +95,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
                 section, _, field = name.partition(".")
                 tables[section][field] = value
         try:
-            return msgspec.convert(tables, Settings, strict=False)
+            return msgspec.convert(tables, prepared(Settings), strict=False)
         except msgspec.ValidationError as error:
             _, reason = explained(error)
             raise UsageError(f"{self.label}: {reason}.", f"Available settings: {', '.join(KEYS)}.") from None

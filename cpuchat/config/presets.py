@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.config.settings import Count, SamplingSection, Settings, explained, with_changes
 
@@ -117,7 +118,7 @@ def _parse(text: str) -> dict[str, Preset]:
         if not isinstance(table, Mapping):
             raise SettingsError(f"{file}, {name}: not a table.", f"A preset begins with its name: [{name}].")
         try:
-            found[name] = msgspec.convert({**table, "name": name}, Preset)
+            found[name] = msgspec.convert({**table, "name": name}, prepared(Preset))
         except msgspec.ValidationError as error:
             key, reason = explained(error)
             where = f"{name}.{key}" if key else name

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import EngineMissing, UsageError
 from cpuchat.base.files import file_lock, is_locked, read_json
 
@@ -167,7 +168,7 @@ def running_servers() -> list[RunningServer]:
             # gone meanwhile, or not ours
             with contextlib.suppress(OSError, ValueError):
                 if is_locked(file):
-                    found.append(read_json(file, msgspec.json.Decoder(RunningServer).decode))
+                    found.append(read_json(file, msgspec.json.Decoder(prepared(RunningServer)).decode))
                 else:
                     file.unlink(missing_ok=True)
     return found

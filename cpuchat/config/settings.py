@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.base.files import file_lock, read_json, write_atomically
 from cpuchat.base.setting import Setting
@@ -475,7 +476,7 @@ class AppState(msgspec.Struct, omit_defaults=True):
 def read_state() -> AppState:
     """Read the state; a missing or damaged file counts as empty."""
     try:
-        return read_json(paths.state_file(), msgspec.json.Decoder(AppState).decode)
+        return read_json(paths.state_file(), msgspec.json.Decoder(prepared(AppState)).decode)
     except (OSError, ValueError):
         return AppState()
 
@@ -506,7 +507,7 @@ def _with_environment(chosen: Settings) -> Settings:
         if isinstance(DECLARED[key].default, list):
             value = [part.strip() for part in value.split(",") if part.strip()]
         try:
-            converted = msgspec.convert({section: {name: value}}, Settings, strict=False)
+            converted = msgspec.convert({section: {name: value}}, prepared(Settings), strict=False)
         except msgspec.ValidationError as error:
             raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
         changes.setdefault(section, {})[name] = value_of(converted, key)
@@ -537,7 +538,7 @@ def load(file: Path | None = None) -> Settings:
 def parse(text: str, origin: str = "config.toml") -> Settings:
     """Parse settings. Raises SettingsError as `load` does."""
     try:
-        return msgspec.convert(toml.parse(text, origin), Settings)
+        return msgspec.convert(toml.parse(text, origin), prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
@@ -587,7 +588,7 @@ def _divided(changes: Changes) -> tuple[Changes, Changes]:
 def _check(changes: Changes) -> None:
     """Check the changes. Raises SettingsError for invalid values."""
     try:
-        msgspec.convert(changes, Settings)
+        msgspec.convert(changes, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{key}: {reason}.", "Choose another value.") from None

@@ -19,6 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from cpuchat.base import toml
+from cpuchat.base.decoding import prepared
 from cpuchat.protocol.model_info import ModelWork, Weights
 
 COST_MODEL = 2
@@ -436,7 +437,7 @@ class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def usual() -> Usual:
     """Return what is usual of CPUs and kinds of machines."""
     text = Path(__file__).with_name("cpus.toml").read_text(encoding="utf-8")
-    return msgspec.convert(toml.loads(text), Usual)
+    return msgspec.convert(toml.loads(text), prepared(Usual))
 
 
 def cpu_of(features: Collection[str]) -> str:

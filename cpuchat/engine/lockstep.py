@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 import numpy as np
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
 from cpuchat.base.line_process import LineOutput
 from cpuchat.engine.llama.bindings import AbortFlag
@@ -270,7 +271,7 @@ def _end_with(stream: BinaryIO) -> None:
 
 def main() -> None:
     output = LineOutput.claim()
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Start))
     threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
     try:
         with contextlib.closing(Lockstep(start, output)) as lockstep:

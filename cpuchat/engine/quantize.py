@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, DiskFull, QuantizeFailed
 from cpuchat.base.line_process import LineOutput
 from cpuchat.models.gguf.header import read_header
@@ -166,7 +167,7 @@ class Requests:
     def _read(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             for line in self._stream:
-                self._waiting.put(msgspec.json.decode(line, type=Request))
+                self._waiting.put(msgspec.json.decode(line, type=prepared(Request)))
         if self.unfinished is not None:
             self.unfinished.unlink(missing_ok=True)
         os._exit(0)

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CatalogError, CpuchatError
 from cpuchat.config.settings import SamplingSection, Settings, explained, with_changes
 from cpuchat.models.file_names import PREFERRED
@@ -258,7 +259,7 @@ def _model(file: Path, entry: Any, where: str) -> CatalogModel:
     """Decode an entry. Raises CatalogError that names the entry, by its id or else by `where`, and the key."""
     named = entry.get("id") if isinstance(entry, dict) else None
     try:
-        return msgspec.convert(entry, CatalogModel)
+        return msgspec.convert(entry, prepared(CatalogModel))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         label = f"{where} ({named})" if isinstance(named, str) else where
@@ -490,7 +491,7 @@ def _of_header(header: GGUFHeader) -> dict[str, float]:
         elif name == "top_k":
             value = max(value, 0)  # llama.cpp: zero or less is off
         try:
-            found |= _given(msgspec.convert({name: value}, SamplingSection))
+            found |= _given(msgspec.convert({name: value}, prepared(SamplingSection)))
         except msgspec.ValidationError:
             continue
     return found

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelNotFound, ModelUnsupported, UsageError
 from cpuchat.base.files import JsonCache
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
@@ -341,7 +342,7 @@ class TunedSettings:
             size = _size(model) if entries else ""
             found = entries.get(self._key(model)) if any(key.startswith(size) for key in entries) else None
             if found is not None:
-                msgspec.convert(found.changes, Settings)
+                msgspec.convert(found.changes, prepared(Settings))
         except (CpuchatError, msgspec.ValidationError):
             return None
         return found

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base import toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
@@ -180,7 +181,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def dimensions() -> tuple[Dimensions, ...]:
     """Return the known configurations."""
     text = Path(__file__).with_name("dimensions.toml").read_text(encoding="utf-8")
-    return msgspec.convert(toml.loads(text), _File).model
+    return msgspec.convert(toml.loads(text), prepared(_File)).model
 
 
 def dimensions_of(id: str) -> Dimensions | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelNotFound, UsageError
 from cpuchat.config.settings import explained
 from cpuchat.costs.model import (
@@ -159,7 +160,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def machines() -> tuple[MachineSpec, ...]:
     """Return the machines that come with the program."""
     tables = toml.loads((_FOLDER / "machines.toml").read_text(encoding="utf-8"))
-    return tuple(msgspec.convert(table, MachineSpec) for table in tables["machine"])
+    return tuple(msgspec.convert(table, prepared(MachineSpec)) for table in tables["machine"])
 
 
 def all_machines() -> tuple[list[MachineSpec], list[str]]:
@@ -230,7 +231,7 @@ def read_machine(file: Path) -> MachineSpec:
     if table["id"] == HERE:
         raise UsageError(f"{paths.shown(file)}, id: {HERE} is the machine that cpuchat runs on.", "Choose another id.")
     try:
-        return msgspec.convert(table, MachineSpec)
+        return msgspec.convert(table, prepared(MachineSpec))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise UsageError(

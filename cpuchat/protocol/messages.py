@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ContextFull, CpuchatError
 from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
@@ -553,8 +554,8 @@ _HEADER = struct.Struct("<I")
 HEADER_SIZE = _HEADER.size
 
 _encoder = msgspec.msgpack.Encoder()
-decode_command = msgspec.msgpack.Decoder(AnyCommand).decode
-decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
+decode_command = msgspec.msgpack.Decoder(prepared(AnyCommand)).decode
+decode_event = msgspec.msgpack.Decoder(prepared(AnyEvent)).decode
 """Decode the body of a frame. Raises msgspec.DecodeError or msgspec.ValidationError on anything else."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.line_process import LineProcess
@@ -56,7 +57,7 @@ class SavedWindows:
         with contextlib.suppress(OSError):
             for line in read_small(self._file, 256 << 20).splitlines():
                 with contextlib.suppress(ValueError, RecursionError):
-                    window = msgspec.json.decode(line, type=Scored)
+                    window = msgspec.json.decode(line, type=prepared(Scored))
                     windows[window.window] = window
         return list(windows.values())
 

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import explained
 
@@ -80,7 +81,7 @@ def _questions(text: str, file: str) -> Iterator[Question]:
         if not line.strip():
             continue
         try:
-            question = msgspec.json.decode(line, type=Question)
+            question = msgspec.json.decode(line, type=prepared(Question))
         except msgspec.ValidationError as error:
             key, reason = explained(error)
             raise UsageError(f"{file}, line {number}{f', {key}' if key else ''}: {reason}.", _FORM) from None

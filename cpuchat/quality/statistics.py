@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from cpuchat.base import toml
+from cpuchat.base.decoding import prepared
 from cpuchat.measure.rounds import student
 from cpuchat.models.file_names import without_prefix
 
@@ -215,7 +216,7 @@ def _read() -> Iterator[Published]:
     for table in toml.loads(text)["table"]:
         columns, rows = table.pop("columns"), table.pop("rows")
         for row in rows:  # the last column may be missing
-            yield msgspec.convert({**table, **dict(zip(columns, row, strict=False))}, Published)
+            yield msgspec.convert({**table, **dict(zip(columns, row, strict=False))}, prepared(Published))
 
 
 PUBLISHED = tuple(_read())

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import SamplingSection, Settings, explained
@@ -382,7 +383,7 @@ def quoted(value: str) -> str:
 def decoded(data: bytes, kind: type[B]) -> B:
     """Decode a body. Raises Refusal, which names the field."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=prepared(kind))
     except msgspec.ValidationError as error:
         name, bound = explained(error)
         if name in SamplingSection.__struct_fields__ and "got" not in bound:

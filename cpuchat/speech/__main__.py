@@ -22,6 +22,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 import numpy as np
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, SpeechFailed
 from cpuchat.base.line_process import LineOutput
 from cpuchat.base.processes import child_environment
@@ -171,7 +172,7 @@ def _serve(options: argparse.Namespace, requests: BinaryIO, answers: LineOutput)
     try:
         voice = _load(options.engine, options.voice, options.speed)
         answers.send(VoiceReady(engine=options.engine, rate=voice.rate, cpus=own_cpus()))
-        decoder = msgspec.json.Decoder(Synthesize)
+        decoder = msgspec.json.Decoder(prepared(Synthesize))
         for line in requests:
             request = decoder.decode(line)
             start = time.perf_counter()

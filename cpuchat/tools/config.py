@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from cpuchat.base import paths, toml
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError
 from cpuchat.config.settings import explained
 from cpuchat.tools.loop import CALL_SECONDS
@@ -82,7 +83,7 @@ def _server(name: str, value: Any, file: Path) -> Server:
             f"{where}: a server at an address.", "Only programs can be started: give a command, or remove it."
         )
     try:
-        server = msgspec.convert(value, Server)
+        server = msgspec.convert(value, prepared(Server))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{where}{f'.{key}' if key else ''}: {reason}.", "Fix or remove it.") from None

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
@@ -123,7 +124,7 @@ class Folder:
         kind, run = self._tools[call.name]
         self._private = _private()  # files may have been replaced
         try:
-            return ToolResult(text=run(msgspec.convert(call.arguments, kind, strict=False)))
+            return ToolResult(text=run(msgspec.convert(call.arguments, prepared(kind), strict=False)))
         except msgspec.ValidationError as error:
             return ToolResult(text=f"Wrong arguments: {error}.", failed=True)
         except UsageError as error:

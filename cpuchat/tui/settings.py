@@ -22,6 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Checkbox, Input, Select, Static, TabbedContent, TabPane, TextArea
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.text import clean_line
 from cpuchat.config import settings as settings_file
@@ -223,7 +224,7 @@ class Field(DeclaredSetting):
         else:
             value = shown
         try:
-            return msgspec.convert(value, self.type)
+            return msgspec.convert(value, prepared(self.type))
         except msgspec.ValidationError:
             raise ValueError(self.wants) from None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.calibrations import MAX_TOKENS
@@ -269,7 +270,7 @@ def _cpus(topology: Topology, spec: PlacementSpec) -> tuple[int, ...]:
 
 def _candidate(words: str, chosen: Settings, **changes: dict[str, Any]) -> Candidate:
     merged: Changes = dict(changes)
-    return Candidate(words, msgspec.convert(msgspec.to_builtins(with_changes(chosen, merged)), Settings))
+    return Candidate(words, msgspec.convert(msgspec.to_builtins(with_changes(chosen, merged)), prepared(Settings)))
 
 
 _ASSUMED_ACCEPTANCE = sum(rate for _, rate in TYPICAL) / len(TYPICAL)

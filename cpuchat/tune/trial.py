@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -244,7 +245,7 @@ def save(folder: Path, record: Record) -> None:
 def load(folder: Path, label: Label) -> Record | None:
     """Read the measurement with this label; None when there is none that can be read."""
     with contextlib.suppress(OSError, ValueError):
-        return read_json(folder / f"{label}.json", msgspec.json.Decoder(Record).decode)
+        return read_json(folder / f"{label}.json", msgspec.json.Decoder(prepared(Record)).decode)
     return None
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat.backend.heads.server import HOST, KEY_VARIABLE, ServerOptions, arguments, command
+from cpuchat.base.decoding import prepared
 from cpuchat.models.heads import WHEEL
 
 _ENDING_SECONDS = 3.0
@@ -31,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> int:
     """Serve until standard input ends; return the exit status of the server."""
-    server = msgspec.json.decode(arguments[0], type=ServerOptions)
+    server = msgspec.json.decode(arguments[0], type=prepared(ServerOptions))
     pin(server.cpus)
     return _run_program(server) if server.program else _run_wheel(server)
 

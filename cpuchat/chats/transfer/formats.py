@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.chats.records import Chat, StoredMessage, Tree, title_of
 from cpuchat.config.presets import StoredPreset
 from cpuchat.protocol.timings import Timings
@@ -241,7 +242,7 @@ def read_chatgpt(value: object) -> PortableChat:
     """Return a conversation of `conversations.json`, whose messages are a tree, as a chat. Summaries of reasoning are
     taken, custom instructions are not. Raises msgspec.ValidationError.
     """
-    one = msgspec.convert(value, ChatGPTConversation)
+    one = msgspec.convert(value, prepared(ChatGPTConversation))
     nodes = {key: _node(node) for key, node in one.mapping.items()}
     messages, leaf = branches(nodes, one.current_node)
     system = (
@@ -373,7 +374,7 @@ def read_llama_server(value: object) -> PortableChat:
     """Return a conversation of the export as a chat. Raises msgspec.ValidationError."""
     if isinstance(value, dict) and "conv" not in value:
         value = {"conv": {name: value.get(name) for name in ("name", "lastModified")}, "messages": value["messages"]}
-    one = msgspec.convert(value, _Export)
+    one = msgspec.convert(value, prepared(_Export))
     nodes: dict[str, Node] = {}
     system: list[str] = []
     before: str | None = None
@@ -511,7 +512,7 @@ class LMStudioConversation(msgspec.Struct, rename="camel"):
 
 def read_lm_studio(value: object) -> PortableChat:
     """Return a conversation as a chat. Raises msgspec.ValidationError."""
-    one = msgspec.convert(value, LMStudioConversation)
+    one = msgspec.convert(value, prepared(LMStudioConversation))
     created = (one.created_at or 0.0) / 1e3
     messages: list[StoredMessage] = []
     system: list[str] = [one.system_prompt or ""]

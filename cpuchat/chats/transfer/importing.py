@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsTooNew, UsageError
 from cpuchat.base.files import walk
 from cpuchat.chats.records import Chat, is_chat_id, repaired_chat, storable, valid_time
@@ -189,6 +190,6 @@ def _document(name: str, value: dict[str, Any]) -> list[PortableChat]:
     if isinstance(version, int) and version > formats.VERSION:
         raise ChatsTooNew(f"{name} was exported by a newer version of cpuchat.", "Update cpuchat.")
     try:
-        return msgspec.convert(value, Document).chats
+        return msgspec.convert(value, prepared(Document)).chats
     except msgspec.ValidationError as error:
         raise UsageError(f"{name} is not a valid export of cpuchat: {error}.") from None

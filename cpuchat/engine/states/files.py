@@ -26,6 +26,7 @@ from typing import BinaryIO, Final
 import msgspec
 import numpy as np
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.files import atomic_writer
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.prompt import TOKEN_BYTES, SavedPart, State, TokenHistory
@@ -146,7 +147,7 @@ class Index(msgspec.Struct, frozen=True):
     draft_key: str = ""
 
 
-_decoder = msgspec.msgpack.Decoder(Index)
+_decoder = msgspec.msgpack.Decoder(prepared(Index))
 
 
 class _DroppedError(Exception):

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import child_environment, python_command
@@ -303,7 +304,7 @@ def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
 def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
     saved = _cache().read().get(_key("peak", cpus, memory_words, root))
     with contextlib.suppress(msgspec.ValidationError):
-        measured = msgspec.convert(saved, ReadBandwidth)
+        measured = msgspec.convert(saved, prepared(ReadBandwidth))
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
             return measured
     return None
@@ -447,7 +448,7 @@ def cached_survey(
     """Return the cached survey of the same cores under the same memory policy; None if there is none."""
     saved = _cache().read().get(_key(_KIND, cpus or default_cpus(topology), memory, root))
     try:
-        return msgspec.convert(saved, Survey, str_keys=True)
+        return msgspec.convert(saved, prepared(Survey), str_keys=True)
     except msgspec.ValidationError:
         return None
 

@@ -10,13 +10,13 @@ why it is not made faster by the L3 cache: it is many times larger, and is read 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, explained, with_changes
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
@@ -202,15 +202,10 @@ def _names_cores(topology: Topology, cores: str) -> bool:
     return True
 
 
-_CONVERTING: Final = threading.Lock()
-"""msgspec 0.22 crashes where two threads convert to the same type for the first time."""
-
-
 def _unsavable(spec: PlacementSpec) -> dict[str, UsageError]:
     """Return the fields that the settings file would not accept, such as CPU numbers of five digits."""
     try:
-        with _CONVERTING:
-            msgspec.convert(spec.changes(), Settings)
+        msgspec.convert(spec.changes(), prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         return {key.rpartition(".")[2]: UsageError(f"{key}: {reason}.")}

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.files import read_json, write_atomically
 from cpuchat.hardware.sysfs import read_text
@@ -330,7 +331,7 @@ def saved_plans() -> list[SavedPlan]:
     found: list[SavedPlan] = []
     for file in sorted(plans_dir().glob("*/plan.json")):
         with contextlib.suppress(OSError, ValueError):
-            found.append(SavedPlan(file.parent, read_json(file, msgspec.json.Decoder(TuningPlan).decode)))
+            found.append(SavedPlan(file.parent, read_json(file, msgspec.json.Decoder(prepared(TuningPlan)).decode)))
     return found
 
 

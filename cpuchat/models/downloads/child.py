@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, TooSlow
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.hf_cache import (
@@ -357,7 +358,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     progress: Progress | None = None
     try:
-        progress = Progress(msgspec.json.decode(sys.stdin.buffer.readline(), type=Download), _send)
+        progress = Progress(msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download)), _send)
         threading.Thread(target=_watch_input, name="input", daemon=True).start()
         threading.Thread(target=progress.report_by_clock, name="clock", daemon=True).start()
         try:

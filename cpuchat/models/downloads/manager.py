@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import DownloadFailed, HubError, UsageError
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import python_command
@@ -68,7 +69,7 @@ class DownloadProcess:
             if not line:
                 break
             with contextlib.suppress(msgspec.DecodeError):  # the last line of a killed process
-                yield msgspec.json.decode(line, type=Download)
+                yield msgspec.json.decode(line, type=prepared(Download))
         await self._process.wait()
 
     def terminate(self) -> None:

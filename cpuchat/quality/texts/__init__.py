@@ -10,6 +10,7 @@ from functools import cache
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.protocol.messages import Message
 from cpuchat.quality.messages import Text
 
@@ -31,7 +32,7 @@ def code() -> str:
 def dialogues() -> list[list[Message]]:
     """Return conversations of 2 to 8 turns, beginning with the user's and ending with an answer in Markdown."""
     lines = _text("dialogue.jsonl").splitlines()
-    return [list(msgspec.json.decode(line, type=_Dialogue).messages) for line in lines]
+    return [list(msgspec.json.decode(line, type=prepared(_Dialogue)).messages) for line in lines]
 
 
 def builtin_texts() -> tuple[Text, ...]:

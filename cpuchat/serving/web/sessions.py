@@ -32,6 +32,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from cpuchat.backend.remote.keys import KeyRing
+from cpuchat.base.decoding import prepared
 from cpuchat.base.files import file_lock, is_locked
 from cpuchat.base.processes import child_environment, exit_reason, kill_group, last_output, python_command
 from cpuchat.base.text import clean_line
@@ -486,10 +487,10 @@ class _Size(msgspec.Struct):
 
 def _parsed(message: str) -> tuple[str, Any]:
     """Return the kind and the value of a message. Raises ValueError."""
-    found = msgspec.json.decode(message, type=Annotated[list[Any], msgspec.Meta(min_length=1)])
+    found = msgspec.json.decode(message, type=prepared(Annotated[list[Any], msgspec.Meta(min_length=1)]))
     kind, value = msgspec.convert(found[0], str), found[1] if len(found) > 1 else None
     if kind == "resize":
-        size = msgspec.convert(value, _Size, strict=False)
+        size = msgspec.convert(value, prepared(_Size), strict=False)
         value = _clamped(size.width, size.height)
     return kind, value
 
