@@ -13,6 +13,11 @@ WORTHWHILE_GAIN: Final = 1.03
 """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
 
 
+def is_undecided(reason: str) -> bool:
+    """Return whether drafting is off only because nothing is known yet: no verdict, and no news at a glance."""
+    return reason in ("", UNCALIBRATED, NO_REPEATS)
+
+
 def too_fast(plain_ms: float) -> str:
     """Return the reason for a model that decodes as fast as drafts can be handled."""
     return f"off: decoding takes {plain_ms:.2g} ms per token, and handling drafts takes as long"

@@ -15,6 +15,7 @@ from rich.style import Style
 
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
+from cpuchat.speculation.reasons import is_undecided
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Figures
@@ -241,7 +242,8 @@ def _first(frame: Frame) -> Line:
 def _drafts(frame: Frame) -> Line:
     """Draw the acceptance of drafts and who drafts, or that drafting is off."""
     now, figures = frame.figures.drafting, frame.figures
-    if figures.server is None and figures.phase in ("decoding", "done") and (now.reason or not now.wanted):
+    is_off = not now.wanted or not is_undecided(now.reason)
+    if figures.server is None and figures.phase in ("decoding", "done") and is_off:
         return _labelled(frame, "drafts", "off")
     share = now.acceptance_now.value
     if share is None:

@@ -16,6 +16,7 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
+from cpuchat.speculation.reasons import is_undecided
 from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 
@@ -204,5 +205,5 @@ class StatusLine(Widget):
         elif now.depth:
             depth = f"adaptive depth {now.depth}"
         else:
-            depth = "drafts off" if now.reason else "adaptive depth"
+            depth = "adaptive depth" if is_undecided(now.reason) else "drafts off"
         return [f"{full} · {depth}", full, name]
