@@ -240,11 +240,11 @@ def _first(frame: Frame) -> Line:
 
 
 def _drafts(frame: Frame) -> Line:
-    """Draw the acceptance of drafts and who drafts, or that drafting is off."""
+    """Draw the acceptance of drafts and who drafts, or that the draft model that is loaded is off."""
     now, figures = frame.figures.drafting, frame.figures
-    is_off = not now.wanted or not is_undecided(now.reason)
-    if figures.server is None and figures.phase in ("decoding", "done") and is_off:
-        return _labelled(frame, "drafts", "off")
+    if figures.server is None and figures.phase in ("decoding", "done") and (now.reason or not now.wanted):
+        is_news = frame.draft and not (now.wanted and is_undecided(now.reason))
+        return _labelled(frame, "drafts", "off") if is_news else []
     share = now.acceptance_now.value
     if share is None:
         return []
