@@ -80,7 +80,10 @@ _STOP_REASONS = {
     "server_busy": "server busy",
     "server": "server failed",
 }
-_PHASES = {"reading": "reading the file", "preparing": "preparing", "probing": "measuring the read bandwidth"}
+_PHASES = {
+    "reading": "reading the file", "preparing": "preparing", "warming": "warming up",
+    "probing": "measuring the read bandwidth",
+}  # fmt: skip
 WHEN_FULL: dict[WhenFull, str] = {"compact": "Summarize", "drop": "Drop oldest turns", "stop": "Stop"}
 """What a chat can do when it no longer fits the context."""
 SERVER_PHASES = ("connecting", "waiting")

@@ -88,7 +88,8 @@ def _ratio(row: Row) -> str:
 
 
 def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
-    """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter."""
+    """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter, and without the
+    measured peak where more was read than that."""
     parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
     if figures.ttft_s.value is not None:
         parts.append(f"first {' '.join(units.duration(figures.ttft_s.value))}")
@@ -97,10 +98,12 @@ def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     if memory is not None:
         parts.append(units.size(memory.private + memory.shared))
     roofline = figures.roofline
-    if roofline.bandwidth.value is not None:
-        peak = f"/{units.bandwidth(roofline.peak.value.bytes_per_s)}" if roofline.peak.value is not None else ""
+    if (read := roofline.bandwidth.value) is not None:
+        peak = roofline.peak.value
+        is_beaten = peak is None or read > peak.bytes_per_s
         about = "≈" if roofline.counted.value is None else ""
-        parts.append(f"{about}{units.bandwidth(roofline.bandwidth.value)}{peak} GB/s")
+        of = "" if is_beaten else f"/{units.bandwidth(peak.bytes_per_s)}"
+        parts.append(f"{about}{units.bandwidth(read)}{of} GB/s")
     return " · ".join(parts)
 
 
@@ -260,10 +263,10 @@ def shared_memory(found: MemoryTogether | None) -> str:
 
 
 def race_bandwidth(bytes_per_s: float | None, peak: Peak | None) -> str:
-    """Format what both read together, against the probe: `both 43 of 51 GB/s (84 %)`."""
+    """Format what both read together, against the probe if that was not less: `both 43 of 51 GB/s (84 %)`."""
     if bytes_per_s is None:
         return ""
-    if peak is None:
+    if peak is None or peak.bytes_per_s < bytes_per_s:
         return f"both {units.bandwidth(bytes_per_s)} GB/s"
     share = 100 * bytes_per_s / peak.bytes_per_s
     return f"both {units.bandwidth(bytes_per_s)} of {units.bandwidth(peak.bytes_per_s)} GB/s ({share:.0f} %)"

@@ -246,7 +246,7 @@ class Meter:
                 if self._phase != "loading":
                     self._without_model()
                 self._phase = "loading"
-                self._load_fraction = min(1.0, event.done / event.total) if event.total > 0 else None
+                self._load_fraction = min(1.0, event.done / event.total) if event.total > 1 else None
             case ModelLoaded():
                 self._phase, self._load_fraction = "idle", None
                 self._n_ctx, self._n_past = event.model.n_ctx or None, 0

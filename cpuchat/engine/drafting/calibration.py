@@ -200,8 +200,9 @@ class _Curve:
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
     def measure(self, tell: Callable[[int], None]) -> int:
-        """Time the passes; calls `tell` after each. Returns their number."""
+        """Time the passes; calls `tell` before the first and after each. Returns their number."""
         started, done = perf_counter(), 0
+        tell(done)
         unbuilt = {n for n in self._points if n <= 8}  # the first pass of a size builds its graph
         self._sequence.clear()
         _extend(self._sequence, self._tokens[:_N_PAST])

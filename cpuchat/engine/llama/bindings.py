@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _ctypes
 import collections
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -382,11 +383,14 @@ def cpu_wait_seconds() -> float | None:
 
     None where the kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst).
     """
+    waited = []
     try:
-        tasks = Path("/proc/self/task").iterdir()
-        return 1e-9 * sum(int((task / "schedstat").read_text("ascii").split()[1]) for task in tasks)
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                waited.append(int((task / "schedstat").read_text("ascii").split()[1]))
     except (OSError, ValueError, IndexError):
         return None
+    return 1e-9 * sum(waited) if waited else None
 
 
 def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:

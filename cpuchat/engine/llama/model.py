@@ -244,7 +244,7 @@ def _may_lock_all() -> bool:
 
 
 Progress = Callable[[str, int, int], None]
-"""(phase, done, total); phase "reading" or "preparing", bytes."""
+"""(phase, done, total); phase "reading" or "preparing", bytes, or "warming", one step."""
 
 _READ_CHUNK: Final = 8 << 20
 _SPREAD: Final = "No memory policy is in force here, so {n} readers, one per NUMA node, read the file into memory."
@@ -407,6 +407,7 @@ class Model:
                 model._load_weights(on_progress)
             coverage, types, fingerprint = facts.result()
             model.vocab = Vocab(model._model, visible_markers, coverage, types)
+            on_progress("warming", 0, 1)
             model._make_context(threads, roams)
             model._warm_up()
             model._describe(fingerprint, 1e3 * (perf_counter() - started))
