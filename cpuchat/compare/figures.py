@@ -148,7 +148,8 @@ def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
         case "bandwidth":
             return roofline.estimate.value if roofline else None
         case "utilization":  # of a race, nobody knows which part of the bandwidth was to be had
-            return roofline.utilization.value if roofline and not race else None
+            share = roofline.utilization.value if roofline and not race else None
+            return None if share is None or share > 1 else share  # a peak that was beaten is none
         case "joules":  # the counters see both
             return roofline.joules_per_token.value if roofline and not race else None
 

@@ -79,6 +79,11 @@ class PlacesList(OptionList):
         self.border_title = Content(clean_line(compare.agreement(agreement, self._names)))
         self.clear_options()
         self.add_options(self._listed(agreement))
+        self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer to continue only where a place is listed."""
+        return bool(self._places) if action == "continue" else super().check_action(action, parameters)
 
     def _listed(self, agreement: Agreement) -> Iterator[Option]:
         for side, answer in enumerate(agreement.answers):
@@ -87,7 +92,7 @@ class PlacesList(OptionList):
                 self._places.append((side, place))
                 yield Option(Content(f"{'AB'[side]}  {line}"), id=str(len(self._places) - 1))
         if not self._places:
-            yield Option("No place matters.", disabled=True)
+            yield Option("The other side would have written the words marked ▯ almost as likely.", disabled=True)
 
     def candidates(self, side: int, place: Place) -> str:
         """Return both candidates of a place with what each side gives them, for a notice where the place is."""
