@@ -13,14 +13,20 @@ WORTHWHILE_GAIN: Final = 1.03
 """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
 
 
-def is_undecided(reason: str) -> bool:
-    """Return whether drafting is off only because nothing is known yet: no verdict, and no news at a glance."""
-    return reason in ("", UNCALIBRATED, NO_REPEATS)
+_TOO_FAST: Final = "off: decoding takes "
+
+
+def is_verdict(reason: str) -> bool:
+    """Return whether drafting is off by what was measured of these models here, which is news at a glance.
+
+    Not while that is unknown, and not where a model is so fast that nobody misses drafts.
+    """
+    return reason not in ("", UNCALIBRATED, DISTURBED, NO_REPEATS) and not reason.startswith(_TOO_FAST)
 
 
 def too_fast(plain_ms: float) -> str:
     """Return the reason for a model that decodes as fast as drafts can be handled."""
-    return f"off: decoding takes {plain_ms:.2g} ms per token, and handling drafts takes as long"
+    return f"{_TOO_FAST}{plain_ms:.2g} ms per token, and handling drafts takes as long"
 
 
 def slow_prefill(seconds: float) -> str:

@@ -15,7 +15,7 @@ from rich.style import Style
 
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
-from cpuchat.speculation.reasons import is_undecided
+from cpuchat.speculation.reasons import is_verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Figures
@@ -243,7 +243,7 @@ def _drafts(frame: Frame) -> Line:
     """Draw the acceptance of drafts and who drafts, or that the draft model that is loaded is off."""
     now, figures = frame.figures.drafting, frame.figures
     if figures.server is None and figures.phase in ("decoding", "done") and (now.reason or not now.wanted):
-        is_news = frame.draft and not (now.wanted and is_undecided(now.reason))
+        is_news = frame.draft and (not now.wanted or is_verdict(now.reason))
         return _labelled(frame, "drafts", "off") if is_news else []
     share = now.acceptance_now.value
     if share is None:

@@ -16,7 +16,7 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
-from cpuchat.speculation.reasons import is_undecided
+from cpuchat.speculation.reasons import is_verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 
@@ -205,5 +205,5 @@ class StatusLine(Widget):
         elif now.depth:
             depth = f"adaptive depth {now.depth}"
         else:
-            depth = "adaptive depth" if is_undecided(now.reason) else "drafts off"
+            depth = "drafts off" if is_verdict(now.reason) else "adaptive depth"
         return [f"{full} · {depth}", full, name]
