@@ -588,7 +588,7 @@ def _about(
     if most is not None and basis is not None:
         draft = f", its drafts {units.rate(1e3 * most.t_draft_s)} ms" if most.t_draft_s else ""
         lines.append(
-            f"At most {units.rate(most.tok_s)} tok/s: one pass of the target takes "
+            f"Memory bandwidth allows {units.rate(most.tok_s)} tok/s: one pass of the target takes at least "
             f"{units.rate(1e3 * most.t_target_s)} ms{draft}. Limit: {most.limit}. From {basis.source}."
         )
         if basis.computing and not predicted_by:

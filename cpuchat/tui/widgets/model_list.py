@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -175,10 +176,11 @@ class ModelList(ScrollView, can_focus=False):
         )
         fitting = (one for one in layouts if width - len(text) - sum(len(cell) + 2 for cell in one) >= _LEAST_NAME)
         columns = next(fitting, [kind])
-        room = width - len(text) - sum(len(column) + 2 for column in columns)
-        if row.tag:
-            name.append(f" {clean_line(row.tag)}", dim)
-        name.truncate(max(room, _LEAST_NAME), overflow="ellipsis", pad=True)
+        room = max(width - len(text) - sum(len(column) + 2 for column in columns), _LEAST_NAME)
+        tag = f" {clean_line(row.tag)}" if row.tag else ""
+        if name.cell_len + cell_len(tag) <= room:  # a part of a word would tell nothing
+            name.append(tag, dim)
+        name.truncate(room, overflow="ellipsis", pad=True)
         return text.append_text(name).append("  " + "  ".join(columns), dim)
 
 
