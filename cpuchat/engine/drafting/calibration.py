@@ -42,8 +42,8 @@ from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.messages import LoadModel
+from cpuchat.protocol.reasons import DISTURBED, SKIPPED, UNCALIBRATED
 from cpuchat.protocol.timings import MAX_CPU_WAIT
-from cpuchat.speculation.reasons import DISTURBED, SKIPPED, UNCALIBRATED
 
 BUDGET_SECONDS: Final = 12.0
 """Seconds for the target's curve. A large model does not complete all points: the rest is extrapolated."""

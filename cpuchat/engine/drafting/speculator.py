@@ -22,13 +22,13 @@ from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadModel, Speculation
+from cpuchat.protocol.reasons import UNCALIBRATED, too_fast
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import overlap_pays
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.speculation.reasons import UNCALIBRATED, too_fast
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
 LOOKUP_SHARE: Final = 0.01

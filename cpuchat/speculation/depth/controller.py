@@ -17,6 +17,7 @@ from typing import Final
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.protocol.drafters import DRAFTERS, DrafterName
+from cpuchat.protocol.reasons import NO_REPEATS, UNCALIBRATED, WORTHWHILE_GAIN, disabled_reason, slow_prefill
 from cpuchat.speculation.depth.acceptance import (
     DRAFT_PRIORS,
     FREE_PRIORS,
@@ -29,7 +30,6 @@ from cpuchat.speculation.depth.acceptance import (
 )
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
-from cpuchat.speculation.reasons import NO_REPEATS, UNCALIBRATED, WORTHWHILE_GAIN, disabled_reason, slow_prefill
 from cpuchat.speculation.stats import PassRecord
 
 # Each value is the best of those tried in benchmarks/simulate.py; docs/speculation.md has the ablations.

@@ -15,7 +15,7 @@ from rich.style import Style
 
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
-from cpuchat.speculation.reasons import is_verdict
+from cpuchat.protocol.reasons import is_verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Figures

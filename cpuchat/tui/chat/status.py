@@ -13,10 +13,10 @@ from cpuchat.base.text import clean
 from cpuchat.present import answers
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.reasons import is_verdict
 from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
-from cpuchat.speculation.reasons import is_verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.speculation import Drafting
 

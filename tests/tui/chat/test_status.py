@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cpuchat.protocol.model_info import EngineInfo
-from cpuchat.speculation.reasons import UNCALIBRATED
+from cpuchat.protocol.reasons import UNCALIBRATED
 from cpuchat.telemetry.speculation import Drafting
 from cpuchat.tui.chat.status import StatusLine
 from tests.support.scripted_backend import MODEL
