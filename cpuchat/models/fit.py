@@ -12,7 +12,6 @@ fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from cpuchat.base.errors import DoesNotFit
-from cpuchat.hardware.topology import Instructions, instructions
+from cpuchat.hardware.topology import Instructions
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
@@ -295,11 +295,6 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {gigabytes(self.compute)}"
 
 
-@functools.cache
-def this_cpu() -> Instructions:
-    return instructions()
-
-
 class KVRow(NamedTuple):
     """A token's K and V in one layer, in values; (0, 0) without attention. `window` as in `windows_of`."""
 
@@ -484,7 +479,8 @@ def required_memory(
     `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
     of the snapshots of a recurrent state.
     """
-    copied = list(repacked(header, this_cpu())) if options.use_repack and not options.from_disk else []
+    is_copied = options.use_repack and not options.from_disk
+    copied = list(repacked(header, engine_cpu(options.cpu_module))) if is_copied else []
     repack = sum(nbytes for _, _, nbytes in copied)
     reclaimable = header.size if options.from_disk else sum(tensor.nbytes for tensor, _, _ in copied)
     # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.

@@ -22,7 +22,7 @@ from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.hub.repository import Data, RepoModel, Repository, loadable, usual_first
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.support import check_supported, scalar_type_of
+from cpuchat.models.support import check_supported, scalar_type_of, why_slow
 from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
@@ -220,7 +220,7 @@ def _judged(
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
     tok_s, basis = _speed(work, n_past, machine, factor)
     if scalar := scalar_type_of(work, machine.scalar_types):
-        tok_s, basis = None, f"{scalar} has no SIMD kernel on this CPU, which makes it several times slower"
+        tok_s, basis = None, why_slow(scalar)
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
     elif verdict == "with RPC":

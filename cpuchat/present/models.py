@@ -216,9 +216,9 @@ def _row(key: str, candidate: Candidate, *, is_loaded: bool) -> ListRow:
 
 
 def _gain(candidate: Candidate) -> str:
-    """`≈ 1.1–1.4×`, `no gain`; "" when unknown or irrelevant."""
+    """`≈ 1.1–1.4×`, `no gain`, `no SIMD`; "" when unknown or irrelevant."""
     if candidate.fits is False or not candidate.expected.gains:
-        return ""
+        return "no SIMD" if candidate.fits is not False and candidate.expected.scalar_type else ""
     speedups = [gain.speedup for gain in candidate.expected.gains]
     if not any(gain.depth for gain in candidate.expected.gains):
         return "no gain"
@@ -486,7 +486,7 @@ class TypePrediction:
 
 def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
     """Predict what `forecast` gives on `machine`. Takes some milliseconds: call it in a thread."""
-    from cpuchat.hardware.topology import instructions
+    from cpuchat.models.cpu_modules import engine_cpu
     from cpuchat.models.fit import describe
     from cpuchat.models.prediction import predict
 
@@ -494,7 +494,7 @@ def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, optio
         forecast=forecast,
         prediction=predict(forecast.header, options, machine),
         speed_up=speed_up(source, forecast.header),
-        arrangement=describe(forecast.header, instructions()),
+        arrangement=describe(forecast.header, engine_cpu()),
     )
 
 

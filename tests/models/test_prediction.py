@@ -230,7 +230,7 @@ AMX = {"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"}
 def test_the_header_of_one_quantization_tells_of_the_others(
     wanted: str, available: int, cpu: set[str], error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "this_cpu", lambda: Instructions(frozenset(cpu)))
+    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset(cpu)))
     machine = msgspec.structs.replace(MACHINE, available=available, total=100_000_000_000)
     header, draft = big_header("7b", wanted), big_header("0.5b", "Q8_0")
     exact = predict(header, LoadOptions(), machine, draft=draft)
