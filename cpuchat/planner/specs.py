@@ -45,7 +45,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.quantize.types import quant_type
-from cpuchat.models.support import scalar_types
+from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
@@ -393,7 +393,8 @@ def _divided(text: str) -> tuple[str, str]:
 
 
 def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
-    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights."""
+    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights; ModelUnsupported."""
+    check_supported(header)
     if header.n_params < _TOO_SMALL:
         raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
     return PlannedModel(

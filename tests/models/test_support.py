@@ -14,6 +14,7 @@ import pytest
 from cpuchat.base.errors import ModelUnsupported
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Instructions
+from cpuchat.models.catalog import load_catalog
 from cpuchat.models.file_names import engine_knows, quantization_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.hub.client import Hub
@@ -23,6 +24,7 @@ from cpuchat.models.machine import Machine, require_loadable
 from cpuchat.models.prediction import predict, predict_repository
 from cpuchat.models.support import check_supported, scalar_types, why_unsupported
 from cpuchat.models.traffic import main_type
+from cpuchat.planner.specs import find_model
 from cpuchat.present.models import sections, verdict
 from cpuchat.protocol.messages import LoadOptions
 from tests.models.gguf.fields import fields, patched
@@ -81,8 +83,18 @@ def test_an_unknown_architecture_is_named_before_a_load_and_in_the_library(tmp_p
     assert "needs a newer engine" in inspect(read_header(path)).problems[0]
     with pytest.raises(ModelUnsupported, match=r"needs a newer engine: .* does not know the architecture 'llama77'"):
         require_loadable(path, Settings())
-    [listed] = [one for one in Library((tmp_path,), cache=tmp_path / "hub").local_models() if one.source == "folder"]
-    assert listed.damaged is not None and "needs a newer engine" in listed.damaged
+    with pytest.raises(ModelUnsupported, match="needs a newer engine"):
+        find_model(str(path), load_catalog())
+    (tmp_path / "cut.gguf").write_bytes(path.read_bytes()[:-9])
+    retyped(written(tmp_path / "type.gguf", {"a.weight": np.zeros(2176, np.int8)}), 199, 8192)
+    library = Library((tmp_path,), cache=tmp_path / "hub")
+    listed = {one.path.stem: one for one in library.local_models() if one.source == "folder"}
+    states = {"new": "unsupported", "cut": "damaged", "type": "unsupported"}
+    assert {name: one.state for name, one in listed.items()} == states
+    assert listed["new"].damaged is not None and "needs a newer engine" in listed["new"].damaged
+    found = library.verify(listed["new"])  # intact
+    assert found.state == "unchecked" and "no checksum known" in found.words and "needs a newer engine" in found.words
+    assert library.verify(listed["cut"]).state == "damaged"
     check_supported(read_header(tiny_model))
 
 
