@@ -169,14 +169,14 @@ def estimate(
     The other arguments are those of `typical_work`.
     """
     work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
-    return _judged(machine, _need_of(size), None, work, exact=False)
+    return _judged(machine, _need_of(size, work), None, work, exact=False)
 
 
 def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
     """Predict a model on this machine without opening its file: the speed by its header as the library has it, the
     memory by its size."""
-    known = model.work is not None
-    return _judged(machine, _need_of(model.size), None, local_work(model), factor=machine.factor_of(model.path),
+    known, work = model.work is not None, local_work(model)
+    return _judged(machine, _need_of(model.size, work), None, work, factor=machine.factor_of(model.path),
                    exact=False, exact_work=known)  # fmt: skip
 
 
@@ -193,10 +193,11 @@ def local_work(model: LocalModel, id: str = "") -> ModelWork:
     return typical_work(max(model.size, 1), model.quantization, params=params, active=active, id=id)
 
 
-def _need_of(size: int) -> MemoryNeed:
+def _need_of(size: int, work: ModelWork) -> MemoryNeed:
     """Return what a model with a file of `size` bytes usually needs."""
-    beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
-    return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
+    lazy = round(work.on_disk)
+    beside = min(round(_BESIDE_SHARE * (size - lazy)), _BESIDE_MOST)
+    return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES, reclaimable=lazy)
 
 
 def _judged(

@@ -359,7 +359,7 @@ def _memory(
     beside = draft.size + users * draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     total = 1e9 * machine.memory_gb.value
     return Memory(
-        weights=model.size,
+        weights=model.size - model.work.on_disk,
         kv=kv,
         draft=beside,
         buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MOST_BUFFERS),

@@ -115,10 +115,18 @@ def _memory(model: Inspection) -> Rows:
     return [
         ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
-        ("lookup tables", f"{units.size(model.tables)}, of which a token reads single rows" if model.tables else ""),
+        ("lookup tables", _tables(model) if model.tables else ""),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
+
+
+def _tables(model: Inspection) -> str:
+    from cpuchat.models.fit import lazy_bytes
+
+    lazy = lazy_bytes(model.header)
+    on_disk = f"; {units.size(lazy)} of them stay on disk and count as no memory" if lazy else ""
+    return f"{units.size(model.tables)}, of which a token reads single rows{on_disk}"
 
 
 def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
