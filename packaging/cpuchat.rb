@@ -17,12 +17,13 @@ class Cpuchat < Formula
   depends_on "python@3.13"
 
   def install
-    ENV["CMAKE_ARGS"] = "-DGGML_OPENMP=OFF -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
+    ENV["CMAKE_ARGS"] = "-DGGML_OPENMP=OFF -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF " \
+                       "-DCMAKE_CXX_FLAGS=-fno-dse"
     ENV["SKBUILD_CMAKE_DEFINE"] = "CMAKE_PROJECT_INCLUDE_BEFORE=#{buildpath}/.ci/engine.cmake"
     ENV["UV_PYTHON_DOWNLOADS"] = "never"
     system "uv", "venv", "--python", Formula["python@3.13"].opt_bin/"python3.13", libexec
     system "uv", "pip", "install", "--no-config", "--python", libexec/"bin/python", "--constraints", "constraints.txt",
-           "--no-binary-package", "llama-cpp-python", "."
+           "--no-binary", "llama-cpp-python", "."
     bin.install_symlink libexec/"bin/cpuchat"
   end
 

@@ -57,12 +57,15 @@
             "-DLLAMA_OPENSSL=OFF"
             "-DLLAMA_BUILD_COMMON=OFF"
             "-DLLAMA_BUILD_TOOLS=OFF"
+            "-DLLAMA_BUILD_SERVER=OFF"
+            "-DLLAMA_BUILD_APP=OFF"
             "-DLLAMA_BUILD_TESTS=OFF"
             "-DLLAMA_BUILD_EXAMPLES=OFF"
             "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib"
             "-DCMAKE_INSTALL_LIBDIR=llama_cpp/lib"
             "-DCMAKE_INSTALL_INCLUDEDIR=llama_cpp/include"
-            "-DCMAKE_INSTALL_RPATH=$ORIGIN"
+            "-DCMAKE_INSTALL_RPATH=${if pkgs.stdenv.hostPlatform.isDarwin then "@loader_path" else "$ORIGIN"}"
+            "-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON" # a wheel has no links
           ];
           preBuild = ''
             export CMAKE_BUILD_PARALLEL_LEVEL="$NIX_BUILD_CORES"

@@ -105,7 +105,7 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute memory as on most x86 CPUs: AMX repacks more weights."""
     cpu = Instructions(frozenset({"AVX2", "AVX512", "AVX512_VNNI"}))
-    monkeypatch.setattr("cpuchat.models.fit.this_cpu", lambda: cpu)
+    monkeypatch.setattr("cpuchat.models.fit.engine_cpu", lambda _: cpu)
 
 
 @pytest.fixture(scope="session")

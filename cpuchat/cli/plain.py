@@ -368,8 +368,7 @@ class PlainChat:
     async def _models(self, _: str) -> None:
         library = self._conversation.library
         for model in await asyncio.to_thread(library.local_models) if library is not None else ():
-            state = "damaged" if model.damaged else ""
-            self._terminal.line(_words(clean_line(model.name), model.quantization, str(model.path), state))
+            self._terminal.line(_words(clean_line(model.name), model.quantization, str(model.path), model.state))
 
     async def _help(self, _: str) -> None:
         for name, (about, _run) in self._commands.items():

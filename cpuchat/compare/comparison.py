@@ -247,8 +247,8 @@ class Comparison:
             return None
         machine = machine_for(larger.path, self.runners[target].settings)
         acceptance = found.answers[target].same_top
-        gains = expected_pair(larger, smaller, target_costs(larger.path), machine, acceptance).gains
-        return DraftOffer(target, gains[0]) if gains else None
+        expected = expected_pair(larger, smaller, target_costs(larger.path), machine, acceptance)
+        return DraftOffer(target, expected.gains[0]) if expected.gains and not expected.scalar_type else None
 
     async def continue_with(self, side: int, place: Place) -> Branch:
         """Let `side` continue its last answer from `place` with the other's choice; the last round has the branch. What

@@ -378,6 +378,9 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     if foreign:
         evidence = f"built with {', '.join(foreign)}, which this CPU lacks; it may crash at any time"
         yield Finding("problem", "The engine was built for another CPU", evidence, _REBUILD)
+    elif facts.engine.module:
+        yield _module(facts.engine, has)
+        return
     for level in ("problem", "warning", "advice"):
         names = [name for name, its in missing.items() if its == level]
         if names:
@@ -385,6 +388,15 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
             yield Finding(level, f"The engine was built without {', '.join(names)}", evidence, _REBUILD)
     if not missing and not foreign:
         yield Finding("ok", "engine built for this CPU", has)
+
+
+def _module(engine: EngineInfo, has: str) -> Finding:
+    """Report the CPU module in use, whose instructions are a choice, and one that is slower than others here."""
+    if engine.module in engine.modules:
+        return Finding("ok", f"CPU module {engine.module} of the engine's wheel", has)
+    title = f"The CPU module {engine.module} leaves out instructions of this CPU"
+    evidence = f"it has {has}; this CPU also runs {', '.join(engine.modules)}"
+    return Finding("advice", title, evidence, "Set engine.cpu_module to auto.")
 
 
 def counters(facts: DiagnosticFacts) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from cpuchat.base.errors import DoesNotFit
-from cpuchat.hardware.topology import Instructions, instructions
+from cpuchat.hardware.topology import Instructions
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
@@ -205,6 +205,19 @@ _WINDOWS = {
 _EXAONE4_LAYERS = 64  # only the model of that size has windows
 
 
+LAZY_BYTES = 4 << 30
+_LAZY = frozenset({"gemma4", "qwen4exp"})  # whose files in src/models/ say TENSOR_READ_LAZY
+LAYER_TABLE = "per_layer_token_embd.weight"
+"""Embeddings of tokens for every layer, or of n-grams."""
+
+
+def lazy_bytes(header: GGUFHeader) -> int:
+    """Return the bytes of the table that llama.cpp maps and does not load, whatever the load mode, as a token reads
+    rows of it (lazy_read::add in llama-model-loader.cpp)."""
+    tables = (tensor.nbytes for tensor in header.tensors if tensor.name == LAYER_TABLE and tensor.nbytes > LAZY_BYTES)
+    return sum(tables) if header.architecture in _LAZY else 0
+
+
 def decoding_layers(header: GGUFHeader) -> int:
     """Return the number of decoding layers: those that predict further tokens come last (llama_hparams::n_layer)."""
     extra = header.number("nextn_predict_layers")
@@ -263,7 +276,8 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     `weights` the file's tensors; `repack` the private repacked copy of some of them; `kv` the KV cache and
     recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
-    the system may drop because `repack` replaces it, or that is to be read from disk for every token.
+    the system may drop because `repack` replaces it, or that is read from disk for every token: all of it, or rows of
+    tables (`lazy_bytes`).
     """
 
     weights: int
@@ -293,11 +307,6 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         if draft is not None:
             parts.append(f"draft {gigabytes(draft.least)}")
         return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {gigabytes(self.compute)}"
-
-
-@functools.cache
-def this_cpu() -> Instructions:
-    return instructions()
 
 
 class KVRow(NamedTuple):
@@ -481,12 +490,15 @@ def required_memory(
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
     memory is read from disk again for every token. With `options.from_disk` that is wanted, and nothing is repacked.
+    Tables of `lazy_bytes` are `reclaimable`.
     `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
     of the snapshots of a recurrent state.
     """
-    copied = list(repacked(header, this_cpu())) if options.use_repack and not options.from_disk else []
+    is_copied = options.use_repack and not options.from_disk
+    copied = list(repacked(header, engine_cpu(options.cpu_module))) if is_copied else []
     repack = sum(nbytes for _, _, nbytes in copied)
-    reclaimable = header.size if options.from_disk else sum(tensor.nbytes for tensor, _, _ in copied)
+    lazy = lazy_bytes(header)
+    reclaimable = header.size if options.from_disk else lazy + sum(tensor.nbytes for tensor, _, _ in copied)
     # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.
     locked = options.mlock and options.load_mode == "mmap"
     copies, graph = rollback_bytes(header, n_rs_seq)
@@ -495,7 +507,7 @@ def required_memory(
         repack=repack,
         kv=kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
-        reclaimable=0 if locked else reclaimable,
+        reclaimable=lazy if locked else reclaimable,
         n_ctx=n_ctx,
     )
 

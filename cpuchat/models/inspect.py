@@ -9,8 +9,8 @@ import re
 from itertools import islice
 from typing import Any
 
-from cpuchat.hardware.topology import instructions
 from cpuchat.models import fit
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
@@ -160,7 +160,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         origin=_origin(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
         problems=tuple(filter(None, (why_unsupported(header), *problems_of(header)))),
-        scalar_types=scalar_types(instructions()),
+        scalar_types=scalar_types(engine_cpu()),
     )
 
 

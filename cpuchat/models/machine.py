@@ -34,8 +34,9 @@ from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import Topology, instructions, read_topology
+from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.costs import CostLog, Costs, factor_of
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
 from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_memory
 from cpuchat.models.gguf.header import model_size, read_model
@@ -111,7 +112,7 @@ def this_machine(
         peak_source=problem or NOT_MEASURED,
         cache_bytes=topology.l3_bytes(cpus),
         workers=bool(settings.engine.rpc),
-        scalar_types=scalar_types(instructions(root)),
+        scalar_types=scalar_types(engine_cpu(settings.engine.cpu_module, root)),
     )
     if peak is None:
         return machine
@@ -179,7 +180,7 @@ def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) ->
     """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
     topology = read_topology(root)
     return usual_profile(
-        cpu_of(instructions(root).features),
+        cpu_of(engine_cpu(root=root).features),
         len(cpus),
         usual().decode["here"].value * bandwidth,
         # The caches of a virtual machine may be those of its neighbors.

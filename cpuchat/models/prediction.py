@@ -22,7 +22,7 @@ from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.hub.repository import Data, RepoModel, Repository, loadable, usual_first
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.support import check_supported, scalar_type_of
+from cpuchat.models.support import check_supported, scalar_type_of, why_slow
 from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
@@ -169,14 +169,14 @@ def estimate(
     The other arguments are those of `typical_work`.
     """
     work = typical_work(max(size, 1), quantization, params=params, active=active, id=id)
-    return _judged(machine, _need_of(size), None, work, exact=False)
+    return _judged(machine, _need_of(size, work), None, work, exact=False)
 
 
 def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
     """Predict a model on this machine without opening its file: the speed by its header as the library has it, the
     memory by its size."""
-    known = model.work is not None
-    return _judged(machine, _need_of(model.size), None, local_work(model), factor=machine.factor_of(model.path),
+    known, work = model.work is not None, local_work(model)
+    return _judged(machine, _need_of(model.size, work), None, work, factor=machine.factor_of(model.path),
                    exact=False, exact_work=known)  # fmt: skip
 
 
@@ -193,10 +193,11 @@ def local_work(model: LocalModel, id: str = "") -> ModelWork:
     return typical_work(max(model.size, 1), model.quantization, params=params, active=active, id=id)
 
 
-def _need_of(size: int) -> MemoryNeed:
+def _need_of(size: int, work: ModelWork) -> MemoryNeed:
     """Return what a model with a file of `size` bytes usually needs."""
-    beside = min(round(_BESIDE_SHARE * size), _BESIDE_MOST)
-    return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES)
+    lazy = round(work.on_disk)
+    beside = min(round(_BESIDE_SHARE * (size - lazy)), _BESIDE_MOST)
+    return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES, reclaimable=lazy)
 
 
 def _judged(
@@ -220,7 +221,7 @@ def _judged(
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
     tok_s, basis = _speed(work, n_past, machine, factor)
     if scalar := scalar_type_of(work, machine.scalar_types):
-        tok_s, basis = None, f"{scalar} has no SIMD kernel on this CPU, which makes it several times slower"
+        tok_s, basis = None, why_slow(scalar)
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
     elif verdict == "with RPC":

@@ -69,9 +69,10 @@ def check_supported(header: GGUFHeader) -> None:
         )
 
 
-def scalar_types(cpu: Instructions) -> frozenset[str]:
-    """Return the tensor types that `cpu`, of the kind of this machine, computes without vector instructions."""
-    machine = platform.machine().lower()
+def scalar_types(cpu: Instructions, machine: str = "") -> frozenset[str]:
+    """Return the tensor types that `cpu` computes without vector instructions. `machine` as `platform.machine` names
+    it; "": this one."""
+    machine = (machine or platform.machine()).lower()
     if machine not in _X86:
         return _SCALAR.get(machine, frozenset())
     if "AVX" not in cpu.features:
@@ -87,3 +88,8 @@ def scalar_type_of(work: ModelWork, scalar: Collection[str]) -> str:
         nbytes[one.type] += round(one.nbytes)
     found = [(count, kind) for kind, count in nbytes.items() if kind in scalar and count >= _SHARE * nbytes.total()]
     return max(found)[1] if found else ""
+
+
+def why_slow(scalar: str) -> str:
+    """Return why no speed is predicted for weights of a scalar type, as a clause."""
+    return f"{scalar} has no SIMD kernel on this CPU, which makes it several times slower"

@@ -78,6 +78,7 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
         n_expert_used=min(options.n_experts or header.number("expert_used_count") or n_expert, n_expert),
         alike=alike,
         row=row,
+        on_disk=fit.lazy_bytes(header),
         state=fit.state_bytes(header),
         attention=_attention(header, options),
     )
@@ -102,7 +103,7 @@ def table_bytes(header: GGUFHeader) -> int:
 
 def _rows_read(header: GGUFHeader, tensor: TensorInfo) -> int:
     """Return how many rows of a table a token reads: of n-grams several (`ple_n_heads` in qwen4exp.cpp), else one."""
-    if tensor.name != "per_layer_token_embd.weight":
+    if tensor.name != fit.LAYER_TABLE:
         return 1
     return max((header.number("ple.ngram_size") - 1) * header.number("ple.heads_per_ngram"), 1)
 
@@ -210,7 +211,8 @@ def typical_work(
     params = params or 8 * size / usual_bits(quantization)
     known = dims or dimensions_of(id) or _nearest(params, mixture=active < 1)
     per_value = size / params
-    active, params = active * params, params - min(known.looked_up, 0.9 * params)
+    tables = min(known.looked_up, 0.9 * params)
+    active, params = active * params, params - tables
     active /= params
     head = min(known.vocab * known.embd, _LARGEST_HEAD * params)
     rest = max(params - head - (0 if known.tied else head), 0.1 * params)
@@ -227,6 +229,7 @@ def typical_work(
         n_expert=known.experts if routed else 0,
         n_expert_used=known.used if routed else 0,
         alike=ALIKE,
+        on_disk=tables * per_value if tables * per_value > fit.LAZY_BYTES else 0,
         attention=tuple(
             Attention(2.0 * layers * known.kv_values, layers * known.heads * 2 * known.head, window)
             for layers, window in ((known.full, 0), (known.layers - known.full, known.window))

@@ -31,6 +31,7 @@ from cpuchat.models.catalog import PACE, Catalog
 from cpuchat.models.drafts.candidates import WORTH, gain
 from cpuchat.models.fit import PROCESS_BYTES
 from cpuchat.models.prediction import Fit, spare_bytes
+from cpuchat.models.support import scalar_type_of, why_slow
 from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
 
 ROUND_TRIP_S = 2e-4
@@ -193,6 +194,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
     at most what memory holds (`users_by_memory`); `machines` for the users of the workload.
 
+    `scalar_type`: as of `Prediction`; then no speed is planned.
+
     Over a `network` of machines: `network_s` of the time of each token are the network's. No drafts, and one chat.
     """
 
@@ -218,11 +221,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     costs: Pricing | None = None
     network: Network | None = None
     network_s: float = 0.0
+    scalar_type: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Return whether the machine holds the model, or `no SIMD`."""
+        return "no SIMD" if self.scalar_type and self.memory.fit != "too large" else self.memory.fit
 
     @property
     def why_not(self) -> str:
         """Return why there is no speed; "" when there is one."""
-        return "" if self.tok_s is not None else "does not fit: weights would be read from disk"
+        if self.memory.fit == "too large":
+            return "does not fit: weights would be read from disk"
+        return why_slow(self.scalar_type) if self.scalar_type else ""
 
 
 def make_plan(
@@ -246,8 +257,9 @@ def make_plan(
         memory=memory,
         users_by_memory=_users_by_memory(machine, model, draft, workload),
         bytes_per_token=bytes_read(model.work, 1, workload.n_past),
+        scalar_type=scalar_type_of(model.work, machine.scalar_types),
     )
-    if memory.fit == "too large":
+    if plan.why_not:
         return plan
     work, past = model.work, workload.n_past
     costs = {name: pass_cost(machine.profile(name), work, 1, past) for name in SCENARIOS}
@@ -276,7 +288,7 @@ def make_plan(
     )
     if network is not None:
         plan = _over_network(plan, network)
-    if draft is not None:
+    if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
@@ -303,7 +315,11 @@ def _over_network(plan: Plan, network: Network) -> Plan:
 
 
 def require_fit(plan: Plan) -> None:
-    """Check that the machine holds the model. Raises UsageError: it does not; the message has the arithmetic."""
+    """Check that a speed is planned. Raises UsageError: the machine does not hold the model (the message has the
+    arithmetic), or it has no SIMD kernel for its weights."""
+    if plan.verdict == "no SIMD":
+        what = f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}"
+        raise UsageError(f"No speed is predicted for {what}: {plan.why_not}.", "Choose another quantization or model.")
     need = plan.memory
     if need.fit == "too large":
         raise UsageError(
@@ -343,7 +359,7 @@ def _memory(
     beside = draft.size + users * draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     total = 1e9 * machine.memory_gb.value
     return Memory(
-        weights=model.size,
+        weights=model.size - model.work.on_disk,
         kv=kv,
         draft=beside,
         buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MOST_BUFFERS),

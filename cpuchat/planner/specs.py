@@ -36,14 +36,16 @@ from cpuchat.costs.model import (
 )
 from cpuchat.hardware import topology as machine_topology
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import instructions
+from cpuchat.hardware.topology import Instructions
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import without_prefix
 from cpuchat.models.fit import kv_by_window, kv_cells
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import TunedMachine, this_machine
 from cpuchat.models.quantize.types import quant_type
+from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
@@ -61,6 +63,8 @@ _WORDS = re.compile(r"[a-z]+|\d+")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
 _LARGE = 1e12  # bytes of weights that no cache holds
 _MEASURED_MOST = 1.05  # of the theoretical bandwidth: data sheets round
+_ARM = frozenset({"ampereone", "apple-m", "arm64"})  # of the names in cpus.toml
+_WITH_AVX2 = Instructions(frozenset({"AVX", "AVX2"}))
 _FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.15}
 """Speed against a profile fitted to a probe: of 15 models of 0.05B to 30B-A3B in Q4_K_M, Q8_0 and F16, 13 decoded
 within this range (benchmarks/README.md, costs.py)."""
@@ -109,6 +113,13 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.cpu not in usual().cpu:
             known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
             raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
+
+    @property
+    def scalar_types(self) -> frozenset[str]:
+        """Return the tensor types that its CPU computes without vector instructions."""
+        if self.id == HERE:
+            return scalar_types(engine_cpu())
+        return scalar_types(_WITH_AVX2, "aarch64" if self.cpu in _ARM else "x86_64")
 
     @property
     def read_gbs(self) -> Figure:
@@ -382,7 +393,8 @@ def _divided(text: str) -> tuple[str, str]:
 
 
 def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
-    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights."""
+    """Return the model of `header` (of `read_model`). Raises UsageError: it has no weights; ModelUnsupported."""
+    check_supported(header)
     if header.n_params < _TOO_SMALL:
         raise UsageError(f"{header.path.name} has no weights.", "Choose a language model.")
     return PlannedModel(
@@ -438,7 +450,7 @@ class ThisMachine:
             id=HERE,
             name=f"this machine ({topology.name})",
             kind="here",
-            cpu=cpu_of(instructions().features),
+            cpu=cpu_of(engine_cpu(settings.engine.cpu_module).features),
             cores=Figure(len(placement.cpus), basis="measured", source="the cores in use"),
             clock_ghz=Figure(USUAL_GHZ, basis="estimate", source="not measured"),
             memory_gb=Figure(found.total / 1e9, basis="measured", source="of this machine"),

@@ -115,10 +115,18 @@ def _memory(model: Inspection) -> Rows:
     return [
         ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
-        ("lookup tables", f"{units.size(model.tables)}, of which a token reads single rows" if model.tables else ""),
+        ("lookup tables", _tables(model) if model.tables else ""),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
+
+
+def _tables(model: Inspection) -> str:
+    from cpuchat.models.fit import lazy_bytes
+
+    lazy = lazy_bytes(model.header)
+    on_disk = f"; {units.size(lazy)} of them stay on disk and count as no memory" if lazy else ""
+    return f"{units.size(model.tables)}, of which a token reads single rows{on_disk}"
 
 
 def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
@@ -216,9 +224,9 @@ def _row(key: str, candidate: Candidate, *, is_loaded: bool) -> ListRow:
 
 
 def _gain(candidate: Candidate) -> str:
-    """`≈ 1.1–1.4×`, `no gain`; "" when unknown or irrelevant."""
+    """`≈ 1.1–1.4×`, `no gain`, `no SIMD`; "" when unknown or irrelevant."""
     if candidate.fits is False or not candidate.expected.gains:
-        return ""
+        return "no SIMD" if candidate.fits is not False and candidate.expected.scalar_type else ""
     speedups = [gain.speedup for gain in candidate.expected.gains]
     if not any(gain.depth for gain in candidate.expected.gains):
         return "no gain"
@@ -486,7 +494,7 @@ class TypePrediction:
 
 def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, options: LoadOptions) -> TypePrediction:
     """Predict what `forecast` gives on `machine`. Takes some milliseconds: call it in a thread."""
-    from cpuchat.hardware.topology import instructions
+    from cpuchat.models.cpu_modules import engine_cpu
     from cpuchat.models.fit import describe
     from cpuchat.models.prediction import predict
 
@@ -494,7 +502,7 @@ def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, optio
         forecast=forecast,
         prediction=predict(forecast.header, options, machine),
         speed_up=speed_up(source, forecast.header),
-        arrangement=describe(forecast.header, instructions()),
+        arrangement=describe(forecast.header, engine_cpu()),
     )
 
 

@@ -103,7 +103,9 @@ def _draft_lines(plan: Plan) -> Lines:
     found += [(f"α {one.acceptance:g}", _drafted(one)) for one in plan.drafted]
     if plan.draft_ceiling is not None:
         found.append(("α 1", f"{rates(plan.draft_ceiling)}, the ceiling"))
-    if not any(one.pays for one in plan.drafted):
+    if not plan.drafted:
+        found.append(("", "n/a: its weights have no SIMD kernel on this CPU"))
+    elif not any(one.pays for one in plan.drafted):
         found.append(("", "Off is recommended: the best gain is under 10 %."))
     return found
 
@@ -203,7 +205,7 @@ def machine_row(plan: Plan) -> tuple[str, ...]:
     code = code_draft(plan)
     cells = (machine.name, f"{machine.read_gbs.value:.0f} GB/s")
     if plan.tok_s is None or plan.users is None:
-        return (*cells, "too large", "", "", "", "", "", "")
+        return (*cells, plan.verdict, "", "", "", "", "", "")
     return (
         *cells,
         units.about(plan.tok_s.value),
@@ -319,16 +321,17 @@ def machine_rows(plans: Sequence[Plan]) -> list[ListRow]:
     """Return the lines of a list of `machine_plans`, the key is the machine's id; headings divide it by what reaches
     the target, plain or with the draft model."""
     target = plans[0].workload.tok_s
-    enough, drafted, slower, too_large = groups = (
+    enough, drafted, slower, scalar, too_large = groups = (
         [ListRow(name=f"{target:g} tok/s or more")],
         [ListRow(name="only with the draft model, in code")],
         [ListRow(name="slower")],
+        [ListRow(name="no SIMD kernel")],
         [ListRow(name="too large")],
     )
     for plan in plans:
         code = code_draft(plan)
         if plan.tok_s is None:
-            too_large.append(_machine_row(plan, None))
+            (scalar if plan.verdict == "no SIMD" else too_large).append(_machine_row(plan, None))
         elif plan.tok_s.value >= target:
             enough.append(_machine_row(plan, plan.tok_s))
         elif code is not None and code.tok_s.value >= target:
@@ -342,7 +345,7 @@ def _machine_row(plan: Plan, tok_s: Range | None) -> ListRow:
     machine, costs = plan.machine, plan.costs
     price = f"${costs.usd_per_hour:.2f}/h" if costs is not None else ""
     speed = _speed(tok_s.value) if tok_s is not None else ""
-    columns = (f"{machine.read_gbs.value:.0f} GB/s", price, plan.memory.fit, speed)
+    columns = (f"{machine.read_gbs.value:.0f} GB/s", price, plan.verdict, speed)
     return ListRow(key=machine.id, name=machine.name, columns=columns, dim=tok_s is None)
 
 

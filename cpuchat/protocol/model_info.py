@@ -62,8 +62,9 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
 
     `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
     of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
-    each token looks up; `state`: bytes of recurrent state, read and written by each pass. `alike`: share of the tokens
-    of one text that choose the same experts as others of the pass, as it were; 0 with random weights.
+    each token looks up; `on_disk`: of tables that need no memory (`fit.lazy_bytes`); `state`: bytes of recurrent state,
+    read and written by each pass. `alike`: share of the tokens of one text that choose the same experts as others of
+    the pass, as it were; 0 with random weights.
     """
 
     n_layer: int
@@ -74,6 +75,7 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     n_expert_used: int = 0
     alike: float = 0.0
     row: int = 0
+    on_disk: float = 0.0
     state: int = 0
     attention: tuple[Attention, ...] = ()
 

@@ -11,11 +11,12 @@ import pytest
 from cpuchat.backend import local
 from cpuchat.bench.cost_probe import LAYERS
 from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.topology import instructions, read_topology
 from cpuchat.models import cpu_modules
 from cpuchat.models.cpu_modules import AUTO, ModuleTimes, TimedModules, fastest_first, main_type
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import header_of
+from tests.hardware.trees import write
 
 # ggml_backend_score of each x86 module on a CPU that runs it (ggml-cpu/arch/x86/cpu-feats.cpp).
 SCORES = {
@@ -36,6 +37,7 @@ def without(names: Iterable[str]) -> dict[str, int]:
 
 OLD = ("x64", "sse42", "sandybridge")
 UP_TO_AVX2 = (*OLD, "ivybridge", "piledriver", "haswell")
+SERVER = "avx f16c fma avx2 bmi2 avx512f avx512_vnni amx_int8"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,31 @@ UP_TO_AVX2 = (*OLD, "ivybridge", "piledriver", "haswell")
 )
 def test_modules_worth_timing_differ_in_their_dot_products(found: dict[str, int], wanted: tuple[str, ...]) -> None:
     assert fastest_first(found) == wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "wanted"),
+    [
+        (SERVER, AUTO, {"AVX", "AVX2", "F16C", "FMA", "BMI2", "AVX512", "AVX512_VNNI"}),
+        (SERVER, "haswell", {"AVX", "AVX2", "F16C", "FMA", "BMI2"}),
+        (SERVER, "x64", set[str]()),
+        (SERVER, "unknown", {"AVX", "AVX2", "F16C", "FMA", "BMI2", "AVX512", "AVX512_VNNI", "AMX_INT8"}),
+        ("avx f16c fma avx2 bmi2", AUTO, {"AVX", "AVX2", "F16C", "FMA", "BMI2"}),
+    ],
+)
+def test_the_engine_uses_the_instructions_of_its_module(
+    flags: str, setting: str, wanted: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a CPU that has them; all of them if it was built for one CPU."""
+    write(tmp_path, {"proc/cpuinfo": f"processor: 0\nflags: {flags}\n"})
+    monkeypatch.delenv(cpu_modules.MODULE_VARIABLE, raising=False)
+    monkeypatch.setattr(cpu_modules, "installed", lambda: dict.fromkeys((*UP_TO_AVX2, "skylakex", "cascadelake")))
+    found = cpu_modules.engine_cpu.__wrapped__
+    assert found(setting, tmp_path).features == wanted
+    monkeypatch.setenv(cpu_modules.MODULE_VARIABLE, "sandybridge")  # what the process of a worker is told
+    assert found(AUTO, tmp_path).features == {"AVX"}
+    monkeypatch.setattr(cpu_modules, "installed", dict)
+    assert found(setting, tmp_path) == instructions(tmp_path)
 
 
 def test_the_type_of_most_weights_counts() -> None:

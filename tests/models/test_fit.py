@@ -107,7 +107,7 @@ def test_recurrent_layers_have_a_state_and_no_kv() -> None:
 
 
 def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "this_cpu", lambda: Instructions(frozenset({"AVX2"})))
+    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset({"AVX2"})))
     header = read_header(models["llama"])
     plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)
     repacked = fit.required_memory(header, LoadOptions(), 512)
@@ -121,7 +121,7 @@ def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     amx = frozenset({"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"})
-    monkeypatch.setattr(fit, "this_cpu", lambda: Instructions(amx))
+    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(amx))
     need = fit.required_memory(read_header(models["llama"]), LoadOptions(), 512)
     assert need.repack > need.reclaimable > 0
     assert need.least > fit.required_memory(read_header(models["llama"]), LoadOptions(use_repack=False), 512).least

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.topology import Instructions, instructions
+from cpuchat.hardware.topology import Instructions
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import advice, format_of, repacked
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
@@ -32,7 +33,7 @@ SVE_256 = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8", "SVE"}), sve
 @pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "Q4_0", "F16"])
 def test_llama_cpp_repacks_the_same_tensors_in_the_same_way(tmp_path: Path, shape: str, quant: str) -> None:
     path = write_model(tmp_path / "m.gguf", TINY_LLAMA if shape == "llama" else TINY_MOE, quant)
-    expected = list(repacked(read_header(path), instructions()))
+    expected = list(repacked(read_header(path), engine_cpu()))
     with Llama(path) as llama:
         done = re.findall(r"repack tensor (\S+) with (\w+?)_(\d+)x(\d+)", llama.log)
         copied = llama.mebibytes("CPU_REPACK model buffer size") + llama.mebibytes("AMX model buffer size")

@@ -14,7 +14,10 @@ import pytest
 from cpuchat.base.errors import ModelUnsupported
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Instructions
+from cpuchat.models import fit
+from cpuchat.models.catalog import estimate_entry, load_catalog
 from cpuchat.models.file_names import engine_knows, quantization_of
+from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.inspect import inspect
@@ -23,6 +26,8 @@ from cpuchat.models.machine import Machine, require_loadable
 from cpuchat.models.prediction import predict, predict_repository
 from cpuchat.models.support import check_supported, scalar_types, why_unsupported
 from cpuchat.models.traffic import main_type
+from cpuchat.planner.plan import Workload, make_plan
+from cpuchat.planner.specs import find_machine, find_model, from_catalog, from_header
 from cpuchat.present.models import sections, verdict
 from cpuchat.protocol.messages import LoadOptions
 from tests.models.gguf.fields import fields, patched
@@ -81,8 +86,18 @@ def test_an_unknown_architecture_is_named_before_a_load_and_in_the_library(tmp_p
     assert "needs a newer engine" in inspect(read_header(path)).problems[0]
     with pytest.raises(ModelUnsupported, match=r"needs a newer engine: .* does not know the architecture 'llama77'"):
         require_loadable(path, Settings())
-    [listed] = [one for one in Library((tmp_path,), cache=tmp_path / "hub").local_models() if one.source == "folder"]
-    assert listed.damaged is not None and "needs a newer engine" in listed.damaged
+    with pytest.raises(ModelUnsupported, match="needs a newer engine"):
+        find_model(str(path), load_catalog())
+    (tmp_path / "cut.gguf").write_bytes(path.read_bytes()[:-9])
+    retyped(written(tmp_path / "type.gguf", {"a.weight": np.zeros(2176, np.int8)}), 199, 8192)
+    library = Library((tmp_path,), cache=tmp_path / "hub")
+    listed = {one.path.stem: one for one in library.local_models() if one.source == "folder"}
+    states = {"new": "unsupported", "cut": "damaged", "type": "unsupported"}
+    assert {name: one.state for name, one in listed.items()} == states
+    assert listed["new"].damaged is not None and "needs a newer engine" in listed["new"].damaged
+    found = library.verify(listed["new"])  # intact
+    assert found.state == "unchecked" and "no checksum known" in found.words and "needs a newer engine" in found.words
+    assert library.verify(listed["cut"]).state == "damaged"
     check_supported(read_header(tiny_model))
 
 
@@ -166,7 +181,8 @@ def test_a_file_of_such_a_type_is_marked_and_no_speed_is_told(tmp_path: Path) ->
 # Tables
 
 
-def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path) -> None:
+def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp leaves the largest of them on disk: these need no memory."""
     path = written(
         tmp_path / "tables.gguf",
         {
@@ -190,3 +206,23 @@ def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path) -> Non
     assert rows["lookup tables"] == "640 kB, of which a token reads single rows"
     expected = predict(header, LoadOptions(n_ctx=512), Machine(available=8 * GB, total=16 * GB))
     assert expected.need.weights == header.size and expected.bytes_per_token < 0.2 * header.size
+    assert expected.need.reclaimable == 0
+    monkeypatch.setattr(fit, "LAZY_BYTES", 9000 * 32 * 2 - 1)
+    for options in (LoadOptions(), LoadOptions(mlock=True), LoadOptions(load_mode="read")):
+        need = required_memory(header, options, 512)
+        assert (need.reclaimable, need.least) == (9000 * 32 * 2, need.total - 9000 * 32 * 2)
+    rows = dict(dict(sections(found))["Memory"])
+    assert rows["lookup tables"].endswith("576 kB of them stay on disk and count as no memory")
+    assert from_header(msgspec.structs.replace(header, tensors=header.tensors * 40)).work.on_disk == 40 * 9000 * 32 * 2
+
+
+def test_a_large_table_of_the_catalog_counts_as_size_and_not_as_memory() -> None:
+    """51 of 176 billion parameters."""
+    catalog = load_catalog()
+    model = catalog.find("qwen3.8-flash-next")
+    assert model is not None
+    expected = estimate_entry(model, Machine(available=100 * GB, total=128 * GB))
+    assert expected.need.weights == model.size and model.size - expected.need.reclaimable < 0.75 * model.size
+    assert expected.verdict == "fits"
+    plan = make_plan(find_machine("ryzen-9950x"), from_catalog(model), Workload())
+    assert plan.memory.weights == pytest.approx(model.size - expected.need.reclaimable)

@@ -25,7 +25,7 @@ from cpuchat.planner.plan import (
     reaches,
 )
 from cpuchat.planner.specs import MachineSpec, find_machine, find_model, machines
-from cpuchat.present.plan import machine_figures
+from cpuchat.present.plan import lines, machine_figures, machine_row, machine_rows
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,23 @@ def test_this_machine_fits_a_model_as_the_lists_say(catalog: Catalog, free: floa
     assert memory.usable == free * 1e9
     assert memory.spare == spare_bytes(40e9) == 2e9
     assert memory.fit == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
+
+
+def test_a_type_without_a_simd_kernel_is_marked_and_has_no_speed(catalog: Catalog) -> None:
+    x86, arm = planned(catalog, "9754", "ternary-bonsai-8b"), planned(catalog, "ampere-a2", "ternary-bonsai-8b")
+    assert arm.tok_s is not None and arm.verdict == "fits"
+    assert (x86.tok_s, x86.scalar_type, x86.verdict) == (None, "Q2_0", "no SIMD")
+    assert dict(lines(x86))["tok/s"] == "n/a: Q2_0 has no SIMD kernel on this CPU, which makes it several times slower"
+    with pytest.raises(UsageError, match="No speed is predicted for Ternary Bonsai 8B"):
+        simulate_service(x86)
+    rows = machine_rows([x86, arm])
+    assert [row.name for row in rows if not row.key][-1] == "no SIMD kernel" and machine_row(x86)[2] == "no SIMD"
+    on = find_machine("9754")
+    plans = catalog_plans(lambda *_: on, catalog_models(catalog), Workload())
+    assert plans and not any(plan.scalar_type for plan in plans)
+    drafted = planned(catalog, "9754", "qwen3-32b", "ternary-bonsai-1.7b")
+    assert drafted.tok_s is not None and not drafted.drafted
+    assert ("", "n/a: its weights have no SIMD kernel on this CPU") in lines(drafted)
 
 
 def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> None:

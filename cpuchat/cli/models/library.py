@@ -251,9 +251,9 @@ def list_models(as_json: bool) -> int:
     specs = specs_of(found)
     if as_json:
         rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
-        for row, spec in zip(rows, specs, strict=True):
+        for row, model, spec in zip(rows, found, specs, strict=True):
             del row["work"]
-            row["spec"] = spec
+            row |= {"spec": spec, "state": model.state}
         return print_json(rows)
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
@@ -271,10 +271,9 @@ def list_models(as_json: bool) -> int:
 
 def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     if model.damaged is not None:
-        state = "unfinished" if model.unfinished is not None else "head" if model.kind == "head" else "damaged"
         return (
-            model.name, model.architecture, _parameters(model), state, "", size(model.size), "", _day(model.last_used),
-            f"{spec} ({model.damaged})",
+            model.name, model.architecture, _parameters(model), model.state, "", size(model.size), "",
+            _day(model.last_used), f"{spec} ({model.damaged})",
         )  # fmt: skip
     return (
         model.name,

@@ -19,8 +19,8 @@ from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
-from cpuchat.hardware.topology import instructions
 from cpuchat.models.catalog import load_catalog
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import (
     Candidate,
     candidates,
@@ -134,7 +134,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
     if as_json:
         return print_json({"path": str(path), "type": job.type.name, "size": n_bytes})
     terminal.line(f"{path}  {size(n_bytes)}")
-    layout, kind = format_of(job.type.tensor, instructions()), job.type.tensor
+    layout, kind = format_of(job.type.tensor, engine_cpu()), job.type.tensor
     terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
     if not any(is_inside(path.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
@@ -154,7 +154,7 @@ def _status(progress: QuantizeProgress) -> str:
 
 
 def _list_types(spec: str | None, *, as_json: bool) -> int:
-    cpu = instructions()
+    cpu = engine_cpu()
     path = _library().resolve(spec) if spec is not None else None
     rows = asyncio.run(_forecasts(path, cpu)) if path is not None else _types(cpu)
     if as_json:

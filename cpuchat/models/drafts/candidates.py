@@ -23,6 +23,7 @@ from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, Calibrations, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -30,6 +31,7 @@ from cpuchat.models.heads import HeadKind, difference
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import NOT_MEASURED, Machine
 from cpuchat.models.prediction import N_PAST, local_work
+from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.protocol.timings import SpeculationFigures
@@ -73,13 +75,15 @@ class Expectation(msgspec.Struct, frozen=True):
     """The expected speed-up of a draft model: for its measured acceptance rate, if known, and for typical texts.
 
     `gains` is empty when nothing is known, and `why` says what is missing; else `why` is the basis of `draft_ms`,
-    milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one.
+    milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one. `scalar_type` of the
+    draft model as of `Prediction`: only what was measured is told, and it is never worth loading.
     """
 
     gains: tuple[Gain, ...] = ()
     why: str = NOT_CALIBRATED
     draft_ms: float = 0.0
     no_gain: str = ""
+    scalar_type: str = ""
 
     @property
     def mean(self) -> float:
@@ -90,7 +94,7 @@ class Expectation(msgspec.Struct, frozen=True):
     @property
     def pays(self) -> bool:
         """Return whether it is worth loading: a tenth faster for some texts."""
-        return any(gain.speedup >= WORTH for gain in self.gains)
+        return not self.scalar_type and any(gain.speedup >= WORTH for gain in self.gains)
 
     @property
     def words(self) -> str:
@@ -362,6 +366,10 @@ class _Target(NamedTuple):
         draft_ms = self.costs.draft_ms.get(pair, 0.0)
         basis = self.machine.peak_source if self.machine is not None else NOT_MEASURED
         basis = "measured here with this draft model" if draft_ms else basis
+        here = self.machine.scalar_types if self.machine is not None else scalar_types(engine_cpu())
+        scalar = scalar_type_of(draft, here)
+        if slow := ("" if draft_ms else scalar) or ("" if passes else scalar_type_of(self.work, here)):
+            return Expectation(why=why_slow(slow), scalar_type=scalar)
         if self.machine is not None and self.machine.profile is not None and not (passes and draft_ms):
             both = pair_costs(self.machine.profile, self.work, draft, N_PAST, MAX_TOKENS)
             own = self.machine.factor_of(self.path)
@@ -373,7 +381,8 @@ class _Target(NamedTuple):
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
         measured = acceptance if acceptance is not None else self.costs.acceptance.get(pair)
-        return expectation(passes, draft_ms, basis, measured, same_model=same_model)
+        found = expectation(passes, draft_ms, basis, measured, same_model=same_model)
+        return msgspec.structs.replace(found, scalar_type=scalar)
 
 
 def expected_pair(
@@ -442,11 +451,13 @@ def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
 
 
 def recommended(found: Iterable[Candidate]) -> Candidate | None:
-    """Return the one to use: it fits (or is unchecked, but named by the catalog) and has the largest expected speed-up.
+    """Return the one to use: it fits (or is unchecked, but named by the catalog), its type has a SIMD kernel, and it
+    has the largest expected speed-up.
 
     Where no speed-up is known, the first that the catalog names. None when none is worth it.
     """
-    possible = [one for one in found if one.fits or (one.fits is None and one.named and not one.failed)]
+    usable = (one for one in found if one.fits or (one.fits is None and one.named and not one.failed))
+    possible = [one for one in usable if not one.expected.scalar_type]
     told = [one for one in possible if one.expected.gains]
     if told:
         best = max(told, key=lambda one: one.expected.mean * (_LOCAL_BONUS if one.where == "here" else 1))

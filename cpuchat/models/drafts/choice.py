@@ -232,13 +232,13 @@ def _smaller_file(
 def named_drafts(
     target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog, beside: Path | None = None
 ) -> list[Candidate]:
-    """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough; of those here, the
-    ones in the folder of the file `beside`, too.
+    """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough and have a SIMD
+    kernel; of those here, the ones in the folder of the file `beside`, too.
     """
     if not entry.drafts:  # saves reading the library
         return []
     limit, found = most_read(target), candidates(target, library.local_models(beside), catalog)
-    return [one for one in found if one.named and one.size <= limit]
+    return [one for one in found if one.named and one.size <= limit and not one.expected.scalar_type]
 
 
 def _title(name: str, quantization: str) -> str:

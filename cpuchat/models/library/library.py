@@ -184,9 +184,9 @@ class Library:
             self._summaries.set_checksum_error(parts, words if state == "damaged" else None)
             self._summaries.save()
         now = self._summaries.model(Place(path=model.path, source=model.source, root=model.path.parent))
-        # By its header, or a partial download; a head is intact but can't be loaded.
-        if state != "damaged" and now is not None and now.damaged and now.kind == "model":
-            state, words = "damaged", now.damaged
+        # By its header, or a partial download; what the engine cannot run is intact, as a head is.
+        if state != "damaged" and now is not None and now.damaged and now.state != "head":
+            state, words = (state, f"{words}; {now.damaged}") if now.unsupported else ("damaged", now.damaged)
         return Verification(model=model, state=state, words=words)
 
     def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:

@@ -18,7 +18,7 @@ from typing import Literal, Self
 import msgspec
 
 from cpuchat.base import files, paths
-from cpuchat.base.errors import CpuchatError, ModelDamaged
+from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
@@ -37,7 +37,8 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `n_params_active` are the parameters that one token uses: all of them, except for experts that it is not sent to.
     `work` is that of its passes. A "head" only predicts further tokens for a model in
-    another file. `damaged`: what is wrong with it, or why it cannot be loaded. `name` "": not a language model.
+    another file. `damaged`: what is wrong with it, or why it cannot be loaded; `unsupported`: it is intact, but the
+    engine cannot run it. `name` "": not a language model.
     """
 
     name: str = ""
@@ -53,6 +54,7 @@ class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
     work: ModelWork | None = None
     kind: Literal["model", "head"] = "model"
     damaged: str | None = None
+    unsupported: bool = False
 
 
 class LocalModel(HeaderSummary, frozen=True, kw_only=True):
@@ -75,6 +77,15 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     last_used: float = 0.0
     measured_tok_s: float = 0.0
     drafted_tok_s: float = 0.0
+
+    @property
+    def state(self) -> Literal["", "damaged", "unsupported", "head", "unfinished"]:
+        """Return in a word why it cannot be loaded; "" when it can."""
+        if self.damaged is None:
+            return ""
+        if self.unfinished is not None:
+            return "unfinished"
+        return "head" if self.kind == "head" else "unsupported" if self.unsupported else "damaged"
 
 
 DEMO_FILES = {
@@ -276,7 +287,7 @@ def _is_gguf(path: Path) -> bool:
         return False
 
 
-_VERSION = 100 * COST_MODEL + 6
+_VERSION = 100 * COST_MODEL + 7
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200
@@ -322,14 +333,16 @@ class SummaryCache:
             cached = self._summary(parts)
         except CpuchatError as error:
             size = sum(part.stat().st_size for part in parts if part.is_file())
-            return msgspec.structs.replace(base, size=size, damaged=error.message)
+            unsupported = isinstance(error, ModelUnsupported)
+            return msgspec.structs.replace(base, size=size, damaged=error.message, unsupported=unsupported)
         if not cached.summary.name:
             return None
-        damaged = cached.summary.damaged
-        if not damaged and (why := why_unknown(cached.summary.architecture)):
-            damaged = f"{path.name} cannot run here: {why}."
-        damaged = damaged or cached.checksum_error
-        return msgspec.structs.replace(_with_summary(base, cached.summary), damaged=damaged)
+        model = _with_summary(base, cached.summary)
+        if cached.checksum_error:
+            return msgspec.structs.replace(model, damaged=model.damaged or cached.checksum_error, unsupported=False)
+        if not model.damaged and (why := why_unknown(model.architecture)):
+            return msgspec.structs.replace(model, damaged=f"{path.name} cannot run here: {why}.", unsupported=True)
+        return model
 
     def _summary(self, parts: list[Path]) -> _Cached:
         """Summarize the files of a model. Raises ModelNotFound or ModelDamaged."""
@@ -364,13 +377,13 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
     """Summarize a header for a list."""
     if header.is_projector:
         return HeaderSummary()
-    work, damaged = model_work(header), None
+    work, damaged, unsupported = model_work(header), None, why_garbage(header)
     if header.is_head:
         damaged = f"{header.path.name} is a draft head and cannot answer by itself."
     elif not header.tensors:
         damaged = f"{header.path.name} contains a vocabulary but no weights."
-    elif why := why_garbage(header):
-        damaged = f"{header.path.name} cannot run here: {why}."
+    elif unsupported:
+        damaged = f"{header.path.name} cannot run here: {unsupported}."
     return HeaderSummary(
         name=header.name[:_MAX_NAME],
         architecture=header.architecture[:_MAX_NAME],
@@ -385,6 +398,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         work=work if header.tensors else None,
         kind="head" if header.is_head else "model",
         damaged=damaged,
+        unsupported=bool(unsupported),
     )
 
 

@@ -270,7 +270,8 @@ def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> L
     key, speed = entry.key, predicted_speed(prediction)
     match entry.subject:
         case LocalModel(damaged=str() as problem, unfinished=None) as model:
-            return ListRow(key, DAMAGED if model.kind == "model" else NOT_ALONE, model.name, note=problem, dim=True)
+            mark = DAMAGED if model.kind == "model" else NOT_ALONE
+            return ListRow(key, mark, model.name, note=problem.removeprefix(f"{model.path.name} "), dim=True)
         case LocalModel(unfinished=float() as share) as model:
             state = f"{100 * share:.0f} %" if share >= 0 else "part"
             return ListRow(key, "↓", model.name, (model.quantization, _size(model.size), state, ""), dim=True)

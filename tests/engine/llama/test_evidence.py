@@ -10,7 +10,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.engine.llama import bindings, evidence
 from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.topology import instructions
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.support import scalar_types
 from cpuchat.protocol.model_info import LoadEvidence
@@ -74,4 +74,4 @@ def test_scalar_kernels_follow_from_the_library_and_the_features(monkeypatch: py
 def test_the_table_for_processes_that_do_not_load_the_engine_is_what_the_engine_has() -> None:
     kinds = {name: name.lower().replace("_k", "_K") for name in BY_NAME}
     found = set(evidence.scalar_types(kinds.values()))
-    assert {name for name, kind in kinds.items() if kind in found} == scalar_types(instructions())
+    assert {name for name, kind in kinds.items() if kind in found} == scalar_types(engine_cpu())

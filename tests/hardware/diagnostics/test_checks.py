@@ -119,6 +119,18 @@ def test_an_engine_without_what_the_cpu_has(root: Path, without: set[str], level
     assert "make setup" in finding.fix
 
 
+def test_the_cpu_module_of_a_wheel_is_named_and_lacks_what_it_lacks_on_purpose(root: Path) -> None:
+    features, modules = ("AVX", "AVX2", "F16C", "FMA"), ("zen4", "skylakex", "haswell")
+    engine = EngineInfo(version="1", features=features, module="haswell", modules=modules)
+    finding = found(facts_of(root, engine), "CPU module haswell")
+    assert finding == Finding("ok", "CPU module haswell of the engine's wheel", "AVX, AVX2, F16C, FMA")
+    assert not [one for one in examine(facts_of(root, engine)) if "built" in one.title]
+    old = EngineInfo(version="1", features=("AVX",), module="sandybridge", modules=modules)
+    finding = found(facts_of(root, old), "CPU module sandybridge")
+    assert (finding.level, finding.fix) == ("advice", "Set engine.cpu_module to auto.")
+    assert finding.evidence == "it has AVX; this CPU also runs zen4, skylakex, haswell"
+
+
 def test_an_engine_without_amx(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "xeon-6430")
     text = (root / "proc/cpuinfo").read_text()

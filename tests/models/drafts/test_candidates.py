@@ -26,6 +26,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.synthetic.model import header_of
+from cpuchat.present.models import draft_details, draft_rows
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
 from tests.support.hub_server import HubServer
@@ -242,6 +243,21 @@ def test_what_is_here_is_not_passed_over_for_a_little_more_speed(
         best = recommended(check(one, target) for one in found(target, library, costs).values())
         assert best is not None
         assert best.path == wanted
+
+
+def test_a_type_without_a_simd_kernel_is_marked_and_never_recommended(
+    tmp_path: Path, library: Library, target: GGUFHeader
+) -> None:
+    """Whatever was measured of it; that is told."""
+    slow = header_file(tmp_path / "mine" / "Small-Q8_0.gguf", weights=16, kind="F16")
+    here = msgspec.structs.replace(MACHINE, scalar_types=frozenset({"F16"}))
+    measured = TargetCosts(COSTS.pass_ms, {file_fingerprint(slow): 1e-6})
+    rows = [check(found(target, library, costs, here)["Small-Q8_0"], target) for costs in (COSTS, measured)]
+    assert all(row.fits and not row.expected.pays for row in rows)
+    assert rows[0].expected.words.startswith("F16 has no SIMD kernel on this CPU") and rows[1].expected.gains
+    assert recommended(rows) is None
+    assert dict(draft_details("", rows[0], is_loaded=False, is_best=False))["gain"] == rows[0].expected.words
+    assert draft_rows({"": rows[0]}, "x", "")[1].columns[-1] == "no SIMD"
 
 
 def test_nothing_is_recommended_that_does_not_pay(tmp_path: Path, library: Library, target: GGUFHeader) -> None:

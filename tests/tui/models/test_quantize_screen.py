@@ -321,8 +321,8 @@ def test_figures_keep_their_width() -> None:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine other than the one that the tests run on."""
     cpu = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8"}))
-    monkeypatch.setattr("cpuchat.hardware.topology.instructions", lambda: cpu)
-    monkeypatch.setattr("cpuchat.models.fit.this_cpu", lambda: cpu)
+    monkeypatch.setattr("cpuchat.models.cpu_modules.engine_cpu", lambda: cpu)
+    monkeypatch.setattr("cpuchat.models.fit.engine_cpu", lambda _: cpu)
     monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda *_, **__: MACHINE)
 
 
