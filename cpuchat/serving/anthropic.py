@@ -6,7 +6,7 @@ Beside Anthropic's fields, those of our sampling settings count. What was reused
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -31,12 +31,12 @@ from cpuchat.serving.requests import (
     RequestReader,
     Unsupported,
     answer_grammar,
-    decoded,
     field_error,
     quoted,
     read_call,
     read_rule,
-    read_tool,
+    read_text,
+    read_tools,
     result_message,
 )
 
@@ -64,23 +64,19 @@ class MessagesBody(Body, kw_only=True):
 
 def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
-    body = decoded(data, MessagesBody)
-    reader.check(body)
-    tools = tuple(_tools(body.tools or []))
+    body = reader.body(data, MessagesBody)
+    tools = read_tools(body.tools or [], _declared)
     messages = list(_messages(body))
     default = reader.settings.chat.request_options()["reasoning"]
     reasoning, budget = _thinking(body.thinking, default)
-    rule, grammar = _rule(body.tool_choice, tools), _grammar(body)
-    if grammar and rule.mode == "required":
-        raise field_error("tool_choice", "an answer in a form of its own calls no tools")
     asked = Asked(
         messages=tuple(messages),
         continues=messages[-1].role == "assistant",
         tools=tools,
-        calling=rule,
+        calling=_rule(body.tool_choice, tools),
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
-        grammar=grammar,
+        grammar=_grammar(body),
         reasoning=reasoning,
         reasoning_budget=budget,
     )
@@ -111,20 +107,11 @@ def _grammar(body: MessagesBody) -> str:
     raise field_error("output_config.format", "only json_schema is supported", "unsupported")
 
 
-def _tools(given: list[dict[str, Any]]) -> Iterator[Tool]:
-    known = set[str]()
-    for number, one in enumerate(given):
-        where = f"tools[{number}]"
-        if one.get("type") not in (None, "custom"):
-            kind = quoted(str(one["type"]))
-            raise field_error(
-                f"{where}.type", f"`{kind}` runs at Anthropic; only own tools are supported", "unsupported"
-            )
-        tool = read_tool(
-            one.get("name"), one.get("description"), one.get("input_schema"), one.get("strict"), where, known
-        )
-        known.add(tool.name)
-        yield tool
+def _declared(one: dict[str, Any], where: str) -> tuple[dict[str, Any], str]:
+    if one.get("type") not in (None, "custom"):
+        kind = quoted(str(one["type"]))
+        raise field_error(f"{where}.type", f"`{kind}` runs at Anthropic; only own tools are supported", "unsupported")
+    return one, where
 
 
 def _rule(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> CallRule:
@@ -139,7 +126,7 @@ def _messages(body: MessagesBody) -> Iterable[Message]:
     if not body.messages:
         raise Refusal(400, "`messages` is empty.", param="messages")
     found = list[Message]()
-    if system := _text(body.system or "", "system"):
+    if system := read_text(body.system or "", "system"):
         found.append(Message(role="system", content=system))
     for number, message in enumerate(body.messages):
         where = f"messages[{number}]"
@@ -148,7 +135,7 @@ def _messages(body: MessagesBody) -> Iterable[Message]:
         elif message.role == "user":
             found += _question(message.content, found, where)
         elif message.role == "system":
-            found.append(Message(role="system", content=_text(message.content, where)))
+            found.append(Message(role="system", content=read_text(message.content, where)))
         else:
             raise field_error(f"{where}.role", f"`{quoted(message.role)}` is not supported, only user and assistant")
     return found
@@ -168,7 +155,7 @@ def _answer(content: str | list[dict[str, Any]], where: str) -> Message:
             case {"type": "tool_use"}:
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input") or {}, at))
             case _:
-                texts.append(_text([block], at))
+                texts.append(read_text([block], at))
     return Message(role="assistant", content="\n".join(texts), reasoning="\n".join(reasoning), calls=tuple(calls))
 
 
@@ -180,29 +167,14 @@ def _question(content: str | list[dict[str, Any]], before: list[Message], where:
     for number, block in enumerate(content):
         at = f"{where}.content[{number}]"
         if block.get("type") == "tool_result":
-            result = _text(block.get("content") or "", at)
+            result = read_text(block.get("content") or "", at)
             result = f"Error: {result}" if block.get("is_error") else result
             found.append(result_message(block.get("tool_use_id"), result, before, f"{at}.tool_use_id"))
         else:
-            texts.append(_text([block], at))
+            texts.append(read_text([block], at))
     if texts or not found:
         found.append(Message(role="user", content="\n".join(texts)))
     return found
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = list[str]()
-    for block in content if isinstance(content, list) else [content]:
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": str(kind)}:
-                raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
-            case _:
-                raise field_error(where, "must be text or blocks of text")
-    return "\n".join(texts)
 
 
 class MessagesReply(Reply):

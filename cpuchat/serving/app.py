@@ -148,6 +148,7 @@ class _Exchange:
         self._parsed = parsed
         self._place = place
         self._reply = reply
+        self._tells_queue = parsed.stream and parsed.asked.with_queue
         self._parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -168,7 +169,7 @@ class _Exchange:
 
     async def _compute(self) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
-        parts, tells_queue = self._parts, self._parsed.with_queue
+        parts, tells_queue = self._parts, self._tells_queue
         event, reply = None, self._reply
         try:
             stream = self._service.answer(self._parsed, self._place, self._reply.progress)
@@ -221,7 +222,7 @@ class _Exchange:
     @property
     def _ahead(self) -> int | None:
         """Return how many requests come before this one; None when that is past, or not wanted."""
-        return self._service.ahead(self._place) if self._parsed.with_queue else None
+        return self._service.ahead(self._place) if self._tells_queue else None
 
     def _longest_silence(self, started: bool) -> float | None:
         if self._ahead is not None:

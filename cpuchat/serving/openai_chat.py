@@ -15,14 +15,12 @@ import msgspec
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
-    CallRule,
     GenerationFinished,
     Message,
     PrefillProgress,
     Role,
     TextDelta,
     TokenLogprob,
-    Tool,
 )
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Choice, Reply, sent_event, timings_fields
@@ -38,8 +36,8 @@ from cpuchat.serving.requests import (
     field_error,
     quoted,
     read_call,
-    read_rule,
-    read_tool,
+    read_choice,
+    read_tools,
     result_message,
 )
 
@@ -122,20 +120,15 @@ def read_control(data: bytes) -> ControlBody:
 
 def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a chat completion. Raises Refusal."""
-    body = decoded(data, ChatBody)
-    reader.check(body)
-    tools = tuple(_tools(body.tools or []))
-    rule = _rule(body.tool_choice, tools, single=body.parallel_tool_calls is False)
-    grammar = _grammar(body)
-    if grammar and rule.mode == "required":
-        raise field_error("tool_choice", "an answer in a form of its own calls no tools")
+    body = reader.body(data, ChatBody)
+    tools = read_tools(body.tools or [], _declared)
     default = reader.settings.chat.request_options()["reasoning"]
     asked = Asked(
         messages=tuple(read_messages(body.messages)),
         tools=tools,
-        calling=rule,
+        calling=read_choice(body.tool_choice, tools, single=body.parallel_tool_calls is False),
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
-        grammar=grammar,
+        grammar=_grammar(body),
         reasoning=_reasoning(body.chat_template_kwargs, False if body.reasoning_effort == "none" else default),
         logprobs=_logprobs(body),
         **_shared(body),
@@ -145,8 +138,7 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
 
 def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a plain completion. Raises Refusal."""
-    body = decoded(data, CompletionBody)
-    reader.check(body)
+    body = reader.body(data, CompletionBody)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
@@ -180,39 +172,13 @@ def _logprobs(body: ChatBody) -> int | None:
     return top if body.logprobs else None
 
 
-def _tools(given: list[Any]) -> Iterator[Tool]:
-    known = set[str]()
-    for number, one in enumerate(given):
-        where = f"tools[{number}]"
-        match one:
-            case {"type": "function", "function": dict(function)}:
-                about, schema = function.get("description"), function.get("parameters")
-                where = f"{where}.function"
-                tool = read_tool(function.get("name"), about, schema, function.get("strict"), where, known)
-            case {"type": "function"}:
-                raise field_error(f"{where}.function", "missing")
-            case _:
-                raise field_error(where, "only tools of the type function are supported", "unsupported")
-        known.add(tool.name)
-        yield tool
-
-
-def _rule(choice: Any, tools: tuple[Tool, ...], *, single: bool) -> CallRule:
-    match choice:
-        case None | "":
-            return read_rule("auto", (), tools, single=single)
-        case str():
-            return read_rule(choice, (), tools, single=single)
-        case {"type": "function", "function": {"name": str(name)}}:
-            return read_rule("required", (name,), tools, single=single)
-        case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode), "tools": list(allowed)}}:
-            names = [one["function"]["name"] for one in allowed if isinstance(one, dict) and _is_named(one)]
-            return read_rule(mode, names, tools, single=single)
-    raise field_error("tool_choice", "must be auto, none, required, or a function by name")
-
-
-def _is_named(one: dict[str, Any]) -> bool:
-    return isinstance(one.get("function"), dict) and isinstance(one["function"].get("name"), str)
+def _declared(one: Any, where: str) -> tuple[dict[str, Any], str]:
+    match one:
+        case {"type": "function", "function": dict(function)}:
+            return function, f"{where}.function"
+        case {"type": "function"}:
+            raise field_error(f"{where}.function", "missing")
+    raise field_error(where, "only tools of the type function are supported", "unsupported")
 
 
 def read_messages(given: list[ChatMessage]) -> list[Message]:
@@ -314,16 +280,16 @@ class _CompletionsReply(Reply):
         return msgspec.json.encode(body)
 
     def rendered(self, event: AnyEvent) -> bytes | None:
-        parsed = self.parsed
-        timings = self._timings() if parsed.with_timings else {}
+        asked = self.parsed.asked
+        timings = self._timings() if asked.with_timings else {}
         match event:
             case TextDelta() | CallDelta():
                 return self._event([self._choice(event)], timings)
             case GenerationFinished():
-                is_last = self.progress.index + 1 == parsed.n
+                is_last = self.progress.index + 1 == asked.n
                 ending = {**self._choice(event), "finish_reason": _finish_reason(self.progress.choice)}
-                return self._event([ending], self._timings() if is_last and not parsed.with_usage else {})
-            case PrefillProgress() if parsed.with_progress and not self.progress.index:
+                return self._event([ending], self._timings() if is_last and not asked.with_usage else {})
+            case PrefillProgress() if asked.with_progress and not self.progress.index:
                 fields = {
                     "total": event.total,
                     "cache": event.cache_n,
@@ -336,7 +302,7 @@ class _CompletionsReply(Reply):
         return None
 
     def end(self) -> bytes:
-        if not self.parsed.with_usage:
+        if not self.parsed.asked.with_usage:
             return DONE
         return self._event([], {"usage": self._usage(), **self._timings()}) + DONE
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -70,11 +70,14 @@ def _unsupported(kind: type[Body]) -> dict[str, Unsupported]:
 
 
 B = TypeVar("B", bound=msgspec.Struct)
+T = TypeVar("T", bound=Body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a request asks for beside its sampling; None: the settings decide."""
+    """What a request asks for beside its sampling; None: the settings decide. `n` answers, `with_timings` in every
+    chunk; of a stream `with_progress` of the prompt, and `with_queue`: its place in the queue.
+    """
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
@@ -98,17 +101,11 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
-    """A request that can be answered, `n` times. `with_timings` in every chunk; `with_progress` of the prompt,
-    `with_queue`: the place in the queue (of streams). `is_short`: a title, for instance.
-    """
+    """A request that can be answered, as it was `asked`. `is_short`: a title, for instance."""
 
     request: Generate
     stream: bool
-    with_usage: bool
-    with_timings: bool
-    with_progress: bool
-    with_queue: bool = False
-    n: int = 1
+    asked: Asked
     is_short: bool = False
 
     def of_client(self, client: str) -> ParsedRequest:
@@ -151,8 +148,9 @@ class RequestReader:
         """Return the bytes of a body beyond which its text cannot fit into the context."""
         return 2 * LONGEST_FORM + 2 * BYTES_PER_TOKEN * self.n_ctx
 
-    def check(self, body: Body) -> None:
-        """Check the model and that nothing is asked for that is not supported. Raises Refusal."""
+    def body(self, data: bytes, kind: type[T]) -> T:
+        """Decode a body. Raises Refusal: it is not valid, of another model, or asks for what is not supported."""
+        body = decoded(data, kind)
         if body.model and body.model not in self._names:
             served = ", ".join(f"`{name}`" for name in self._names)
             message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
@@ -160,6 +158,7 @@ class RequestReader:
         for name, field in _unsupported(type(body)).items():
             if getattr(body, name) not in (None, *field.neutral):
                 raise field_error(name, field.reason, "unsupported")
+        return body
 
     def check_length(self, param: str, n_messages: int, texts: Iterable[str]) -> int:
         """Refuse what is not valid Unicode, or so long that it cannot fit; returns its bytes."""
@@ -182,7 +181,7 @@ class RequestReader:
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
         declared = [_encoded(tool.declaration(), "tools") for tool in asked.tools]
         n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
-        self._check_engine(asked)
+        self._check_calling(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
         keeps = not body.cache_salt  # a salt is for one session, often
         request = Generate(
@@ -212,16 +211,14 @@ class RequestReader:
         return ParsedRequest(
             request=request,
             stream=stream,
-            with_usage=asked.with_usage,
-            with_timings=asked.with_timings,
-            with_progress=asked.with_progress,
-            with_queue=stream and asked.with_queue,
-            n=asked.n,
+            asked=asked,
             is_short=0 < limit <= SHORT_TOKENS and n_bytes <= SHORT_BYTES and asked.n == 1,
         )
 
-    def _check_engine(self, asked: Asked) -> None:
-        """Refuse what only the worker can do."""
+    def _check_calling(self, asked: Asked) -> None:
+        """Refuse calls in place of an answer in a form of its own, and what only the worker can do."""
+        if asked.grammar and asked.calling.mode == "required":
+            raise field_error("tool_choice", "an answer in a form of its own calls no tools")
         for param, is_asked in (
             ("tool_choice", asked.calling.mode != "auto" or asked.calling.names),
             ("logprobs", asked.logprobs is not None),
@@ -307,8 +304,23 @@ def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = ""
         raise Refusal(400, reason, "invalid_grammar", param=param) from None
 
 
-def read_tool(name: Any, description: Any, schema: Any, strict: Any, where: str, known: Collection[str]) -> Tool:
-    """Return a tool as a client declares it, beside those already `known`. Raises Refusal."""
+def read_tools(given: Iterable[Any], declared: Callable[[Any, str], tuple[dict[str, Any], str]]) -> tuple[Tool, ...]:
+    """Return the tools that a client declares. `declared` takes one of them with its place, and returns the object that
+    describes it, and where that is. Raises Refusal.
+    """
+    tools: dict[str, Tool] = {}
+    for number, one in enumerate(given):
+        tool = _tool(*declared(one, f"tools[{number}]"), tools)
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
+    name, about, schema = (
+        given.get("name"),
+        given.get("description"),
+        given.get("parameters", given.get("input_schema")),
+    )
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
     if name in known:
@@ -318,10 +330,27 @@ def read_tool(name: Any, description: Any, schema: Any, strict: Any, where: str,
     schema = {"type": "object", "properties": {}} if schema is None else schema
     if not isinstance(schema, dict) or is_deep(schema):
         raise field_error(f"{where}.parameters", "must be a JSON schema")
-    if strict:
+    if strict := bool(given.get("strict")):
         answer_grammar(f"{where}.parameters", schema)
-    about = description if isinstance(description, str) else ""
-    return Tool(name=name, description=about, parameters=schema, strict=bool(strict))
+    return Tool(name=name, description=about if isinstance(about, str) else "", parameters=schema, strict=strict)
+
+
+def read_choice(choice: Any, tools: Sequence[Tool], *, single: bool) -> CallRule:
+    """Return what OpenAI's `tool_choice` lets the model call, in the form of chats or of responses. Raises Refusal."""
+    match choice:
+        case None | "":
+            return read_rule("auto", (), tools, single=single)
+        case str():
+            return read_rule(choice, (), tools, single=single)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return read_rule("required", (name,), tools, single=single)
+        case {"type": "allowed_tools"}:
+            match choice.get("allowed_tools", choice):
+                case {"mode": str(mode), "tools": list(allowed)}:
+                    named = (one.get("function", one) for one in allowed if isinstance(one, dict))
+                    names = [str(one.get("name")) for one in named if isinstance(one, dict)]
+                    return read_rule(mode, names, tools, single=single)
+    raise field_error("tool_choice", "must be auto, none, required, or a function by name")
 
 
 def read_rule(mode: str, names: Sequence[str], tools: Sequence[Tool], *, single: bool) -> CallRule:
@@ -358,6 +387,24 @@ def result_message(id: Any, content: str, before: Iterable[Message], where: str)
             if call.id == id:
                 return Message(role="tool", content=content, call_id=call.id, tool=call.name)
     raise field_error(where, f"no call before has the id `{quoted(str(id))}`")
+
+
+def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), between: str = "\n") -> str:
+    """Return a text, or the texts of parts of these `kinds`. Raises Refusal."""
+    if isinstance(content, str):
+        return content
+    texts = list[str]()
+    for part in content if isinstance(content, list) else [content]:
+        match part:
+            case {"type": str(kind), "text": str(text)} | {"type": "refusal" as kind, "refusal": str(text)} if (
+                kind in kinds
+            ):
+                texts.append(text)
+            case {"type": str(kind)}:
+                raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
+            case _:
+                raise field_error(where, "must be text or parts of text")
+    return between.join(texts)
 
 
 def is_deep(value: Any, left: int = _DEEPEST) -> bool:

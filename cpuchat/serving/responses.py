@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -10,13 +9,11 @@ import msgspec
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
-    CallRule,
     GenerationFinished,
     Message,
     PrefillProgress,
     Role,
     TextDelta,
-    Tool,
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
@@ -28,18 +25,18 @@ from cpuchat.serving.requests import (
     RequestReader,
     Unsupported,
     answer_grammar,
-    decoded,
     field_error,
     quoted,
     read_call,
-    read_rule,
-    read_tool,
+    read_choice,
+    read_text,
+    read_tools,
     result_message,
 )
 
 _NOT_STORED = "nothing is stored here; send all items in `input`"
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXTS = ("input_text", "output_text", "text")
+_TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
 class ResponsesBody(Body, kw_only=True):
@@ -62,20 +59,15 @@ class ResponsesBody(Body, kw_only=True):
 
 def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
-    body = decoded(data, ResponsesBody)
-    reader.check(body)
-    tools = tuple(_tools(body.tools or []))
-    rule = _rule(body.tool_choice, tools, single=body.parallel_tool_calls is False)
-    grammar = _grammar(body.text)
-    if grammar and rule.mode == "required":
-        raise field_error("tool_choice", "an answer in a form of its own calls no tools")
+    body = reader.body(data, ResponsesBody)
+    tools = read_tools(body.tools or [], _declared)
     default = reader.settings.chat.request_options()["reasoning"]
     asked = Asked(
         messages=tuple(_Items(body.instructions or "").read(body.input)),
         tools=tools,
-        calling=rule,
+        calling=read_choice(body.tool_choice, tools, single=body.parallel_tool_calls is False),
         max_tokens=body.max_output_tokens,
-        grammar=grammar,
+        grammar=_grammar(body.text),
         reasoning=False if (body.reasoning or {}).get("effort") == "none" else default,
     )
     return reader.parsed(body, asked, "input")
@@ -92,32 +84,11 @@ def _grammar(text: dict[str, Any] | None) -> str:
     raise field_error("text.format", "only text, json_object and json_schema are supported", "unsupported")
 
 
-def _tools(given: list[dict[str, Any]]) -> Iterator[Tool]:
-    known = set[str]()
-    for number, one in enumerate(given):
-        where = f"tools[{number}]"
-        if one.get("type") != "function":
-            kind = quoted(str(one.get("type")))
-            raise field_error(f"{where}.type", f"`{kind}` is not supported, only function", "unsupported")
-        tool = read_tool(
-            one.get("name"), one.get("description"), one.get("parameters"), one.get("strict"), where, known
-        )
-        known.add(tool.name)
-        yield tool
-
-
-def _rule(choice: Any, tools: tuple[Tool, ...], *, single: bool) -> CallRule:
-    match choice:
-        case None | "":
-            return read_rule("auto", (), tools, single=single)
-        case str():
-            return read_rule(choice, (), tools, single=single)
-        case {"type": "function", "name": str(name)}:
-            return read_rule("required", (name,), tools, single=single)
-        case {"type": "allowed_tools", "mode": str(mode), "tools": list(allowed)}:
-            names = [str(one.get("name")) for one in allowed if isinstance(one, dict)]
-            return read_rule(mode, names, tools, single=single)
-    raise field_error("tool_choice", "must be auto, none, required, or a function by name")
+def _declared(one: dict[str, Any], where: str) -> tuple[dict[str, Any], str]:
+    if one.get("type") != "function":
+        kind = quoted(str(one.get("type")))
+        raise field_error(f"{where}.type", f"`{kind}` is not supported, only function", "unsupported")
+    return one, where
 
 
 class _Items:
@@ -145,7 +116,7 @@ class _Items:
                 role = _ROLES.get(str(item.get("role")))
                 if role is None:
                     raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
-                text = _text(item.get("content"), f"{where}.content")
+                text = read_text(item.get("content"), f"{where}.content", _TEXTS, "")
                 if role == "assistant":
                     self._extend(text=text)
                 else:
@@ -158,7 +129,7 @@ class _Items:
                 call = read_call(item.get("call_id"), item.get("name"), item.get("arguments") or "", where)
                 self._extend(calls=(call,))
             case "function_call_output":
-                text = _text(item.get("output"), f"{where}.output")
+                text = read_text(item.get("output"), f"{where}.output", _TEXTS, "")
                 self._add(result_message(item.get("call_id"), text, self._found, f"{where}.call_id"))
             case kind:
                 raise field_error(f"{where}.type", f"`{quoted(str(kind))}` is not supported", "unsupported")
@@ -181,23 +152,6 @@ class _Items:
             )
         )
         self._is_open = True
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = list[str]()
-    for part in content if isinstance(content, list) else [content]:
-        match part:
-            case {"type": str(kind), "text": str(text)} if kind in _TEXTS:
-                texts.append(text)
-            case {"type": "refusal", "refusal": str(text)}:
-                texts.append(text)
-            case {"type": str(kind)}:
-                raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
-            case _:
-                raise field_error(where, "must be text or parts of text")
-    return "".join(texts)
 
 
 class ResponsesReply(Reply):

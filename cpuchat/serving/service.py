@@ -457,7 +457,7 @@ class Service:
                 progress.queued_ms = 1e3 * queued
                 self.running, progress.seed = progress, parsed.request.sampling.seed
                 try:
-                    for index in range(parsed.n):
+                    for index in range(parsed.asked.n):
                         if index:
                             progress.begin_next()
                         async with contextlib.aclosing(self._events(parsed.choice(index), progress)) as events:
@@ -489,7 +489,9 @@ class Service:
         """Evaluate the prompt of a request ahead, for `client`. Raises Refusal."""
         one = msgspec.structs.replace(parsed.of_client(client).request, max_tokens=1, grammar="", calling=ANY_CALL)
         with self.place(WARM, client.split()[0]) as place:
-            async for _ in self.answer(replace(parsed, request=one, n=1), place, Progress()):
+            async for _ in self.answer(
+                replace(parsed, request=one, asked=replace(parsed.asked, n=1)), place, Progress()
+            ):
                 pass
 
     async def count(self, parsed: ParsedRequest, place: Place) -> int:

@@ -22,7 +22,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.requests import ParsedRequest
+from cpuchat.serving.requests import Asked, ParsedRequest
 from cpuchat.serving.service import RequestRecord, Service
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
@@ -62,10 +62,7 @@ def served(engine: Engine, **options: Any) -> Service:
 
 
 def parsed(prompt: str = "Hello", *, stream: bool = True, with_queue: bool = False) -> ParsedRequest:
-    return ParsedRequest(
-        request=Generate(prompt=prompt), stream=stream, with_usage=False, with_timings=False, with_progress=False,
-        with_queue=with_queue,
-    )  # fmt: skip
+    return ParsedRequest(request=Generate(prompt=prompt), stream=stream, asked=Asked(with_queue=with_queue))
 
 
 async def ask(service: Service, prompt: str = "Hello") -> None:
