@@ -125,7 +125,7 @@ def pages(sections: Iterable[Section]) -> list[list[Section]]:
     return found
 
 
-class HelpScreen(Dismissable[None]):
+class HelpScreen(Dismissable[None], keys="help"):
     """The keys of the screen below, whose ids are `here`, then figures, then all other keys; with a filter.
 
     `left_out` are titles of blocks that are not shown.
@@ -134,13 +134,11 @@ class HelpScreen(Dismissable[None]):
     CSS_PATH = "help.tcss"
     AUTO_FOCUS = "Input"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.bindings("help"),
         ("up", "scroll('up')", "up"),
         ("down", "scroll('down')", "down"),
         ("pageup", "scroll('page_up')", "page up"),
         ("pagedown", "scroll('page_down')", "page down"),
     ]
-    KEYS: ClassVar = "help"
 
     def __init__(
         self, offered: Sequence[keys.Key] = keys.KEYS, left_out: Collection[str] = (), here: Collection[str] = ()

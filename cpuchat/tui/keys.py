@@ -16,7 +16,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from textual.binding import Binding, BindingType
 from textual.keys import KEY_NAME_REPLACEMENTS, Keys, _character_to_key
@@ -368,6 +368,18 @@ def heading(key: Key) -> str:
 
 def bindings(place: str) -> list[BindingType]:
     return [key.binding() for key in KEYS if key.place == place]
+
+
+class Keyed:
+    """A screen whose class names the place that its keys are of, beside `BINDINGS` of its own."""
+
+    KEYS: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, keys: str = "", **options: Any) -> None:
+        if keys:
+            cls.KEYS, own = keys, cls.__dict__.get("BINDINGS", [])
+            setattr(cls, "BINDINGS", [*bindings(keys), *own])  # noqa: B010 - Textual merges what each class has
+        super().__init_subclass__(**options)
 
 
 def unbound(id: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from textual import on, work
-from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import ScreenResultType
 
@@ -34,7 +33,6 @@ from cpuchat.planner.plan import (
 from cpuchat.planner.specs import HERE, MachineSpec, PlannedModel, ThisMachine, all_machines, models_here, with_costs
 from cpuchat.present import plan as words
 from cpuchat.present.table import ListRow
-from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
@@ -62,11 +60,8 @@ class Page(NamedTuple):
     mark: str = ""
 
 
-class PlanPage(PlanPanes[str | None]):
+class PlanPage(PlanPanes[str | None], keys="plan_page"):
     """Shows a page that a thread computes."""
-
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("plan_page")
-    KEYS: ClassVar = "plan_page"
 
     def __init__(self, title: str, make: Callable[[], Page]) -> None:
         super().__init__()
@@ -96,11 +91,8 @@ class PlanPage(PlanPanes[str | None]):
             self.show_details(*self._page.details(self.marked_key))
 
 
-class MachinesPage(PlanPage):
+class MachinesPage(PlanPage, keys="plan_machines"):
     """Lists one model on all machines, the cheapest first. Returns the id of the one that was chosen."""
-
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("plan_machines")
-    KEYS: ClassVar = "plan_machines"
 
     @on(ModelList.Chosen)
     def action_choose(self) -> None:
@@ -194,11 +186,8 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return self.spread if self.spread.workers else None
 
 
-class PlanScreen(PlanPanes[None]):
+class PlanScreen(PlanPanes[None], keys="plan"):
     """Lists the catalog by planned speed on one machine at a time, and the whole plan of the selected model."""
-
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("plan")
-    KEYS: ClassVar = "plan"
 
     def __init__(self, services: Services) -> None:
         super().__init__()

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -51,12 +50,10 @@ class PressKeyScreen(Dialog[str]):
         self.dismiss("" if key == "escape" else key)
 
 
-class KeysScreen(ListScreen[None]):
+class KeysScreen(ListScreen[None], keys="keys"):
     """Changes `keymap.toml`."""
 
     CSS_PATH = "keys.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("keys")
-    KEYS: ClassVar = "keys"
 
     list_title = "Keys"
 
@@ -397,7 +394,7 @@ _OF_THE_WORKER = ("Speculation", "Engine")
 _SERVED_TAB = "The loaded model is on a server: these settings are for models on this machine."
 
 
-class SettingsScreen(Dismissable[Settings | None]):
+class SettingsScreen(Dismissable[Settings | None], keys="settings"):
     """Returns the settings after saving, or None when nothing was saved."""
 
     CSS_PATH = "settings.tcss"
@@ -405,8 +402,6 @@ class SettingsScreen(Dismissable[Settings | None]):
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
         (0, "-tiny"), (72, "-narrow"), (114, "-wide"),
     ]  # fmt: skip
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("settings")
-    KEYS: ClassVar = "settings"
 
     def __init__(self, services: Services, themes: Iterable[str]) -> None:
         super().__init__()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
 from textual.fuzzy import Matcher
 from textual.screen import Screen
 from textual.widgets._footer import FooterKey
@@ -84,10 +81,7 @@ async def test_a_key_of_the_table_works_and_is_in_footer_help_and_palette(monkey
     monkeypatch.setattr(keys, "KEYS", (*keys.KEYS, wave))
     waved: list[bool] = []
 
-    class ToyScreen(Screen[None]):
-        BINDINGS: ClassVar[list[BindingType]] = keys.bindings("toy")
-        KEYS: ClassVar = "toy"
-
+    class ToyScreen(keys.Keyed, Screen[None], keys="toy"):
         def compose(self) -> ComposeResult:
             yield KeyFooter()
 

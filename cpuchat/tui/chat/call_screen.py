@@ -19,7 +19,6 @@ from cpuchat.present import tools as words
 from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.telemetry.units import plural
 from cpuchat.tools.loop import Approvals, Choice
-from cpuchat.tui import keys
 from cpuchat.tui.widgets.dialogs import Dismissable
 
 _OTHER_ROWS = 12  # of the terminal, that are not for arguments
@@ -39,7 +38,7 @@ class Arguments(Widget):
         return Content(self.shown(self.size.width))
 
 
-class CallScreen(Dismissable[Choice], ModalScreen[Choice]):
+class CallScreen(Dismissable[Choice], ModalScreen[Choice], keys="dialog"):
     """Show a call with all its arguments and return what the user chooses. Refusing has the focus: the dialog opens
     while the user may be typing. The other buttons are enabled once the last row was shown.
     """
@@ -47,7 +46,6 @@ class CallScreen(Dismissable[Choice], ModalScreen[Choice]):
     CSS_PATH = "call_screen.tcss"
     AUTO_FOCUS = "#refuse"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.bindings("dialog"),
         ("left", "app.focus_previous", "before"),
         ("right", "app.focus_next", "next"),
         ("up,k", "scroll(-1)", "up"),

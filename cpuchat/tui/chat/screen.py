@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal
 
 from cpuchat.base import paths
@@ -56,14 +55,12 @@ FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 _NOTICE_SECONDS = 60.0  # of what the user has to know about a damaged file
 
 
-class ChatScreen(TypingScreen):
+class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     """Lays the chat out, binds its actions, and shows the events of its session."""
 
     AUTO_FOCUS = TEXT_FIELD = "#prompt"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("chat")
-    KEYS: ClassVar = "chat"
     READS_FILES: ClassVar = True  # those that a message names
 
     def __init__(self, services: Services, initial_model: Source | None, text: str = "") -> None:

@@ -223,12 +223,10 @@ class Alternatives:
         return cls(model, repo, tuple(same), tuple(other for other in rest if other not in same))
 
 
-class OtherSideScreen(ListScreen[Side | None]):
+class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     """Returns the other side, or None."""
 
     CSS_PATH = "other.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("other_side")
-    KEYS: ClassVar = "other_side"
 
     def __init__(self, services: Services, model: Path) -> None:
         super().__init__()

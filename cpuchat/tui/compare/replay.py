@@ -6,21 +6,19 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.content import Content
 
 from cpuchat.base import paths
 from cpuchat.base.text import clean_line
 from cpuchat.compare.recording import Recording, read_recording
-from cpuchat.tui import keys
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 
 
-class ReplayScreen(Dismissable[bool]):
+class ReplayScreen(Dismissable[bool], keys="replay"):
     """Replays one of `paths.RECORDINGS`. Closes with True when the user wants to open a model.
 
     Raises:
@@ -30,8 +28,6 @@ class ReplayScreen(Dismissable[bool]):
     CSS_PATH = "compare.tcss"
     AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("replay")
-    KEYS: ClassVar = "replay"
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
@@ -41,7 +40,7 @@ from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 from cpuchat.tui.widgets.prompt import Prompt
 
 
-class CompareScreen(TypingScreen, Dismissable[None]):
+class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     """Owns the comparison and closes it.
 
     Args:
@@ -52,8 +51,6 @@ class CompareScreen(TypingScreen, Dismissable[None]):
     CSS_PATH = "compare.tcss"
     AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("compare")
-    KEYS: ClassVar = "compare"
 
     def __init__(
         self, services: Services, sides: tuple[Side, Side], prompt: str = "", kept: Opened | None = None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -22,7 +21,6 @@ from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
-from cpuchat.tui import keys
 from cpuchat.tui.hardware.panels import FactsTable, PlacementList, PlacementsPane, TypicalModels, spec_of
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
 from cpuchat.tui.services import Services
@@ -41,7 +39,7 @@ _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 _ROOMY_ROWS_LOW = 4
 
 
-class HardwareScreen(Dismissable[None]):
+class HardwareScreen(Dismissable[None], keys="hardware"):
     """Shows placements, and tries and measures the selected one. Measuring and loading run in the place of the chat's
     answers.
 
@@ -52,8 +50,6 @@ class HardwareScreen(Dismissable[None]):
     AUTO_FOCUS = "#placements"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("hardware")
-    KEYS: ClassVar = "hardware"
 
     class Measuring(Message):
         """`done` of `of` measurements of the read bandwidth; `what` comes next."""

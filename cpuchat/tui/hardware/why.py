@@ -9,14 +9,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.text import clean_line
 from cpuchat.present import why
-from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -63,13 +61,12 @@ class ProofTable(Static):
         self.update(Group(table, Text(f"\n{why.NOTE}", dim)) if worths else table)
 
 
-class WhyScreen(Dismissable[None]):
+class WhyScreen(Dismissable[None], keys="why"):
     """Lets the loaded model answer a few tokens, and shows what its worker's process tells of each setting.
 
     Measuring takes the place of the loaded model, which is loaded again when this screen closes.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("why")
     CSS_PATH = "hardware.tcss"
 
     def __init__(self, services: Services, model: ModelInfo) -> None:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
@@ -17,7 +16,6 @@ from textual.widgets.option_list import Option
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present import downloads
 from cpuchat.telemetry import units
-from cpuchat.tui import keys
 from cpuchat.tui.models.screen import choose
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets import charts
@@ -90,13 +88,11 @@ class DownloadList(OptionList):
 _KEEP, _DISCARD = "keep", "discard"
 
 
-class DownloadsScreen(DetailsScreen[Path | None]):
+class DownloadsScreen(DetailsScreen[Path | None], keys="downloads"):
     """Returns a file to load, or None."""
 
     CSS_PATH = "downloads.tcss"
     AUTO_FOCUS = "#downloads"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("downloads")
-    KEYS: ClassVar = "downloads"
     MARKED_ACTIONS = ("load", "hold", "cancel")
 
     def __init__(self, services: Services) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from textual import on, work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, Interrupted
@@ -22,7 +21,6 @@ from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, l
 from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.tui import keys
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dialog
@@ -61,10 +59,8 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
 _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
-class MeasurePairScreen(Dialog[int | None]):
+class MeasurePairScreen(Dialog[int | None], keys="measure_pair"):
     """Returns the draft depth to use (0: adaptive), None not to; measures in a worker of its own, beside the chat's."""
-
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("measure_pair")
 
     def __init__(self, services: Services, target: Path, draft: Path) -> None:
         super().__init__(f"{draft.stem} drafting for {target.stem}", "Starting…", "Esc stops")
@@ -193,12 +189,10 @@ class DraftReader:
         return repository, model_of(repository, candidate)
 
 
-class DraftModelsScreen(PanesScreen[Path | None]):
+class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
     """Returns the loaded model's file if it has to be loaded again, else None. Verdicts fill in one by one."""
 
     CSS_PATH = "draft_models.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("draft_models")
-    KEYS: ClassVar = "draft_models"
 
     def __init__(self, services: Services, reader: DraftReader | None = None) -> None:
         super().__init__()

@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.widgets import Input, Static
 
@@ -26,7 +25,6 @@ from cpuchat.models.quantize.make import Job
 from cpuchat.models.quantize.types import TYPES, QuantType, smaller_types, suggested_folder, suggested_path
 from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
-from cpuchat.tui import keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dialog
 from cpuchat.tui.widgets.download_line import QuantizeLine
@@ -44,7 +42,7 @@ _MORE, _ORIGINAL = "more", "original"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
-class QuantizeScreen(PanesScreen[Path | None]):
+class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     """Returns the new file if it is finished while the screen is open, else None: the job continues when the screen is
     closed.
 
@@ -53,7 +51,6 @@ class QuantizeScreen(PanesScreen[Path | None]):
 
     CSS_PATH = "quantize.tcss"
     AUTO_FOCUS = "#out"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("quantize")
 
     def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
@@ -277,10 +274,8 @@ def _repository(model: LocalModel) -> str:
 _CLOCK_SECONDS = 1.0
 
 
-class TuneScreen(Dialog[Path | None]):
+class TuneScreen(Dialog[Path | None], keys="tune"):
     """Returns the model to load again, the one loaded before; None if there was none. `result`: None until done."""
-
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("tune")
 
     def __init__(self, services: Services, model: Path) -> None:
         super().__init__(f"Tune {model.stem}", "Starting…", "Esc stops (keeps what was adopted)")

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
@@ -33,7 +32,6 @@ from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.present.models import sections
-from cpuchat.tui import keys
 from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -164,12 +162,11 @@ _LABEL = 22
 _MOST_TEMPLATE = 20_000  # characters of a template that are shown
 
 
-class InspectionScreen(Dismissable[None]):
+class InspectionScreen(Dismissable[None], keys="inspection"):
     """Reads the header in a thread: a large vocabulary takes a while, a remote one longer."""
 
     CSS_PATH = "inspection.tcss"
     AUTO_FOCUS = "#inspection"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("inspection")
 
     def __init__(self, title: str, read: Callable[[], GGUFHeader]) -> None:
         """`read` gets the header and may raise CpuchatError; it runs in a thread."""

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.content import Content
 
 from cpuchat.base.errors import AccessDenied, CpuchatError, HubError, ModelUnsupported, NotOnHub
@@ -23,7 +22,6 @@ from cpuchat.present import downloads
 from cpuchat.present import models as words
 from cpuchat.present.models import RepositoryEntry, key_of
 from cpuchat.present.table import ListRow
-from cpuchat.tui import keys
 from cpuchat.tui.models.screen import choose
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.download_line import DownloadLine
@@ -172,12 +170,10 @@ def predict_model(
     return predictions, beside
 
 
-class RepositoryScreen(PanesScreen[Path | None]):
+class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     """Returns a file to load, or None. Shows the listing first; fit and speed fill in."""
 
     CSS_PATH = "repository.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("repository")
-    KEYS: ClassVar = "repository"
     MARKED_ACTIONS = ("choose", "hold", "inspect")
 
     def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:

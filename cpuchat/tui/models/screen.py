@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.timer import Timer
 from textual.widgets import Input
 
@@ -25,7 +24,6 @@ from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.places import LocalModel
 from cpuchat.present.models import doubt
 from cpuchat.telemetry import units
-from cpuchat.tui import keys
 from cpuchat.tui.models import entries
 from cpuchat.tui.models.entries import (
     SEARCH,
@@ -80,7 +78,7 @@ class FilterBox(Input):
 _LOADED_SECONDS = 0.5  # between two looks at which model is loaded
 
 
-class ModelsScreen(PanesScreen[Source | None]):
+class ModelsScreen(PanesScreen[Source | None], keys="models"):
     """Returns the model to load, or None. Reads files, the catalog, servers and Hugging Face in threads.
 
     `state`, `predictions` (for the list, by key of the entry) and `details` (of entries that were selected) fill in.
@@ -88,8 +86,6 @@ class ModelsScreen(PanesScreen[Source | None]):
 
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("models")
-    KEYS: ClassVar = "models"
     list_title = "Models"
 
     def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:

@@ -22,7 +22,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.terminal.painter import LeanScreen
 
 
-class Dismissable(LeanScreen[ScreenResultType]):
+class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
     """A screen that is dismissed at most once. Textual pops whatever is on top, also for a screen that is gone already
     or lies below a dialog: two presses of a key that arrive together would dismiss the screen below too, whose caller
     then waits forever.
@@ -115,12 +115,11 @@ class Choice:
     danger: bool = False
 
 
-class ChoiceScreen(Dialog[str | None]):
+class ChoiceScreen(Dialog[str | None], keys="dialog"):
     """Ask a question with several answers, the safe one first and focused. Returns the id of one, or None."""
 
     AUTO_FOCUS = "Button"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.bindings("dialog"),
         ("left,up", "app.focus_previous", "before"),
         ("right,down", "app.focus_next", "next"),
     ]
@@ -140,12 +139,11 @@ class ChoiceScreen(Dialog[str | None]):
         self.dismiss((event.button.id or "").removeprefix("choice-"))
 
 
-class ConfirmScreen(Dialog[bool]):
+class ConfirmScreen(Dialog[bool], keys="dialog"):
     """Ask before something irreversible; the safe answer has the focus. Returns True for yes."""
 
     AUTO_FOCUS = "#no"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys.bindings("dialog"),
         ("y", "answer(True)", "yes"),
         ("n", "answer(False)", "no"),
         ("left,right", "app.focus_next", "other"),
@@ -171,11 +169,10 @@ class ConfirmScreen(Dialog[bool]):
         self.dismiss(False)
 
 
-class AskTextScreen(Dialog[str | None]):
+class AskTextScreen(Dialog[str | None], keys="dialog"):
     """Ask for a line of text, with `about` above it. Returns it stripped, or None."""
 
     AUTO_FOCUS = "Input"
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("dialog")
 
     def __init__(self, title: str, value: str = "", max_length: int = 200, about: str = "") -> None:
         super().__init__(title, clean_line(about), "Enter saves · Esc cancels")

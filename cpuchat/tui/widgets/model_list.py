@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.geometry import Region, Size
@@ -22,7 +21,6 @@ from textual.strip import Strip
 
 from cpuchat.base.text import clean_line
 from cpuchat.present.table import ListRow
-from cpuchat.tui import keys
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
 
@@ -248,13 +246,12 @@ class Labelled(ScrollView, can_focus=False):
 _WIDE = 100  # cells
 
 
-class DetailsScreen(Dismissable[ScreenResultType]):
+class DetailsScreen(Dismissable[ScreenResultType], keys="details"):
     """A screen with a `Labelled` about the selected line; keys scroll it, as it never has the focus.
 
     `MARKED_ACTIONS`: actions whose `check_action` depends on the selected line.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("details")
     MARKED_ACTIONS: ClassVar[tuple[str, ...]] = ()
     _enabled: Sequence[bool | None] = ()
 
@@ -276,13 +273,12 @@ class DetailsScreen(Dismissable[ScreenResultType]):
             self.refresh_bindings()
 
 
-class ListScreen(DetailsScreen[ScreenResultType]):
+class ListScreen(DetailsScreen[ScreenResultType], keys="list"):
     """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on."""
 
     AUTO_FOCUS = ""
     list_title = ""
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (_WIDE, "-wide")]
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("list")
 
     def compose(self) -> ComposeResult:
         yield from self.compose_panes()
