@@ -91,7 +91,7 @@ Examples:
 
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_chats(as_json: bool) -> int:
+def list_chats(as_json: bool) -> None:
     """List the chats, last changed first."""
     with opened_store() as store:
         chats, counts = store.chats(), store.message_counts()
@@ -101,13 +101,12 @@ def list_chats(as_json: bool) -> int:
         echo_table([words.HEADINGS, *(words.row(chat, counts.get(chat.id, 0)) for chat in chats)], right=(2,))
     else:
         click.echo("cpuchat: No chats yet.", err=True)
-    return 0
 
 
 @click.command("search", epilog=_SEARCH_EPILOG)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array; `marks` are from and to characters.")
-def search(words: tuple[str, ...], as_json: bool) -> int:
+def search(words: tuple[str, ...], as_json: bool) -> None:
     """Search titles and messages, on all branches. Prints at most 100 chats, last changed first."""
     with opened_store() as store:
         hits = store.search(" ".join(words))
@@ -120,13 +119,12 @@ def search(words: tuple[str, ...], as_json: bool) -> int:
         click.echo(f"{hit.id[:SHORT_ID]}  {clean_line(hit.title) or 'New chat'}")
         for one in hit.excerpts:
             _echo_excerpt(one)
-    return 0
 
 
 @click.command("show", epilog=_SHOW_EPILOG)
 @click.argument("chat", metavar="CHAT")
 @click.option("--json", "as_json", is_flag=True, help="Print the export of the chat: one JSON object.")
-def show(chat: str, as_json: bool) -> int:
+def show(chat: str, as_json: bool) -> None:
     """Print the open branch of CHAT as Markdown."""
     from cpuchat.chats.transfer.formats import Document
     from cpuchat.chats.transfer.importing import export_chat
@@ -138,7 +136,6 @@ def show(chat: str, as_json: bool) -> int:
         print_json(msgspec.to_builtins(Document(chats=[exported])))
     else:
         click.echo(words.markdown(exported), nl=False)
-    return 0
 
 
 def _json(chat: Chat) -> dict[str, Any]:
@@ -183,7 +180,7 @@ the epoch."""
 @click.command("export", epilog=_EXPORT_EPILOG)
 @click.argument("chats", nargs=-1, metavar="[CHAT]...")
 @file_option("-o", "--output", help="Write to this file instead of standard output.")
-def export(chats: tuple[str, ...], output: Path | None) -> int:
+def export(chats: tuple[str, ...], output: Path | None) -> None:
     """Export chats, all of them unless CHAT is given, as JSON; as Markdown to a FILE that ends in .md."""
     from cpuchat.chats.transfer.formats import Document
     from cpuchat.chats.transfer.importing import export_chat
@@ -195,7 +192,6 @@ def export(chats: tuple[str, ...], output: Path | None) -> int:
         return print_json(msgspec.to_builtins(Document(chats=exported)))
     write_output(output, words.document(exported, output))
     click.echo(f"Exported {plural(len(exported), 'chat')} to {output}.")
-    return 0
 
 
 _IMPORT_EPILOG = """\b
@@ -248,7 +244,7 @@ forks keep theirs. There is no undo; `cpuchat chats export` first keeps a copy."
 @click.argument("chats", nargs=-1, required=True, metavar="CHAT...")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
-def delete(chats: tuple[str, ...], yes: bool, as_json: bool) -> int:
+def delete(chats: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete chats with all their branches."""
     from cpuchat.backend.local import LocalBackend
     from cpuchat.present.table import table
@@ -275,4 +271,3 @@ def delete(chats: tuple[str, ...], yes: bool, as_json: bool) -> int:
         print_json({"deleted": [chat.id for chat in found]})
     else:
         click.echo(f"Deleted {plural(len(found), 'chat')}.")
-    return 0

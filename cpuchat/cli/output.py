@@ -109,10 +109,9 @@ def error_json(error: CpuchatError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
 
 
-def print_json(value: Any) -> int:
-    """Print one line of JSON, and return the exit code of a command that prints nothing else."""
+def print_json(value: Any) -> None:
+    """Print one line of JSON."""
     print(json_line(value), flush=True)
-    return 0
 
 
 def json_line(value: Any) -> str:

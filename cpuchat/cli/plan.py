@@ -79,7 +79,7 @@ def plan(
     list_machines: bool,
     as_json: bool,
     **values: Any,
-) -> int:
+) -> None:
     """Plan before buying or downloading: does a model fit a machine, how fast, for how many users, at what cost.
 
     Without MODEL it lists the catalog on the machine.
@@ -193,7 +193,7 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     return ThisMachine(chosen)
 
 
-def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
+def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> None:
     if as_json:
         return print_json({"plan": _plain(planned), "service": _plain(service) if service is not None else None})
     click.echo(clean_line(words.title(planned)))
@@ -206,12 +206,11 @@ def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> int:
         echo_table([words.SERVICE_HEADS, *words.service_rows(service)], right=range(8))
         for line in words.service_lines(service, planned):
             echo_paragraph(line)
-    return 0
 
 
 def _show_catalog(
     machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
-) -> int:
+) -> None:
     from cpuchat.planner.plan import catalog_plans, reaches
 
     found = catalog_plans(machine_for, models, workload)
@@ -225,10 +224,9 @@ def _show_catalog(
     echo_paragraph(
         f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
     )
-    return 0
 
 
-def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> int:
+def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> None:
     from cpuchat.planner.plan import cheapest
 
     best = {
@@ -246,10 +244,9 @@ def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | No
         for line in words.cheapest_lines(target, best["plain"], best["drafted"], first.draft):
             echo_paragraph(line)
     echo_paragraph("Prices are estimates of whole machines; `cpuchat plan --machines` has their sources.")
-    return 0
 
 
-def _show_machines(as_json: bool) -> int:
+def _show_machines(as_json: bool) -> None:
     from cpuchat.planner.specs import all_machines
 
     known, problems = all_machines()
@@ -263,7 +260,6 @@ def _show_machines(as_json: bool) -> int:
         for label, text in words.machine_figures(one):
             echo_paragraph(text, f"  {label:<17}", " " * 19)
         click.echo()
-    return 0
 
 
 def _plain(value: Any) -> Any:

@@ -450,7 +450,7 @@ def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -
 @servers.command("key", short_help="Store the API key of a server, in the system's keyring or a file.")
 @click.argument("url")
 @click.option("--delete", is_flag=True, help="Delete the stored key.")
-def key(url: str, delete: bool) -> int:
+def key(url: str, delete: bool) -> None:
     """Store the API key of the server URL: in the system's keyring with the extra cpuchat[keyring], else in a file that
     only you may read.
     """
@@ -471,7 +471,6 @@ def key(url: str, delete: bool) -> int:
     except OSError as error:
         raise CpuchatError(f"Cannot write {paths.shown(paths.keys_file())}: {error.strerror}.") from None
     print(f"Deleted the key of {server}." if delete else f"Stored the key of {server} in {place}.")
-    return 0
 
 
 def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> int:

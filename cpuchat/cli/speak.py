@@ -37,7 +37,7 @@ Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 13
     click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON."),
     click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors."),
 )  # fmt: skip
-def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool, **values: Any) -> int:
+def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool, **values: Any) -> None:
     """Read TEXT, or the Markdown or text FILE, aloud. Without either, standard input is read."""
     import asyncio
 
@@ -62,7 +62,6 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
                 terminal.note(words.speech_summary(figures, aloud.where))
 
     asyncio.run(run())
-    return 0
 
 
 def _file(text: tuple[str, ...]) -> Path | None:

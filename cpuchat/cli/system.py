@@ -76,7 +76,7 @@ def system() -> None:
 
 @system.command("state", short_help="Show the settings, and which of them a plan can change.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def show_state(as_json: bool) -> int:
+def show_state(as_json: bool) -> None:
     """Show the current settings, and which of them a plan can change on this machine."""
 
     states = knob_states(read_topology(ROOT), ROOT)
@@ -86,7 +86,6 @@ def show_state(as_json: bool) -> int:
     rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
     echo_table(rows)
     _print_refusals([one.refusal for one in states if one.refusal])
-    return 0
 
 
 @system.command(epilog=_PLAN_EPILOG, short_help="Write the scripts that apply and revert settings.")
@@ -94,7 +93,7 @@ def show_state(as_json: bool) -> int:
     "--knob", "knobs", multiple=True, metavar="NAME", help="Change this setting; default: all low-risk settings."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(knobs: tuple[str, ...], as_json: bool) -> int:
+def plan(knobs: tuple[str, ...], as_json: bool) -> None:
     """Write two scripts: one that changes settings, one that reverts them.
 
     NAME is a setting listed by `cpuchat system state`.
@@ -126,7 +125,6 @@ def plan(knobs: tuple[str, ...], as_json: bool) -> int:
             ("  3. measure again", "cpuchat system measure"),
             ("  4. revert, if it did not help", saved.command(saved.revert)),
         ])  # fmt: skip
-    return 0
 
 
 def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
@@ -174,7 +172,7 @@ def _echo_item(text: str) -> None:
     "--label", type=click.Choice(["before", "after"]), help="Label of the result; default: before, then after."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def measure(model: str | None, name: str, label: Label | None, as_json: bool, **values: Any) -> int:
+def measure(model: str | None, name: str, label: Label | None, as_json: bool, **values: Any) -> None:
     """Measure decode speed: three times 64 tokens, greedy, without drafters.
 
     The result is saved with the plan. Once before and after are measured, they are compared: a gain is significant if
@@ -201,7 +199,6 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
         lines += _what_next(saved, record, result)
     for line in [json_line(result)] if as_json else lines:
         terminal.line(line)
-    return 0
 
 
 async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
@@ -262,7 +259,7 @@ def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
 
 @system.command("list", short_help="List plans, their changes in effect, and the measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_plans(as_json: bool) -> int:
+def list_plans(as_json: bool) -> None:
     """List plans, which of their changes are in effect, and the measurements."""
     from cpuchat.tune import trial
 
@@ -287,12 +284,11 @@ def list_plans(as_json: bool) -> int:
         rates = " → ".join(units.rate(row[label]) if row[label] else "n/a" for label in ("before", "after"))
         click.echo(f"{row['name']}  in effect: {_effect_words(row['effect'])}")
         click.echo(f"  {rates} tok/s: {row['verdict'] or row['no_verdict']}")
-    return 0
 
 
 @system.command(short_help="Print the command that reverts a plan.")
 @click.argument("name", default="")
-def revert(name: str) -> int:
+def revert(name: str) -> None:
     """Print the command that reverts the plan NAME (default: the newest)."""
     saved = find_plan(name)
     counts = effect(saved.plan, ROOT)
@@ -300,7 +296,6 @@ def revert(name: str) -> int:
     state = f"is in effect: {_effect_words(counts)}. To revert" if some else "is not in effect; reverting is harmless"
     click.echo(f"Plan {saved.name} {state}:", err=True)
     click.echo(saved.command(saved.revert))
-    return 0
 
 
 _PROBE_EPILOG = """\b
@@ -324,7 +319,7 @@ _STEADY = 0.9
     setting("engine.memory"),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
 )  # fmt: skip
-def probe(as_json: bool, **values: Any) -> int:
+def probe(as_json: bool, **values: Any) -> None:
     """Measure the read bandwidth of one core, one L3 group and all cores, and between NUMA nodes; then passes of small
     models with random weights, in every usual tensor type.
 
@@ -369,7 +364,6 @@ def probe(as_json: bool, **values: Any) -> int:
         )
     click.echo("\n".join(_probe_lines(topology, found, limit)))
     click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
-    return 0
 
 
 def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
@@ -452,13 +446,13 @@ Without a counter, cpuchat shows the traffic estimated from the model, marked "e
 @click.group(invoke_without_command=True, epilog=_COUNTERS_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def counters(ctx: click.Context, as_json: bool) -> int:
+def counters(ctx: click.Context, as_json: bool) -> None:
     """List the counters of memory traffic and power: which are available here, and why the others are not."""
     if ctx.invoked_subcommand is not None:
         if as_json:
             hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
             raise UsageError("--json before the command is not supported.", hint)
-        return 0
+        return
     topology = read_topology()
     bandwidth = counter_openers(topology, os.getpid(), theoretical=theoretical_bandwidth(topology))
     found = {
@@ -477,7 +471,6 @@ def counters(ctx: click.Context, as_json: bool) -> int:
         click.echo(f"Virtual machine ({topology.virtual}): most counters are available on the host only.")
     if not any(row["opens"] for row in found["bandwidth"]):
         click.echo("No counter is available; traffic is estimated from the model.")
-    return 0
 
 
 def _try_counter(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
@@ -498,7 +491,7 @@ def _counter_line(row: dict[str, Any], used: str | None) -> str:
 
 
 @counters.command("unit", short_help="Print the systemd unit of the collector.")
-def print_unit() -> int:
+def print_unit() -> None:
     """Print the systemd unit of the collector, which reads counters that need privileges.
 
     Its first lines say how to install and remove it. cpuchat itself never asks for root.
@@ -506,11 +499,10 @@ def print_unit() -> int:
     from cpuchat.hardware.collector_unit import unit
 
     click.echo(unit(), nl=False)
-    return 0
 
 
 @counters.command("program", short_help="Print the collector's program for root to install.")
-def print_program() -> int:
+def print_program() -> None:
     """Print the collector's program, a Python zip application, for root to install.
 
     `cpuchat counters unit` says how to install it as a copy that only root can change.
@@ -522,7 +514,6 @@ def print_program() -> int:
         raise UsageError("The program is binary: refusing to print it to a terminal.", how)
     with os.fdopen(1, "wb", closefd=False) as out:  # sys.stdout takes clean text only
         out.write(program_file())
-    return 0
 
 
 @counters.command("watch")
@@ -531,7 +522,7 @@ def print_program() -> int:
     "--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch; used by per-process counters."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
+def watch(seconds: int | None, pid: int | None, as_json: bool) -> None:
     """Print memory traffic and power once a second, until Ctrl+C."""
     from cpuchat.hardware.counters.collector_file import content_of
     from cpuchat.hardware.monitor import Monitor
@@ -552,7 +543,6 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> int:
             shown += 1
     finally:
         monitor.close()
-    return 0
 
 
 def _traffic_line(sample: MachineSample, theoretical: float | None) -> str:

@@ -35,7 +35,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.keys import load_keymap, problem_with, save_keys
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dialog, Dismissable
-from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.model_list import ListScreen, ModelList
 
 
@@ -427,9 +427,6 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
                             yield Static(note, classes="note", markup=False)
         yield Static(id="hint", markup=False)
         yield KeyFooter()
-
-    def on_compose(self) -> None:
-        set_size_classes(self)
 
     def on_mount(self) -> None:
         self._theme_before = self.app.theme

@@ -57,7 +57,7 @@ Exit code {Interrupted.exit_code} after Ctrl+C."""
 @setting("engine.ctx")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large or unsupported here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
-def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> int:
+def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> None:
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
     address = hub_address(repo)
@@ -84,7 +84,6 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
             f"Stopped at {_share(done)}; the partial file is kept.", f"Resume with `cpuchat models download {repo}`."
         )
     _tell(terminal, repository, done, as_json=as_json)
-    return 0
 
 
 def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
@@ -186,7 +185,7 @@ entries to catalog.toml in the config folder, in the format of the built-in one.
 @click.command("catalog", epilog=_CATALOG_EPILOG)
 @click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
-def catalog(words: tuple[str, ...], as_json: bool) -> int:
+def catalog(words: tuple[str, ...], as_json: bool) -> None:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
     known = load_catalog()
     for problem in known.problems:
@@ -208,7 +207,6 @@ def catalog(words: tuple[str, ...], as_json: bool) -> int:
         _print_one(found[0], known, here, expected.get(found[0].id))
     else:
         _print_all(found, known, here, machine, expected)
-    return 0
 
 
 def _complain(text: str) -> None:
@@ -298,7 +296,7 @@ def _gigabytes(model: CatalogModel, quantization: str) -> str:
     return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
 
 
-def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> int:
+def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> None:
     rows: list[dict[str, Any]] = []
     for model in found:
         expected = predictions.get(model.id)
@@ -326,7 +324,7 @@ Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
     help="Maximum number of results.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Search Hugging Face for repositories with GGUF files, most downloads first."""
     query = " ".join(words)
     found = Hub().search(query, limit=limit)
@@ -335,10 +333,9 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     if not found:
         click.echo(f"cpuchat: No GGUF repositories match {clean_line(query)!r}.", err=True)
         click.echo("  Use fewer words: a repository's name must contain all of them.", err=True)
-        return 0
+        return
     headings = ("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")
     echo_table([headings, *map(_search_row, found)], right=(1, 3))
-    return 0
 
 
 def _search_row(found: FoundRepository) -> tuple[str, ...]:

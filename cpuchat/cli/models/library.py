@@ -64,7 +64,7 @@ without a quantization is listed as by `models files`."""
     "--template", is_flag=True, help="Print only the chat template; control characters are escaped (not in --json)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
-def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int:
+def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: bool) -> int | None:
     """Show MODEL: architecture, tensors by type, bytes per token, experts, tokenizer, chat template.
 
     Only the header is read; nothing is loaded.
@@ -107,7 +107,7 @@ _HEADER_FIGURES = (
 )  # fmt: skip
 
 
-def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool) -> int:
+def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool) -> None:
     described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
     plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
     plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count, "heads": header.n_head}
@@ -118,7 +118,9 @@ def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidat
     return print_json(plain)
 
 
-def _print(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool, metadata: bool) -> int:
+def _print(
+    found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool, metadata: bool
+) -> None:
     shown = sections(found, settings=metadata)
     if drafts:
         shown.append(("Draft models", [(one.path.name if one.path else "", one.expected.words) for one in drafts]))
@@ -131,7 +133,6 @@ def _print(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *
         rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
         click.echo("")
         echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
-    return 0
 
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
@@ -243,7 +244,7 @@ _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USE
 
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
-def list_models(as_json: bool) -> int:
+def list_models(as_json: bool) -> None:
     """List the bundled models and those in the Hugging Face cache and your folders, last used first."""
     chosen = settings.load()
     found = Library(chosen.model.folders).local_models()
@@ -257,7 +258,7 @@ def list_models(as_json: bool) -> int:
         return print_json(rows)
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
-        return 0
+        return
     machine = this_machine(chosen)
     tuned = TunedMachine(chosen, machine)
     rows = [_row(model, spec, tuned) for model, spec in zip(found, specs, strict=True)]
@@ -266,7 +267,6 @@ def list_models(as_json: bool) -> int:
         click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
     elif not machine.probed:
         click.echo(f"cpuchat: Predicted speeds are {NOT_PROBED}.", err=True)
-    return 0
 
 
 def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ is deleted."""
 @click.argument("spec", metavar="MODEL")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; needs --yes.")
-def delete_model(spec: str, yes: bool, as_json: bool) -> int:
+def delete_model(spec: str, yes: bool, as_json: bool) -> None:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
     library = Library(settings.load().model.folders)
     deletion = library.deletion(find_model(library, spec))
@@ -345,7 +345,6 @@ def delete_model(spec: str, yes: bool, as_json: bool) -> int:
         for line in deletion.stays:
             click.echo(f"  {clean_line(line)}")
     click.echo(f"Freed {size(freed)}.")
-    return 0
 
 
 def _explain(deletion: Deletion) -> None:
@@ -412,7 +411,7 @@ it and their sizes. FIT assumes the context of --ctx or of the settings, and the
 @click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @click.option("--no-header", is_flag=True, help="Estimate from file sizes alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, sizes in bytes.")
-def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json: bool, **values: Any) -> int:
+def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json: bool, **values: Any) -> None:
     """List the models of a repository by quantization, with size, fit and predicted speed on this machine.
 
     REPO is OWNER/NAME, a Hugging Face link, or an id from `cpuchat models catalog`.
@@ -438,7 +437,7 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
     return _print_files(repository, found)
 
 
-def _print_files(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
+def _print_files(repository: Repository, found: Mapping[str, ModelPrediction]) -> None:
     facts = (repository.id, repository.license, repository.updated, "gated" if repository.gated else "")
     click.echo(" · ".join(clean_line(fact) for fact in facts if fact))
     models = [model for model in repository.models if model.kind == "model"]
@@ -458,7 +457,6 @@ def _print_files(repository: Repository, found: Mapping[str, ModelPrediction]) -
     notes = _notes(repository, found)
     for note in ("", *notes) if notes else ():
         click.echo(clean_line(note))
-    return 0
 
 
 def _file_row(
@@ -513,7 +511,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
-def _print_files_as_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> int:
+def _print_files_as_json(repository: Repository, found: Mapping[str, ModelPrediction]) -> None:
     rows: list[dict[str, Any]] = []
     for model in repository.models:
         row = {**msgspec.to_builtins(model), "size": model.size, "here": _bytes_here(repository, model)}

@@ -96,7 +96,7 @@ def quantize(
     allow_requantize: bool,
     force: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """Quantize SOURCE (F32, F16, BF16 or Q8_0) to TYPE (Q4_K_M, Q8_0, ...) and write it to OUT.
 
     Runs at low priority in its own process.
@@ -121,7 +121,7 @@ def _library() -> Library:
     return Library(settings.load().model.folders)
 
 
-def _make(job: Job, library: Library, *, as_json: bool) -> int:
+def _make(job: Job, library: Library, *, as_json: bool) -> None:
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{job.source.name} → {job.out.name}")
     try:
@@ -138,7 +138,6 @@ def _make(job: Job, library: Library, *, as_json: bool) -> int:
     terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
     if not any(is_inside(path.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
-    return 0
 
 
 def _status(progress: QuantizeProgress) -> str:
@@ -153,7 +152,7 @@ def _status(progress: QuantizeProgress) -> str:
     return " · ".join([*parts, progress.tensor])
 
 
-def _list_types(spec: str | None, *, as_json: bool) -> int:
+def _list_types(spec: str | None, *, as_json: bool) -> None:
     cpu = engine_cpu()
     path = _library().resolve(spec) if spec is not None else None
     rows = asyncio.run(_forecasts(path, cpu)) if path is not None else _types(cpu)
@@ -172,7 +171,6 @@ def _list_types(spec: str | None, *, as_json: bool) -> int:
         notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
     for note in notes:
         echo_paragraph(note)
-    return 0
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
@@ -261,7 +259,7 @@ Exit codes: 0 the draft fits (without DRAFT: at least one does), {DraftMismatch.
 @click.option("--measure", is_flag=True, help="Measure acceptance and speed-up of the pair; takes minutes.")
 @click.option("--keep", is_flag=True, help="With --measure: use DRAFT from now on if it is worth keeping.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: bool, as_json: bool) -> int:
+def pair(target: str, draft: str | None, ask_hub: bool, measure: bool, keep: bool, as_json: bool) -> int | None:
     """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
 
     A draft model must have the target's vocabulary. Without --measure only headers are read.
@@ -299,7 +297,7 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
     return 0 if verdict.ok else DraftMismatch.exit_code
 
 
-def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> int:
+def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, keep: bool, as_json: bool) -> None:
     """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed."""
     from cpuchat.bench.run import pair_bench, pair_result
     from cpuchat.cli.bench import run_bench
@@ -326,7 +324,6 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
         click.echo(f"{draft.name} is now the draft model of {target.name}{depth}.")
     elif found.worth_keeping:
         click.echo(f"Add --keep to make it the draft model of {target.name}.")
-    return 0
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_hub: bool, as_json: bool) -> int:
@@ -467,7 +464,7 @@ def synthetic(
     draft_out: Path | None,
     draft_shape: str,
     force: bool,
-) -> int:
+) -> None:
     """Write a model with random weights, in the SHAPE of a real one, to OUT.
 
     SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b, 30b-a3b or 27b-gemma3. The model
@@ -499,4 +496,3 @@ def synthetic(
         raise CpuchatError(f"Cannot write {error.filename or out}: {error.strerror}.") from None
     for file in targets:
         click.echo(f"{file}  {size(file.stat().st_size)}")
-    return 0

@@ -45,7 +45,7 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import collect_garbage, yield_to_inference
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
-from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
+from cpuchat.tui.widgets.key_footer import KeyFooter
 
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Opened, Sides
@@ -81,9 +81,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._reader = Reader(self, services, self.session)
         self._call_dialog: CallScreen | None = None
         self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
-
-    def on_compose(self) -> None:
-        set_size_classes(self)
 
     def compose(self) -> ComposeResult:
         yield self._status

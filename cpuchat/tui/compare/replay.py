@@ -15,7 +15,7 @@ from cpuchat.compare.recording import Recording, read_recording
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.widgets.dialogs import Dismissable
-from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
+from cpuchat.tui.widgets.key_footer import KeyFooter
 
 
 class ReplayScreen(Dismissable[bool], keys="replay"):
@@ -44,9 +44,6 @@ class ReplayScreen(Dismissable[bool], keys="replay"):
                 yield pane
         yield Stage(id="stage")
         yield KeyFooter()
-
-    def on_compose(self) -> None:
-        set_size_classes(self)
 
     def on_mount(self) -> None:
         self.add_class("-staged")

@@ -36,7 +36,7 @@ from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Dismissable
-from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
+from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import Prompt
 
 
@@ -85,9 +85,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         yield PlacesList(self.comparison.names, id="places")
         yield Prompt(self.submit, id="prompt")
         yield KeyFooter()
-
-    def on_compose(self) -> None:
-        set_size_classes(self)
 
     def on_mount(self) -> None:
         self._prompt, self._stage = self.query_one(Prompt), self.query_one(Stage)

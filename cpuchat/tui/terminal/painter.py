@@ -97,8 +97,18 @@ class Painter(Compositor):
 
 class LeanScreen(Screen[ScreenResultType]):
     """A screen that styles what changed. Textual styles all of it whenever it is shown or another one opens over it,
-    and all that surrounds both when the focus moves from one field of a form to the next.
+    and all that surrounds both when the focus moves from one field of a form to the next. It has the classes for its
+    size from the first paint on.
     """
+
+    def on_compose(self) -> None:
+        size = self.app.size
+        for length, breakpoints in (
+            (size.width, self.HORIZONTAL_BREAKPOINTS),
+            (size.height, self.VERTICAL_BREAKPOINTS),
+        ):
+            if names := [name for least, name in breakpoints or () if length >= least]:
+                self.set_class(True, names[-1], update=False)
 
     def on_screen_suspend(self) -> None:
         self._lie(below=True)

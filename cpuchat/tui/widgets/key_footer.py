@@ -90,14 +90,3 @@ class KeyFooter(Footer):
 
     def on_resize(self) -> None:
         self.bindings_changed(self.screen)
-
-
-def set_size_classes(screen: Screen) -> None:
-    """Set the classes for the size of the app; call it from `on_compose`."""
-    size = screen.app.size
-    for length, breakpoints in (
-        (size.width, screen.HORIZONTAL_BREAKPOINTS),
-        (size.height, screen.VERTICAL_BREAKPOINTS),
-    ):
-        if names := [name for least, name in breakpoints or () if length >= least]:
-            screen.set_class(True, names[-1], update=False)

@@ -22,7 +22,7 @@ from textual.strip import Strip
 from cpuchat.base.text import clean_line
 from cpuchat.present.table import ListRow
 from cpuchat.tui.widgets.dialogs import Dismissable
-from cpuchat.tui.widgets.key_footer import KeyFooter, set_size_classes
+from cpuchat.tui.widgets.key_footer import KeyFooter
 
 _LEAST_NAME = 16
 
@@ -298,9 +298,6 @@ class ListScreen(DetailsScreen[ScreenResultType], keys="list"):
     def compose_below(self) -> ComposeResult:
         """Yield what stands between the panes and the keys."""
         yield from ()
-
-    def on_compose(self) -> None:
-        set_size_classes(self)
 
     @property
     def listed(self) -> ModelList:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import pytest
 from textual.app import App, ComposeResult
-from textual.screen import Screen
 from textual.widgets import Label
 
-from cpuchat.tui.widgets.key_footer import set_size_classes
+from cpuchat.tui.terminal.painter import LeanScreen
 
 SIZES = {"-narrow", "-wide", "-low", "-high"}
 
 
-class _Sized(Screen[None]):
+class _Sized(LeanScreen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]
     composed: frozenset[str] = frozenset()
-
-    def on_compose(self) -> None:
-        set_size_classes(self)
 
     def compose(self) -> ComposeResult:
         yield Label("text")
