@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.cli.options import DEMO, model_path, overridden, placement_options, setting, stacked
-
-if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
+from cpuchat.config.settings import Settings
 
 QUESTIONS = ("What is cpuchat?", "How do I stop an answer?", "Why does quantization make a model faster?")
 MAX_TOKENS = 160

@@ -308,14 +308,14 @@ def overlapped(read: float, compute: float, exponent: float) -> float:
     return longer * (1 + (shorter / longer) ** exponent) ** (1 / exponent)
 
 
-def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int, n_past: int = 0) -> PassCost:
+def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int) -> PassCost:
     """Return the time to evaluate a prompt, in micro-batches; its last token's logits give the first token."""
     total = PassCost(0.0, 0.0, 0.0, 0.0)
     done = 0
     while done < n_prompt:
         n = min(MICRO_BATCH, n_prompt - done)
         done += n
-        total += pass_cost(profile, work, n, n_past + done - n, n_outputs=1 if done == n_prompt else 0)
+        total += pass_cost(profile, work, n, done - n, n_outputs=1 if done == n_prompt else 0)
     return total
 
 

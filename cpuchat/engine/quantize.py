@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -26,14 +26,12 @@ from cpuchat.models.gguf.parse import ALIGNMENT
 from cpuchat.models.quantize.types import (
     ForecastRequest,
     ForecastResult,
+    ImportanceMatrix,
     QuantizeFinished,
     QuantizeRequest,
     Request,
     TensorStarted,
 )
-
-if TYPE_CHECKING:
-    from cpuchat.models.quantize.types import ImportanceMatrix
 
 NICENESS = 10
 # Rows of one tensor in memory at a time: memory stays small, and the file grows steadily.

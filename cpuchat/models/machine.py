@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +33,7 @@ from cpuchat.costs.model import (
 from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_within, total_bytes
+from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.costs import CostLog, Costs, factor_of
@@ -42,15 +43,11 @@ from cpuchat.models.fit import PROCESS_BYTES, check_fit, plan_memory, required_m
 from cpuchat.models.gguf.header import model_size, read_model
 from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.traffic import N_PAST
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.telemetry.units import gigabytes
-
-if TYPE_CHECKING:
-    from cpuchat.hardware.numa.mempolicy import Policy
-    from cpuchat.protocol.messages import LoadOptions
-    from cpuchat.telemetry.machine import Peak
-
 
 NOT_PROBED = "rough until passes are measured: `cpuchat probe`, or m on F12 in the app (under 40 s)"
 NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`, or press F12 in the app"

@@ -12,14 +12,14 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
 from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelNotFound, UsageError
-from cpuchat.config.settings import explained
+from cpuchat.config.settings import Settings, explained
 from cpuchat.costs.model import (
     ALIKE,
     USUAL_GHZ,
@@ -49,11 +49,7 @@ from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
-
-if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
-    from cpuchat.protocol.model_info import ModelInfo, ModelWork
-
+from cpuchat.protocol.model_info import ModelInfo, ModelWork
 
 HERE = "this"
 """The name of the machine that cpuchat runs on."""

@@ -76,9 +76,7 @@ class Conversation:
         settings: Settings,
         backend: Backend,
         store: ChatStore | None,
-        meter: Meter | None = None,
         library: Library | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.tuned: Tuned | None = None
@@ -87,7 +85,7 @@ class Conversation:
         """The sampling that is recommended for it."""
         self.tuning_undone = False  # it is forgotten: the next load does not use it
         self.backend = backend
-        self.meter = meter or Meter()
+        self.meter = Meter()
         self.library = library
         self.drafting: DraftingMode = "auto"
         self.draft_problem = ""
@@ -99,10 +97,10 @@ class Conversation:
         """What answers may call; given up with the conversation."""
         self.frame_seconds = FRAME_SECONDS
         self.tells_tokens = False
+        self.clock = time.monotonic
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self.preset = ChatPreset(self.history)
-        self._clock = clock
         self._usage = UsageLog()
         self._running = False  # a load, an answer or a measurement
         self._answering = self._stopping = False  # the open chat is answered; what runs is to end
@@ -159,7 +157,7 @@ class Conversation:
         """Return the current figures."""
         if not self._running:
             self.meter.expect(self.speculation)
-        return self.meter.figures(self._clock())
+        return self.meter.figures(self.clock())
 
     def new_chat(self) -> None:
         """Start a new chat, which is stored with its first message. A running load continues."""
@@ -177,7 +175,7 @@ class Conversation:
         last = self.messages[-1] if is_branch and self.messages else None
         if last is not None and last.timings is not None and last.model == self.model_name:
             reason = cast(StopReason, last.stop_reason or "cancelled")
-            self.meter.observe(GenerationFinished(0, reason, last.timings), self._clock())
+            self.meter.observe(GenerationFinished(0, reason, last.timings), self.clock())
             self.meter.in_context(self.history.n_past)
 
     async def fork_chat(self, message_id: int) -> None:
@@ -245,7 +243,7 @@ class Conversation:
                             if isinstance(event, ModelLoaded) and not on_server:
                                 event = await _remember_load(event, note, path, draft, self._any_library)
                                 self.recommended = await recommending if recommending is not None else None
-                            self.meter.observe(event, self._clock())
+                            self.meter.observe(event, self.clock())
                             if isinstance(event, ModelLoaded):  # a chat may have been opened before
                                 self.meter.in_context(self.history.n_past)
                             yield event
@@ -253,7 +251,7 @@ class Conversation:
                     return
                 note = f"Loaded without the draft model {draft.stem if draft else ''}: {failed.message}"
                 draft = None
-            self.meter.observe(LoadCancelled(), self._clock())
+            self.meter.observe(LoadCancelled(), self.clock())
             yield LoadCancelled()
 
     def reload(self) -> AsyncGenerator[AnyEvent, None]:
@@ -335,7 +333,7 @@ class Conversation:
                     if self._stopping:  # while the message was stored
                         await self.backend.cancel()
                     async for event in events:
-                        self.meter.observe(event, self._clock())
+                        self.meter.observe(event, self.clock())
                         if not await _put_event(self.history, event, self.model_name):
                             break
                         if isinstance(event, GenerationFinished):
@@ -400,7 +398,7 @@ class Conversation:
 
     def _start_meter(self) -> None:
         self.meter.expect(self.speculation)
-        self.meter.request_started(self._clock())
+        self.meter.request_started(self.clock())
 
     def _refuse_while_answering(self) -> None:
         if self._answering:

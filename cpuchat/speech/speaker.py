@@ -109,14 +109,12 @@ class Speaker:
         tell: Callable[[CpuchatError], None] = lambda error: None,
         ended: Callable[[], None] = lambda: None,
         meter: SpeechMeter | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.voice = voice
         self.meter = meter or SpeechMeter()
         self._new_player = player
         self._tell = tell
         self._ended = ended
-        self._clock = clock
         self._cpus: tuple[int, ...] = ()
         self._process: LineProcess[Answer] | None = None
         self._loading: asyncio.Task[VoiceReady] | None = None
@@ -137,7 +135,7 @@ class Speaker:
         return self._process.pid if self._process is not None and self._process.alive else None
 
     def figures(self) -> Speech:
-        return self.meter.figures(self._clock())
+        return self.meter.figures(time.monotonic())
 
     def prepare(self, cpus: tuple[int, ...] = (), *, shared: bool = False) -> None:
         """Start the speech process on `cpus` (none given: on all) and load the voice, in the background.
@@ -186,7 +184,7 @@ class Speaker:
         reading = self._reading
         if reading is None or reading.complete or not text:
             return
-        self.meter.token(self._clock())
+        self.meter.token(time.monotonic())
         self._add(reading, reading.splitter.feed(text))
 
     def finish(self) -> None:
@@ -259,7 +257,7 @@ class Speaker:
 
     def _add(self, reading: _Reading, sentences: list[str]) -> None:
         if sentences:
-            self.meter.sentence(self._clock())
+            self.meter.sentence(time.monotonic())
         for sentence in sentences:
             reading.sentences.put_nowait(sentence)
 
@@ -280,7 +278,7 @@ class Speaker:
         """Turn the sentences into sound, not too far ahead of what is heard."""
         while (text := await reading.sentences.get()) is not None:
             ready = await self.ready()
-            while self._paced and (ahead := self.meter.queued(self._clock()) - AHEAD_SECONDS) > 0:
+            while self._paced and (ahead := self.meter.queued(time.monotonic()) - AHEAD_SECONDS) > 0:
                 await asyncio.sleep(ahead)
             sound = await self._sound(text)
             seconds = len(sound.samples) / (2 * ready.rate)
@@ -321,7 +319,7 @@ class Speaker:
                     await player.start(rate)
                     self._player = player
                 pause = bytes(2 * int(rate * _PAUSE_SECONDS))
-                self.meter.played(len(samples) / (2 * rate), self._clock(), paced=player.paced)
+                self.meter.played(len(samples) / (2 * rate), time.monotonic(), paced=player.paced)
                 await player.play(samples + pause)
             if player is not None:
                 await player.finish()

@@ -278,7 +278,7 @@ async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path, shar
     """The test's clock stands still while tokens arrive."""
     now = [0.0]
     async with conversation(tiny_model, max_tokens=400, backend=shared) as core:
-        core._clock = lambda: now[0]
+        core.clock = lambda: now[0]
         stream = core.send("hello")
         async for _ in stream:
             if core.figures().live_tok_s.value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -17,26 +17,19 @@ from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
 from cpuchat.config import settings
-from cpuchat.models.catalog import estimates, load_catalog, match_local, ranked
+from cpuchat.models.catalog import Catalog, CatalogModel, estimates, load_catalog, match_local, ranked
 from cpuchat.models.downloads.manager import Downloads
+from cpuchat.models.downloads.state import Download
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.repository import choose_repo_model
+from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import NOT_PROBED, this_machine
-from cpuchat.models.prediction import predict_repository
+from cpuchat.models.machine import NOT_PROBED, Machine, this_machine
+from cpuchat.models.prediction import ModelPrediction, Prediction, predict_repository
 from cpuchat.present.models import purpose, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
-
-if TYPE_CHECKING:
-    from cpuchat.models.catalog import Catalog, CatalogModel
-    from cpuchat.models.downloads.state import Download
-    from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository
-    from cpuchat.models.machine import Machine
-    from cpuchat.models.prediction import ModelPrediction, Prediction
-
 
 _DOWNLOAD_EPILOG = f"""\b
 Examples:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -20,31 +20,24 @@ from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_table
 from cpuchat.config import settings
+from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.downloads.hf_cache import bytes_here
+from cpuchat.models.drafts.candidates import Candidate
 from cpuchat.models.fit import gigabytes
-from cpuchat.models.gguf.header import read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
 from cpuchat.models.hub.client import Address, Hub, parse_address
-from cpuchat.models.hub.repository import choose_repo_model
-from cpuchat.models.library.deleting import delete
+from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model
+from cpuchat.models.inspect import Inspection
+from cpuchat.models.library.deleting import Deletion, Verification, delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES, LocalModel, hub_cache, is_same_model
 from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
-from cpuchat.models.prediction import estimate_local, predict_repository
+from cpuchat.models.prediction import ModelPrediction, estimate_local, predict_repository
 from cpuchat.present.models import fit, sections, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import about, parameters, rate, size
-
-if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
-    from cpuchat.models.drafts.candidates import Candidate
-    from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.hub.repository import RepoModel, Repository
-    from cpuchat.models.inspect import Inspection
-    from cpuchat.models.library.deleting import Deletion, Verification
-    from cpuchat.models.prediction import ModelPrediction
-
 
 _SHOW_EPILOG = """\b
 Examples:

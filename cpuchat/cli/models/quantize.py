@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -19,6 +19,8 @@ from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.topology import Instructions
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import (
@@ -31,7 +33,7 @@ from cpuchat.models.drafts.candidates import (
 )
 from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
 from cpuchat.models.fit import advice, format_of
-from cpuchat.models.gguf.header import read_header, read_model
+from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_inside
@@ -52,12 +54,6 @@ from cpuchat.present.models import predict_type, verdict
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size, time_left
-
-if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
-    from cpuchat.hardware.topology import Instructions
-    from cpuchat.models.gguf.header import GGUFHeader
-
 
 _EPILOG = f"""\b
 Examples:

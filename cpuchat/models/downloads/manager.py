@@ -129,7 +129,6 @@ class Downloads:
     """Manages downloads. Use it from one event loop; nothing here blocks on the network or the disk for long.
 
     Args:
-        cache: the Hugging Face cache to download into; default: the user's.
         at_once: how many run at the same time; the others are `queued`.
         changed: called with each new state of a download, a few times a second while it runs; not for a cancelled one.
         retry_policy: how long network faults are retried.
@@ -138,12 +137,11 @@ class Downloads:
     def __init__(
         self,
         *,
-        cache: Path | None = None,
         at_once: int = 2,
         changed: Callable[[Download], None] | None = None,
         retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
-        self._cache = cache or hub_cache()
+        self._cache = hub_cache()
         self._at_once = at_once
         self._changed = changed or (lambda download: None)
         self._retry_policy = retry_policy

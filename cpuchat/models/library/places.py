@@ -303,10 +303,9 @@ class _Cached(msgspec.Struct, frozen=True, kw_only=True):
 class SummaryCache:
     """Summaries of the model files of this machine, in `library.json` of the cache folder."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        """`file` replaces the one in the cache folder."""
+    def __init__(self) -> None:
         self._cache = JsonCache(
-            file or paths.library_file(), _Cached, version=_VERSION, max_entries=_MAX_ENTRIES, max_bytes=_MAX_BYTES
+            paths.library_file(), _Cached, version=_VERSION, max_entries=_MAX_ENTRIES, max_bytes=_MAX_BYTES
         )
         self._known: dict[str, _Cached] = {}
         self._new: dict[str, _Cached] = {}

@@ -35,9 +35,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class UsageLog:
     """Reads and writes the file; both take milliseconds. Several programs may do so at once."""
 
-    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """`file` replaces the one in the cache folder."""
-        self._cache = JsonCache(file or paths.usage_file(), Usage, version=1, max_entries=1_000)
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._cache = JsonCache(paths.usage_file(), Usage, version=1, max_entries=1_000)
         self._clock = clock
 
     def loaded(self, models: Iterable[Path]) -> None:
@@ -100,10 +99,8 @@ def usage_of(entries: dict[str, Usage], parts: list[Path]) -> Usage:
 class RecentModels:
     """`recent_models.json` of the data folder, by path. Files that no longer exist drop out."""
 
-    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """`file` replaces the one in the data folder."""
-        self._cache = JsonCache(file or paths.recent_models_file(), float, version=1, max_entries=50)
-        self._clock = clock
+    def __init__(self) -> None:
+        self._cache = JsonCache(paths.recent_models_file(), float, version=1, max_entries=50)
 
     def files(self) -> list[Path]:
         """Return those that exist, the latest first."""
@@ -115,7 +112,7 @@ class RecentModels:
         def put_last(entries: dict[str, float]) -> None:
             for name in [name for name in entries if name == str(path) or not _is_file(Path(name))]:
                 del entries[name]
-            entries[str(path)] = self._clock()
+            entries[str(path)] = time.time()
 
         self._cache.update(put_last)
 

@@ -609,7 +609,6 @@ def write_model(
     layers: int | None = None,
     seed: int = 0,
     vocab: Vocab = "bytes",
-    template: str | None = CHATML,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Write a model of random weights. The same arguments give the same bytes.
@@ -626,7 +625,7 @@ def write_model(
     check(shape, quant, RANDOM_TYPES)
     tensors = [_cancellable(tensor, cancelled) for tensor in _tensors(shape, quant, seed)]
     name = f"synthetic {shape.name} {quant.upper()}"
-    return write_gguf(path, metadata(shape, quant, name, vocab, template), tensors)
+    return write_gguf(path, metadata(shape, quant, name, vocab, CHATML), tensors)
 
 
 def _cancellable(tensor: TensorSource, cancelled: Callable[[], bool]) -> TensorSource:

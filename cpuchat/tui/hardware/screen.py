@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import on, work
@@ -17,22 +17,20 @@ from textual.message import Message
 from textual.widgets import Input
 
 from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.hardware.bandwidth.read_bandwidth import Survey
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.hardware.panels import FactsTable, PlacementList, PlacementsPane, TypicalModels, spec_of
 from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tune import tuner
+from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
 from cpuchat.tune.trial import Outcome, Step, Trial
-
-if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
-    from cpuchat.protocol.model_info import ModelInfo
-    from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then

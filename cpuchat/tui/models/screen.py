@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -22,7 +22,10 @@ from cpuchat.models.file_names import engine_knows
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.places import LocalModel
+from cpuchat.models.machine import Machine
+from cpuchat.models.prediction import Prediction
 from cpuchat.present.models import doubt
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.tui.models import entries
 from cpuchat.tui.models.entries import (
@@ -40,11 +43,6 @@ from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
-
-if TYPE_CHECKING:
-    from cpuchat.models.machine import Machine
-    from cpuchat.models.prediction import Prediction
-    from cpuchat.protocol.model_info import ModelInfo
 
 
 async def choose(screen: Dismissable[Any], services: Services, path: Path) -> None:
