@@ -46,6 +46,4 @@ async def load_to_measure(
                     raise from_code(event.code, event.message, event.hint)
                 case Failed() | LoadCancelled():
                     raise Interrupted("Stopped.")
-                case _:
-                    pass
     raise MeasureFailed("The model was not loaded.", "Measure again.")

@@ -203,8 +203,6 @@ class _Run:
                 self._terminal.status(f"round {number} · {name} · {event.predicted_n:,} tokens")
             case LoadProgress() | PrefillProgress():
                 self._terminal.progress(event)
-            case _:
-                pass
 
     def _end_text(self) -> None:
         if self._shown is not None:

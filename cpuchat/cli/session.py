@@ -210,8 +210,6 @@ class Session:
                     self._terminal.note(f"cpuchat: the model calls {title(call)}")
             case Failed():
                 raise self.error(event)
-            case _:
-                pass
 
     def error(self, event: Failed) -> CpuchatError:
         """Return the error that an event reports."""

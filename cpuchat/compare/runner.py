@@ -610,8 +610,6 @@ class Runner:
                 into.roofline, into.model = self.conversation.figures().roofline, self.model
             case Failed():
                 into.failed, into.stop_reason = event, event.code
-            case _:
-                pass
 
 
 def _failed(error: Exception) -> Failed:

@@ -46,8 +46,6 @@ async def answer_greedily(
                     raise MeasureFailed(*if_stopped)
                 case GenerationFinished():
                     return event.timings
-                case _:
-                    pass
     raise MeasureFailed("The measurement returned no figures.", "Measure again.")
 
 

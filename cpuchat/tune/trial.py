@@ -22,7 +22,7 @@ from cpuchat.base.files import read_json, write_atomically
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.answer import DecodeRate, RateChange, compare, measure_decode
 from cpuchat.models.machine import Tuned, TunedChoice
-from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadCancelled, LoadProgress, ModelLoaded, TextDelta
+from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadProgress, ModelLoaded, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.conversation import Conversation
 from cpuchat.tune.halving import Speed, Verdict
@@ -174,8 +174,6 @@ class Trial:
                 return next(iter(event.model.notes[-1:]), "The draft model was not loaded.") if lost else ""
             case LoadProgress() if event.total > 0:
                 self._tell(Step(stage, done=min(event.done / event.total, 1.0)))
-            case LoadCancelled() | _:
-                pass
         return ""
 
     async def _decoding(self, stage: Stage, model: ModelInfo) -> DecodeRate:

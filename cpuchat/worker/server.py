@@ -216,8 +216,6 @@ class _EngineThread(threading.Thread):
                     engine.forget(command.chat_id)
                 case CountTokens():
                     engine.count_tokens(command)
-                case _:
-                    pass
         except Exception as error:  # a bug of ours must reach the user as a message and the log as a traceback
             traceback.print_exc()
             self._output.emit(

@@ -67,8 +67,6 @@ class ConversationPane(Vertical):
                     self._queued.show(self._session.queue)
             case events.Changed("question"):
                 self.composer.chat_id = self._session.chat_id
-            case _:
-                pass
 
     def show_options(self) -> None:
         """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""

@@ -65,8 +65,6 @@ class Reader:
                 self._written = None
                 if self._speaker is not None and self._reads_answer:
                     self._speaker.finish()
-            case _:
-                pass
         return None
 
     @property

@@ -219,8 +219,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                 self.app.push_screen(self._call_dialog, lambda choice: self.session.approve(choice or "refuse"))
             case events.ApprovalEnded(choice=None) if self._call_dialog is not None:  # the answer was stopped
                 self.run_worker(self._call_dialog.dismiss_when_on_top("refuse"), group="approval")
-            case _:
-                pass
         return reading
 
     def _show_change(self, what: str) -> None:
@@ -235,8 +233,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             case "model":
                 if self.session.loaded:
                     self._show_ready()
-            case _:
-                pass
 
     def _end_load(self, event: events.LoadEnded) -> None:
         if isinstance(event.last, LoadCancelled):

@@ -74,8 +74,6 @@ class StatusLine(Widget):
             case events.Changed("tools"):
                 self._n_tools = len(session.tools.box.tools)
                 self.refresh()
-            case _:
-                pass
 
     def _tell_notes(self, session: ChatSession, model: ModelInfo | None) -> None:
         told = {(model.path, note) for note in model.notes} - self._noted if model is not None else set()

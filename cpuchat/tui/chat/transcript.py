@@ -213,8 +213,6 @@ class ChatTranscript(Transcript):
                 self._show_call("waiting for your approval")
             case session_events.ApprovalEnded() if event.choice is not None:
                 self._show_call(_RUNNING)
-            case _:
-                pass
 
     def _begin(self, event: session_events.AnswerBegun) -> None:
         conversation = self._session.conversation

@@ -157,8 +157,6 @@ class SidePane(Transcript):
             case Failed():
                 self._close("")
                 self.add_message(self._failure(event))
-            case _:
-                pass
 
     def end(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> None:
         """The round is over."""

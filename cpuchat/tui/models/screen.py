@@ -348,8 +348,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
                 self._use(served.source)
             case HubSearch(running=False) as search:
                 self._ask_hub(search)
-            case _:
-                pass
 
     @work(exclusive=True, group="take")
     async def _take(self, path: Path) -> None:
